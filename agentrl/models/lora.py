@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a model that stays what it is for everybody else.
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a model that otherwise stays as it is.
 
 With W of a linear layer frozen, the layer computes W x + scale B (A x); only A and B are trained. peft puts them into
-the layers in place; here is what training needs beside that: the base as reference, merged weights under the base's
+the layers in place; here is what training needs besides: the base as reference, merged weights under the base's
 names, and adapters as files.
 """
 
@@ -38,7 +38,7 @@ def add_adapters(
     Args:
         model: Changed in place; parameters may be without memory (meta).
         config: Which, and how large.
-        base: Where the frozen weights come from, for whoever reads the adapter's files.
+        base: Where the frozen weights come from, for readers of the adapter's files.
         seed: Decides A; B is 0.
         device: Of the adapters; the model's when left out.
 

@@ -68,7 +68,7 @@ def _states(trajectory: Trajectory) -> Iterator[Hashable]:
 
 
 def _observed(sequence: TokenSequence) -> Iterator[tuple[int, Hashable]]:
-    """Number of each turn that needs it, and what the agent was told since the turn before."""
+    """Number of each turn without a state key, and what the agent observed since the turn before."""
     if all(turn.state_key is not None for turn in sequence.turns):
         return
     ids, told, before = sequence.token_ids, np.isin(sequence.sources, (Source.PROMPT, Source.OBSERVATION)), 0

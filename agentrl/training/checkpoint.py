@@ -325,7 +325,7 @@ class TrainerCheckpoint:
         with self._ranks.broadcast_call(WRITE, folder):  # waits for a step to end; the others write during theirs, too
             pass
         try:
-            _save_shared(self._copy_of_state, folder, self._ranks.beside)
+            _save_shared(self._copy_of_state, folder, self._ranks.background)
         finally:
             with self._ranks.broadcast_call(FINISH):
                 self._copy_of_state = {}
@@ -333,7 +333,7 @@ class TrainerCheckpoint:
     def _write_in_thread(self, folder: Path) -> None:
         def write() -> None:
             with contextlib.suppress(OSError):  # rank 0 gets it as well, and says so
-                _save_shared(self._copy_of_state, folder, self._ranks.beside)
+                _save_shared(self._copy_of_state, folder, self._ranks.background)
 
         self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._thread.start()

@@ -154,7 +154,7 @@ class GradientPass:
         self.batch, self._values = batch, values
         self._tokens: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
         self._needs_grad = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
-        self._joint, self._beside = joint, () if joint is None else tuple(joint.head.parameters())
+        self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self.before: dict[str, Any] = {}
         """What repeats the last update, besides model, objective and batch, as plain types and tensors."""
@@ -175,7 +175,7 @@ class GradientPass:
             functools.partial(self._loss, weights),
             numbers=members,
             needs_grad=[self._needs_grad[i] for i in members],
-            beside=self._beside,
+            head_parameters=self._head_parameters,
             hooks=self._hooks,
         )
         self._count_tokens(result.work)

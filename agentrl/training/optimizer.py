@@ -1,5 +1,5 @@
-"""Updates of a model: gradients are clipped, the learning rate follows a schedule, and nothing is learnt from gradients
-that are not finite.
+"""Updates of a model: gradients are clipped, the learning rate follows a schedule, and gradients that are not finite
+change nothing.
 
 AdamW updates all parameters, or Muon the matrices of blocks; gradient norms are measured by kind of parameter.
 """
@@ -296,7 +296,7 @@ class PolicyOptimizer:
         for number, master in enumerate(sorted(masters, key=lambda master: master.ndim <= 1)):
             if number in saved:
                 optimizer.state[master] = {
-                    key: _beside(moment.clone(), master) for key, moment in saved[number].items()
+                    key: _sharded_moment(moment.clone(), master) for key, moment in saved[number].items()
                 }
 
     def named_state(self) -> dict[str, torch.Tensor]:
@@ -360,7 +360,7 @@ class PolicyOptimizer:
             )
 
 
-def _beside(moment: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+def _sharded_moment(moment: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
     return sharded_like(moment, master) if moment.shape == master.shape else moment
 
 

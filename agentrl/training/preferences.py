@@ -47,14 +47,14 @@ class Pair:
 def make_pairs(
     trajectories: Iterable[Trajectory], *, by: Literal["rewards", "demonstrations"], per_task: int
 ) -> list[Pair]:
-    """Pair the episodes of each task and seed; those that the machinery failed, or nobody scored, are left out.
+    """Pair the episodes of each task and seed; infrastructure failures and episodes without a reward are left out.
 
     An episode is in one pair at most.
 
     Args:
         trajectories: Of any tasks, in any order.
         by: ``rewards``: the best with the worst, the second best with the second worst, while their rewards differ.
-            ``demonstrations``: what somebody demonstrated with what a policy sampled, whatever the rewards.
+            ``demonstrations``: a demonstration with a sampled episode, whatever the rewards.
         per_task: Most pairs of a task.
 
     Raises:

@@ -44,11 +44,11 @@ class Lesson:
 
 
 class SupervisedLearner:
-    """Trains a model in place on what somebody else, or a better policy, did; every rank has one.
+    """Trains a model in place on demonstrations of an expert or a better policy; every rank has one.
 
     Args:
         model: As `agentrl.models.load.load_model` gives it, or in shards.
-        demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
+        demonstrations: Their forced and sampled tokens are learned; with `settings.observation_weight` all tokens
             after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.
         trainer: Micro-batches, optimizer, clipping.
@@ -167,7 +167,7 @@ def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Itera
         if everything:
             wanted[max(sequence.shared, 1) :] = True
             wanted &= sequence.sources != Source.MISTAKE
-            for image in sequence.images:  # nobody can tell what stands for an image
+            for image in sequence.images:  # which the model cannot predict
                 wanted[image.start : image.end] = False
         if answers.any():
             scored = scored_sequence(sequence.token_ids, wanted, sequence.images)

@@ -157,7 +157,7 @@ class _Lines:
             )
 
     def _companions(self) -> Iterator[Item]:
-        """Models beside the policy; they compute when it does not."""
+        """Models of signals; they compute when the policy does not."""
         critic, teacher = self._config.trainer.critic, self._config.algorithm.teacher
         if critic is not None and critic.kind == "own":
             found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)

@@ -156,7 +156,7 @@ class Footprint:
     layer_parameters: int
     """Of all layers together; the rest are embeddings, the head and a norm."""
     trained: TrainedSize
-    """All parameters, or adapters and what is trained beside them."""
+    """All parameters, or adapters and modules that are trained with them."""
     layers: int
     cache_values_per_token: int
     vocabulary: int
@@ -169,8 +169,7 @@ class Footprint:
     attended: int
     """Bytes of what attention gave in all layers, which selective checkpointing keeps as well."""
     working: int
-    """Most bytes beside these, weights and gradients: logits, gradients of activations, gradients before they are added
-    up."""
+    """Most bytes besides these, weights and gradients: logits, gradients of activations and of single operations."""
     working_checkpointed: int
     estimated: str | None
     """Why activations are estimated from the sizes of the model, and not tried; ``None`` where they are tried."""

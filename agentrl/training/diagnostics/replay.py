@@ -44,7 +44,7 @@ class ModuleWatch:
         self.forward: str | None = None
         """The first module whose output is not finite, with what it was given."""
         self.backward: str | None = None
-        """The first module, on the way back, that is told a gradient of its output which is not finite."""
+        """The first module, in the backward pass, whose output has a gradient that is not finite."""
 
 
 @contextmanager

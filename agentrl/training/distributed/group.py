@@ -22,7 +22,7 @@ from agentrl.training.distributed.context_parallel import ContextGroup
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Seconds after which a collective gives up: all ranks do the same work, so that nobody is late for long."""
+"""Seconds after which a collective gives up: all ranks do the same work, so that none is late for long."""
 PATIENCE = timedelta(days=365)
 """How long a rank waits for the next call: rollouts take their time, and a rank 0 that has died is noticed at once."""
 
@@ -38,7 +38,7 @@ class RankCall:
 class Ranks:
     """This process among the ranks of a trainer; without arguments, one that is alone.
 
-    `control` is a gloo group for calls and small objects, and `beside` another one for threads that run during
+    `control` is a gloo group for calls and small objects, and `background` another one for threads that run during
     training; `explain` says which rank is lost, once a call has failed.
     """
 
@@ -48,10 +48,10 @@ class Ranks:
         rank: int = 0,
         count: int = 1,
         control: distributed.ProcessGroup | None = None,
-        beside: distributed.ProcessGroup | None = None,
+        background: distributed.ProcessGroup | None = None,
         explain: Callable[[], TrainingError | None] = lambda: None,
     ) -> None:
-        self.rank, self.count, self.control, self.beside = rank, count, control, beside
+        self.rank, self.count, self.control, self.background = rank, count, control, background
         self.context: ContextGroup | None = None
         """Those that share rows with this one, where rows are shared."""
         self.tensor_parallel = self._together = 1
@@ -92,9 +92,9 @@ class Ranks:
         self.tensor_parallel, self._together, self.context = tensor, context * tensor, None
         if context > 1:
             sharing = [
-                [team * self._together + part * tensor + beside for part in range(context)]
+                [team * self._together + part * tensor + neighbour for part in range(context)]
                 for team in range(self.dp_size)
-                for beside in range(tensor)
+                for neighbour in range(tensor)
             ]
             make_groups: Any = distributed.new_subgroups_by_enumeration
             group, _ = make_groups(sharing)
@@ -207,8 +207,8 @@ def join(
         world_size=count if store is not None else -1,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
-    control, beside = (distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
-    return Ranks(rank=rank, count=count, control=control, beside=beside, explain=explain)
+    control, background = (distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    return Ranks(rank=rank, count=count, control=control, background=background, explain=explain)
 
 
 def leave() -> None:

@@ -1,6 +1,6 @@
-"""The processes of ranks 1, 2, …: started beside this one, watched, and never left behind.
+"""The processes of ranks 1, 2, …: started by this one, watched, and never left behind.
 
-A rank ends when it is told to, when its standard input closes because this process is gone, or when it is killed here.
+A rank ends on request, when its standard input closes because this process is gone, or when it is killed here.
 """
 
 from __future__ import annotations

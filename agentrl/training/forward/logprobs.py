@@ -258,7 +258,7 @@ class TeacherLogprobs:
     logp: torch.Tensor
     """Log-probability of the given tokens: float32 [targets]."""
     top_ids: torch.Tensor | None = None
-    """The model's own k most probable tokens there: int64 [targets, k]; ``None`` where nobody asks for them."""
+    """The model's own k most probable tokens there: int64 [targets, k]; ``None`` where they are not asked for."""
     top_logp: torch.Tensor | None = None
     """Their log-probabilities: float32 [targets, k]."""
 

@@ -97,9 +97,9 @@ def add_gradients(
     loss: Loss,
     *,
     every_time: bool = False,
-    beside: Sequence[nn.Parameter] = (),
+    head_parameters: Sequence[nn.Parameter] = (),
 ) -> list[tuple[float, SumsByName]]:
-    """Add the gradients of all micro-batches to those of the parameters of a model, and of those `beside` it.
+    """Add the gradients of all micro-batches to those of the parameters of a model, and of `head_parameters`.
 
     The loss is called in the lanes' threads. With `every_time`, the gradients of a model in shards are added up over
     the ranks after every micro-batch, not in the end.
@@ -107,7 +107,7 @@ def add_gradients(
     Returns:
         The losses, with what they have measured, in the order of `work`, of what counts.
     """
-    parameters = [*(p for p in model.parameters() if p.requires_grad), *beside]
+    parameters = [*(p for p in model.parameters() if p.requires_grad), *head_parameters]
     costs = [micro_batch.cost for micro_batch in work]
     shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
     last = max((index for index, micro_batch in enumerate(work) if micro_batch.needs_grad), default=None)

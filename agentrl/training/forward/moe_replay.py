@@ -28,7 +28,7 @@ from agentrl.models.moe import routers
 from agentrl.models.vision import MODEL_TYPES
 
 ROUTES = "routes"
-"""Under this name a model is told routes, which its layers pass on to no part of theirs."""
+"""Name of the model's argument for routes, which its layers do not pass on."""
 UNKNOWN = -1
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Greatest difference of gates that numbers rounded in another order make."""

@@ -54,7 +54,7 @@ class PackedRow:
         return ends
 
     def padded(self, length: Callable[[int], int], pad_id: int) -> PackedRow:
-        """The row with tokens at its end that nobody asks for, up to a length that is found from its own."""
+        """The row with unused tokens at its end, up to a length that is found from its own."""
         tokens = self.input_ids.numel()
         more = length(tokens) - tokens
         if more == 0:

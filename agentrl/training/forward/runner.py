@@ -1,4 +1,4 @@
-"""A model's forward and backward passes over any number of sequences, whoever computes them.
+"""A model's forward and backward passes over any number of sequences, on any number of lanes and ranks.
 
 `ModelRunner` cuts sequences into micro-batches, gives each lane and rank its share, and brings the results together; no
 other part of training knows micro-batches, lanes, shards or layouts.
@@ -106,7 +106,7 @@ class ModelRunner:
         self.model, self.passes, self._base_only = model, passes, base_only
         self._workers = workers or passes.lanes.count * passes.ranks.dp_size
 
-    def beside(self, model: PreTrainedModel, config: TrainerConfig, *, base_only: bool = False) -> ModelRunner:
+    def for_model(self, model: PreTrainedModel, config: TrainerConfig, *, base_only: bool = False) -> ModelRunner:
         """Make the runner of another model, whose layout is its own."""
         passes = replace(self.passes, layout=choose_layout(model, config, self.passes.ranks))
         return ModelRunner(model, passes, base_only=base_only)
@@ -232,7 +232,7 @@ class ModelRunner:
         *,
         numbers: Sequence[int] | None = None,
         needs_grad: Sequence[bool] | None = None,
-        beside: Sequence[nn.Parameter] = (),
+        head_parameters: Sequence[nn.Parameter] = (),
         hooks: Sequence[PassHook] = (),
     ) -> PassResult:
         """Add the gradient of a loss over sequences, which is a sum over their micro-batches.
@@ -242,7 +242,7 @@ class ModelRunner:
             loss: Of a micro-batch; called in the lanes' threads.
             numbers: By which `loss` knows the sequences; their places when left out.
             needs_grad: Whether each sequence has a gradient; the others are only measured. All have when left out.
-            beside: Parameters outside the model, which get a gradient, too.
+            head_parameters: Parameters outside the model, which get a gradient, too.
             hooks: Take part in the passes.
         """
         numbers = range(len(sequences)) if numbers is None else numbers
@@ -251,7 +251,7 @@ class ModelRunner:
             members = [number for k, number in enumerate(numbers) if (needs_grad is None or needs_grad[k]) == kind]
             work += self._micro_batches(members, [by_number[number] for number in members], needs_grad=kind)
         if not hooks:
-            return self.run(work, loss, beside=beside)
+            return self.run(work, loss, head_parameters=head_parameters)
         tally = self._begin(hooks, work, by_number)
 
         def hooked(indices: list[int], own: SumsByName) -> torch.Tensor:
@@ -264,16 +264,20 @@ class ModelRunner:
                     value = value + more
             return value
 
-        result = self.run(work, hooked, beside=beside)
+        result = self.run(work, hooked, head_parameters=head_parameters)
         result.tally.merge(tally)
         return result
 
-    def run(self, work: Sequence[MicroBatch], loss: Loss, *, beside: Sequence[nn.Parameter] = ()) -> PassResult:
+    def run(
+        self, work: Sequence[MicroBatch], loss: Loss, *, head_parameters: Sequence[nn.Parameter] = ()
+    ) -> PassResult:
         """Compute micro-batches that the caller has made: see `forward_backward`."""
         passes, tally, total = self.passes, SumsByName(), 0.0
         work = pad_to_ranks(work, passes.ranks.dp_size)
         own = rank_share(work, rank=passes.ranks.dp_rank, ranks=passes.ranks.dp_size)
-        found = add_gradients(self.model, passes.lanes, own, loss, every_time=passes.every_time, beside=beside)
+        found = add_gradients(
+            self.model, passes.lanes, own, loss, every_time=passes.every_time, head_parameters=head_parameters
+        )
         reshard(self.model)
         for value, measured in passes.ranks.collect(found if passes.ranks.is_dp_leader else []):
             total += value

@@ -37,7 +37,7 @@ class ScoredSequence:
     """The wanted tokens: int64 [targets]."""
     images: tuple[PlacedImage, ...] = ()
     routes: torch.Tensor | None = None
-    """Experts of the first of `input_ids`, as far as an engine told them: uint8 or int16 [tokens, layers x chosen]."""
+    """Experts of the first of `input_ids`, where the engine recorded them: uint8 or int16 [tokens, layers x chosen]."""
 
     def __len__(self) -> int:
         return self.input_ids.numel()
@@ -53,7 +53,7 @@ def scored_sequence(
 
     Raises:
         LedgerError: the first token is wanted, and nothing precedes it to predict it from; or one that stands for an
-            image is, and nobody predicts those.
+            image is, which models do not predict.
     """
     ids = torch.from_numpy(token_ids.astype(np.int64))
     index = torch.from_numpy(np.flatnonzero(wanted))

@@ -78,7 +78,7 @@ class Critic(TokenSignal):
             trunk = copy.deepcopy(policy.model) if own is None else own
             check_vocabulary(trunk, policy.model, what="the critic")
             compile_layers(trunk, config)
-            runner = policy.beside(trunk, config)
+            runner = policy.for_model(trunk, config)
         return cls(runner, config.critic, setup.optimizer)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
@@ -237,7 +237,7 @@ class CriticStep:
         recompute = critic.runner.passes.recompute and critic.trunk_optimizer is not None
         with gradients_recomputed(critic.trunk, enabled=recompute):
             result = critic.runner.forward_backward(
-                sequences, self._own_loss, numbers=part, beside=tuple(critic.head.parameters())
+                sequences, self._own_loss, numbers=part, head_parameters=tuple(critic.head.parameters())
             )
         self._tally.merge(result.tally)
 

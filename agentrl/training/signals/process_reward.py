@@ -32,7 +32,7 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabu
 START = "process_reward_start"
 """The frozen start, among a trainer's `signal_models`; not needed where the model without its adapters is that."""
 TEMPERATURE = 1.0
-"""The outcome is learnt from log-probabilities as they are, however the policy was sampled."""
+"""The outcome is learned from log-probabilities as they are, however the policy was sampled."""
 
 
 class ProcessRewardModel(TokenSignal):
@@ -80,7 +80,7 @@ class ProcessRewardModel(TokenSignal):
         check_vocabulary(model, policy.model, what="the process reward")
         start = _start(policy, model, setup.models.get(START), config)
         compile_layers(model, config)
-        return cls(policy.beside(model, config), start, config.process_reward, setup.optimizer)
+        return cls(policy.for_model(model, config), start, config.process_reward, setup.optimizer)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
         """Add a reward for each token, and learn from the outcomes, one update for each of the policy's."""
@@ -143,13 +143,13 @@ def _start(
     policy: ModelRunner, model: PreTrainedModel, given: PreTrainedModel | None, config: TrainerConfig
 ) -> ModelRunner:
     if given is None and base_is_reference(model):
-        return policy.beside(model, config, base_only=True)
+        return policy.for_model(model, config, base_only=True)
     start = copy.deepcopy(model).requires_grad_(False).eval() if given is None else given
-    return policy.beside(start, config)
+    return policy.for_model(start, config)
 
 
 UNDECIDED = math.log(2) - 1e-5
-"""Loss of an episode above which the model has not told it right; a logit of 0, but for rounding, tells nothing."""
+"""Loss above which an episode counts as misjudged; a logit of 0, but for rounding, does too."""
 
 
 class _ProcessRewardStep:

@@ -132,7 +132,7 @@ def _refresh_every(algorithm: AlgorithmConfig) -> int:
 
 def _runner(policy: ModelRunner, reference: PreTrainedModel | None, config: TrainerConfig) -> ModelRunner:
     if reference is not None:
-        return policy.beside(reference, config, base_only=reference is policy.model)
+        return policy.for_model(reference, config, base_only=reference is policy.model)
     if base_is_reference(policy.model):
         return ModelRunner(policy.model, policy.passes, base_only=True)
     return ModelRunner(copy.deepcopy(policy.model).requires_grad_(False).eval(), policy.passes)

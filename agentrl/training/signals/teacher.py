@@ -81,7 +81,7 @@ class TeacherModel(TokenSignal):
             raise UsageError(
                 "algorithm.teacher is a model", got="no teacher", expected="Trainer(signal_models={'teacher': …})"
             )
-        runner = None if model is None else setup.policy.beside(model, setup.config)
+        runner = None if model is None else setup.policy.for_model(model, setup.config)
         return cls(runner, section.top_k, setup.shaping, setup.policy.model.device)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
