@@ -20,7 +20,8 @@ from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
 from agentrl.registry import Kind, lookup, names
-from agentrl.testing.env_check import INTEGRITY, RULES, Rule
+from agentrl.testing.env_check import INTEGRITY, RULES
+from agentrl.testing.report import Rule
 from agentrl.tool import Tool
 from agentrl.training.objective import PROVIDED
 

@@ -18,8 +18,8 @@ from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import err, note, out
 from agentrl.registry import Kind, names
 from agentrl.sandbox import SandboxSpec
-from agentrl.testing.report import CheckStatus, EnvCheckReport
-from agentrl.testing.sandbox_check import SandboxReport, check_sandbox
+from agentrl.testing.report import CheckReport, CheckStatus
+from agentrl.testing.sandbox_check import check_sandbox
 
 STYLES = {
     CheckStatus.PASSED: "green",
@@ -27,7 +27,7 @@ STYLES = {
     CheckStatus.FAILED: "bold red",
     CheckStatus.SKIPPED: "dim",
 }
-Look: TypeAlias = Callable[..., EnvCheckReport]
+Look: TypeAlias = Callable[..., CheckReport]
 """`check_env` or `reward_integrity`."""
 STANDARD_OUTPUT = "-"
 """As the name of a file."""
@@ -38,7 +38,7 @@ class Checked:
     """An environment of the registry."""
 
     name: str
-    report: EnvCheckReport | None
+    report: CheckReport | None
     reason: str = ""
     """Why there is no report: a package or data is missing."""
 
@@ -78,7 +78,7 @@ def _check_and_print(look: Look, name: str, json_file: str | None, settings: Map
     write_report(report.to_plain(), json_file)
     if not report.passed:
         broken = ", ".join(row.check for row in report.with_status(CheckStatus.FAILED))
-        raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
+        raise AgentRLError(f"environment {report.name} breaks rules", got=broken)
 
 
 def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
@@ -125,8 +125,9 @@ def watching(name: str) -> Iterator[Callable[[str], object]]:
         yield lambda rule: status.update(f"{name}: {rule}")
 
 
-def _print_report(report: EnvCheckReport) -> None:
-    out.print(Text(f"environment {report.environment}, split {report.split}", style="bold"))
+def _print_report(report: CheckReport) -> None:
+    split = f", split {report.split}" if report.split else ""
+    out.print(Text(f"{report.kind} {report.name}{split}", style="bold"))
     table = Table("", "rule", "found", box=None, pad_edge=False)
     for row in report.rows:
         table.add_row(Text(row.status, style=STYLES[row.status]), row.check, Text(row.detail))
@@ -134,12 +135,8 @@ def _print_report(report: EnvCheckReport) -> None:
     for row in report.rows:
         if row.mend:
             out.print(Text(f"→ {row.check}: {row.mend}", style=STYLES[row.status]))
-    out.print(Text(_counts(report), style="dim"))
-
-
-def _counts(report: EnvCheckReport) -> str:
     counts = ", ".join(f"{len(report.with_status(status))} {status.lower()}" for status in CheckStatus)
-    return f"{counts}; {report.seconds:.1f} s"
+    out.print(Text(f"{counts}; {report.seconds:.1f} s", style="dim"))
 
 
 def _summary(checked: Sequence[Checked]) -> Table:
@@ -189,25 +186,17 @@ def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str],
             note(f"{spec.type} is left out: {error}")
             continue
         if json_file != STANDARD_OUTPUT:
-            _print_sandbox_report(reports[-1])
-    write_report({"back_ends": [report.to_plain() for report in reports], "skipped": skipped}, json_file)
+            _print_report(reports[-1])
+    write_report(
+        {"back_ends": [{"type": report.name, **report.to_plain()} for report in reports], "skipped": skipped}, json_file
+    )
     if not reports:
         raise UsageError("this machine can run no sandbox", hint="install bubblewrap: apt-get install bubblewrap")
-    broken = [f"{report.type}: {row.check}" for report in reports for row in report.with_status(CheckStatus.FAILED)]
+    broken = [f"{report.name}: {row.check}" for report in reports for row in report.with_status(CheckStatus.FAILED)]
     if broken:
         raise AgentRLError("sandboxes break rules", got=", ".join(broken))
 
 
-def _check(spec: SandboxSpec, only: Sequence[str]) -> SandboxReport:
+def _check(spec: SandboxSpec, only: Sequence[str]) -> CheckReport:
     with watching(spec.type) as watch:
         return asyncio.run(check_sandbox(spec, only=only, watch=watch))
-
-
-def _print_sandbox_report(report: SandboxReport) -> None:
-    out.print(Text(f"sandbox {report.type}", style="bold"))
-    table = Table("", "rule", "found", box=None, pad_edge=False)
-    for row in report.rows:
-        table.add_row(Text(row.status, style=STYLES[row.status]), row.check, Text(row.detail))
-    out.print(table)
-    counts = ", ".join(f"{len(report.with_status(status))} {status.lower()}" for status in CheckStatus)
-    out.print(Text(f"{counts}; {sum(row.seconds for row in report.rows):.1f} s", style="dim"))

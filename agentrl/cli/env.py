@@ -22,8 +22,9 @@ from agentrl.observe.console import out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
-from agentrl.testing.env_check import INTEGRITY, RULES, check_env, choose_rules, reward_integrity
+from agentrl.testing.env_check import INTEGRITY, RULES, check_env, reward_integrity
 from agentrl.testing.env_subject import Thoroughness
+from agentrl.testing.report import choose_rules
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -18,7 +18,8 @@ from agentrl.message import ToolCall
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, lookup, names
 from agentrl.rollout.tools import Called, tool_session
-from agentrl.testing.tool_check import ToolCheckReport, check_tool_here
+from agentrl.testing.report import CheckReport
+from agentrl.testing.tool_check import check_tool_here
 from agentrl.tool import Tool
 
 app = typer.Typer(no_args_is_help=True)
@@ -82,7 +83,7 @@ def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: 
     reports = asyncio.run(_check(name, [pairs] if pairs else [], option, sandbox))
     for report in reports:
         out.print(str(report), markup=False, highlight=False)
-    if broken := [report.tool for report in reports if not report.passed]:
+    if broken := [report.name for report in reports if not report.passed]:
         raise AgentRLError("tools break rules", got=", ".join(broken))
 
 
@@ -117,6 +118,6 @@ async def _call(name: str, pairs: dict[str, Any], option: Sequence[str] | None, 
 
 async def _check(
     name: str, examples: Sequence[dict[str, Any]], option: Sequence[str] | None, sandbox: str | None
-) -> list[ToolCheckReport]:
+) -> list[CheckReport]:
     tools = await _find_all(name, option)
     return [await check_tool_here(tool, examples=examples, sandbox=sandbox) for tool in tools]

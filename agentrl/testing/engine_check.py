@@ -4,35 +4,22 @@ report = await check_engine(lambda: MyEngine(...), reference=logprobs_of_my_mode
 print(report)
 report.raise_on_failure()
 
-Each check is a function on an `EngineProbe`, which holds the engine under test: it raises `CheckFailed`, or returns a
-remark.
+Each rule is a function on an `EngineProbe`, which holds the engine under test.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import itertools
 import time
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from agentrl.engine import (
-    GenerateRequest,
-    Generation,
-    PolicyEngine,
-    SamplingParams,
-    StopReason,
-)
+from agentrl.engine import GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
 from agentrl.errors import AgentRLError, EngineError, UsageError
+from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Missing, Rule, require
 
 Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
 """(ids, temperature) → log-probability of ``ids[1:]``, each given what stands before it, on the current weights."""
@@ -42,30 +29,16 @@ Sampling: TypeAlias = Callable[[Any], Awaitable[int]]
 """Asks an engine how many of its requests have their first token and not their last."""
 
 LONGEST_WAIT_S = 60.0
-"""What should happen and has not happened after so long never will."""
+"""Longest wait for something that should happen."""
 QUICK_TURNS = 1000
-"""Turns of the event loop in which a condition is looked at without a rest: engines of this process need one each."""
+"""Turns of the event loop in which a condition is polled without a rest: engines of this process need one each."""
 REST_S = 0.01
 LOOKS = 20
-"""Looks at an engine that must not move."""
+"""Polls of an engine that must not move."""
 LONG = 1000
 """Most tokens of a request that is met in flight."""
 MEETINGS = 8
-"""Requests that are started to meet one in flight: what a busy server tells of itself may come too late."""
-
-
-class CheckFailed(Exception):
-    """Finding of a check that the engine fails."""
-
-
-class CheckSkipped(Exception):
-    """Why the check does not apply."""
-
-
-def expect(condition: bool, found: str) -> None:
-    """Fail the check with what was found unless the condition holds."""
-    if not condition:
-        raise CheckFailed(found)
+"""Requests that are started to meet one in flight: the metrics of a busy server may come too late."""
 
 
 @contextmanager
@@ -76,27 +49,19 @@ def refusal(kind: type[AgentRLError], what: str) -> Iterator[None]:
     except kind:
         return
     except Exception as error:
-        raise CheckFailed(f"{what} raised {type(error).__name__} instead of {kind.__name__}: {error}") from error
-    raise CheckFailed(f"{what} did not raise {kind.__name__}")
+        raise Broken(f"{what} raised {type(error).__name__} instead of {kind.__name__}: {error}") from error
+    raise Broken(f"{what} did not raise {kind.__name__}")
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineProbe:
-    """An engine under test.
-
-    Attributes:
-        factory: Makes it.
-        engine: The one that runs; made by `start`.
-        sampling: How its requests are watched; through `engine.metrics` when left out.
-        kill: Ends the process that samples.
-    """
+    """An engine under test; the fields are arguments of `check_engine`, but for the engine that `start` made."""
 
     factory: Callable[[], PolicyEngine]
     engine: PolicyEngine = field(init=False)
     reference: Reference | None
     new_weights: NewWeights
     tolerance: float
-    """Largest difference of a log-probability from the reference."""
     sampling: Sampling | None = None
     kill: Callable[[], object] | None = None
     names: Iterator[int] = field(default_factory=itertools.count)
@@ -108,7 +73,7 @@ class EngineProbe:
         await self.engine.start()
 
     async def look(self) -> int:
-        """A number that grows when a request gets its first token."""
+        """Return a number that grows when a request gets its first token."""
         if self.sampling is not None:
             return await self.sampling(self.engine)
         return self.engine.metrics().sampled_tokens
@@ -133,26 +98,26 @@ class EngineProbe:
     def check_form(self, request: GenerateRequest, answer: Generation) -> None:
         """Check what holds for every answer."""
         count, size = len(answer.token_ids), self.engine.capabilities.vocab_size
-        expect(all(0 <= token < size for token in answer.token_ids), f"ids out of the vocabulary: {answer.token_ids}")
-        expect(len(answer.versions) == count, f"{len(answer.versions)} versions for {count} tokens")
+        require(all(0 <= token < size for token in answer.token_ids), f"ids out of the vocabulary: {answer.token_ids}")
+        require(len(answer.versions) == count, f"{len(answer.versions)} versions for {count} tokens")
         if self.engine.capabilities.logprobs:
-            expect(len(answer.logprobs) == count, f"{len(answer.logprobs)} log-probabilities for {count} tokens")
-            expect(all(value <= 1e-6 for value in answer.logprobs), f"log-probabilities above 0: {answer.logprobs}")
+            require(len(answer.logprobs) == count, f"{len(answer.logprobs)} log-probabilities for {count} tokens")
+            require(all(value <= 1e-6 for value in answer.logprobs), f"log-probabilities above 0: {answer.logprobs}")
         stops = request.params.stop_token_ids
-        expect(not stops.intersection(answer.token_ids[:-1]), "sampling went on after a stop token")
+        require(not stops.intersection(answer.token_ids[:-1]), "sampling went on after a stop token")
         if answer.stop_reason is StopReason.STOP:
-            expect(bool(answer.token_ids) and answer.token_ids[-1] in stops, "stopped without a stop token")
-        expect(count <= request.params.max_tokens, f"{count} tokens for max_tokens {request.params.max_tokens}")
-        expect(0 <= answer.cached_tokens < len(request.prompt_ids), f"{answer.cached_tokens} cached tokens")
+            require(bool(answer.token_ids) and answer.token_ids[-1] in stops, "stopped without a stop token")
+        require(count <= request.params.max_tokens, f"{count} tokens for max_tokens {request.params.max_tokens}")
+        require(0 <= answer.cached_tokens < len(request.prompt_ids), f"{answer.cached_tokens} cached tokens")
 
     def check_logprobs(self, prompt: Sequence[int], answer: Generation, temperature: float, first: int = 0) -> float:
-        """Compare with the reference, from token `first` of the answer on; the largest difference."""
+        """Compare with the reference, if there is one, from token `first` on; return the largest difference."""
         if self.reference is None:
-            raise CheckSkipped("no reference was given")
+            return 0.0
         expected = self.reference([*prompt, *answer.token_ids], temperature or 1.0)[len(prompt) - 1 :]
         differences = [abs(a - b) for a, b in zip(answer.logprobs, expected, strict=True)][first:]
         worst = max(differences, default=0.0)
-        expect(worst <= self.tolerance, f"log-probabilities differ from the reference by {worst:.2e}")
+        require(worst <= self.tolerance, f"log-probabilities differ from the reference by {worst:.2e}")
         return worst
 
     def long_request(self, **params: Any) -> GenerateRequest:
@@ -167,7 +132,7 @@ class EngineProbe:
             if not task.done():
                 return task
             answer = await task
-        raise CheckFailed(
+        raise Broken(
             f"a request could not be met in flight: it ended with {len(answer.token_ids)} tokens before its first "
             "one was seen; serve a model with a longer context, or look at how it is watched"
         )
@@ -192,7 +157,7 @@ class EngineProbe:
         for turn in itertools.count():
             if await condition():
                 return
-            expect(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s in vain for {what}")
+            require(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s in vain for {what}")
             await asyncio.sleep(0 if turn < QUICK_TURNS else REST_S)
 
     async def until_idle(self) -> None:
@@ -225,8 +190,8 @@ async def length(probe: EngineProbe) -> str:
     """`max_tokens` ends an answer."""
     for most in (1, 5, 17):
         answer = await probe.generate(probe.prompt(6), max_tokens=most)
-        expect(answer.stop_reason is StopReason.LENGTH, f"stop reason {answer.stop_reason}")
-        expect(len(answer.token_ids) == most, f"{len(answer.token_ids)} tokens for max_tokens {most}")
+        require(answer.stop_reason is StopReason.LENGTH, f"stop reason {answer.stop_reason}")
+        require(len(answer.token_ids) == most, f"{len(answer.token_ids)} tokens for max_tokens {most}")
     return ""
 
 
@@ -234,8 +199,8 @@ async def context(probe: EngineProbe) -> str:
     """A full context ends an answer."""
     limit = probe.engine.capabilities.max_context
     answer = await probe.generate(probe.prompt(limit - 3), max_tokens=50)
-    expect(answer.stop_reason is StopReason.LENGTH, f"stop reason {answer.stop_reason}")
-    expect(len(answer.token_ids) == 3, f"{len(answer.token_ids)} tokens where 3 fit")
+    require(answer.stop_reason is StopReason.LENGTH, f"stop reason {answer.stop_reason}")
+    require(len(answer.token_ids) == 3, f"{len(answer.token_ids)} tokens where 3 fit")
     return f"at {limit} tokens"
 
 
@@ -245,7 +210,9 @@ async def stop(probe: EngineProbe) -> str:
     stops = frozenset(range(0, size, 2))
     for seed in range(8):
         answer = await probe.generate(probe.prompt(5, seed), max_tokens=200, stop_token_ids=stops, seed=seed)
-        expect(answer.stop_reason is StopReason.STOP, f"stop reason {answer.stop_reason} with half of the ids as stops")
+        require(
+            answer.stop_reason is StopReason.STOP, f"stop reason {answer.stop_reason} with half of the ids as stops"
+        )
     return ""
 
 
@@ -253,27 +220,29 @@ async def greedy(probe: EngineProbe) -> str:
     """Temperature 0 repeats itself."""
     first = await probe.generate(probe.prompt(9), max_tokens=12, temperature=0.0)
     second = await probe.generate(probe.prompt(9), max_tokens=12, temperature=0.0)
-    expect(first.token_ids == second.token_ids, f"{first.token_ids} and {second.token_ids}")
+    require(first.token_ids == second.token_ids, f"{first.token_ids} and {second.token_ids}")
     return ""
 
 
 async def seeds(probe: EngineProbe) -> str:
     """Equal seeds give equal tokens, alone and under load; another seed gives others."""
     if not probe.engine.capabilities.seeded:
-        raise CheckSkipped("the engine does not promise it")
+        raise Missing("the engine does not promise it")
     prompt = probe.prompt(10)
     alone = await probe.generate(prompt, max_tokens=24, seed=5)
     load = [probe.generate(probe.prompt(3 + i), max_tokens=30, seed=i) for i in range(10)]
     crowded, other, *_ = await asyncio.gather(
         probe.generate(prompt, max_tokens=24, seed=5), probe.generate(prompt, max_tokens=24, seed=6), *load
     )
-    expect(alone.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
-    expect(alone.token_ids != other.token_ids, "another seed gave the same tokens")
+    require(alone.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
+    require(alone.token_ids != other.token_ids, "another seed gave the same tokens")
     return ""
 
 
 async def logprobs(probe: EngineProbe) -> str:
     """Log-probabilities equal the reference's: before any cut, at the request's temperature."""
+    if probe.reference is None:
+        raise Missing("no reference was given")
     worst = 0.0
     for cuts in ({}, {"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.2}):
         for temperature in (1.0, 0.6, 1.5, 0.0):
@@ -287,12 +256,12 @@ async def abort(probe: EngineProbe) -> str:
     """An abort ends a request with what it has sampled."""
     request = probe.long_request()
     task = await probe.submit(request)
-    expect(await probe.engine.abort(request.request_id), "abort did not find the request")
+    require(await probe.engine.abort(request.request_id), "abort did not find the request")
     answer = await task
     probe.check_form(request, answer)
-    expect(answer.stop_reason is StopReason.ABORT, f"stop reason {answer.stop_reason}")
-    expect(0 < len(answer.token_ids) < request.params.max_tokens, f"{len(answer.token_ids)} tokens")
-    expect(not await probe.engine.abort(request.request_id), "abort found a request that is over")
+    require(answer.stop_reason is StopReason.ABORT, f"stop reason {answer.stop_reason}")
+    require(0 < len(answer.token_ids) < request.params.max_tokens, f"{len(answer.token_ids)} tokens")
+    require(not await probe.engine.abort(request.request_id), "abort found a request that is over")
     return f"after {len(answer.token_ids)} tokens"
 
 
@@ -301,17 +270,17 @@ async def pause(probe: EngineProbe) -> str:
     held, aborted = probe.long_request(), probe.long_request()
     tasks = [await probe.submit(held), await probe.submit(aborted)]
     await probe.engine.pause()
-    expect(not any(task.done() for task in tasks), "a request ended before the pause took effect")
+    require(not any(task.done() for task in tasks), "a request ended before the pause took effect")
     late = asyncio.ensure_future(probe.engine.generate(probe.request(probe.prompt(4), max_tokens=3)))
-    expect(await probe.stands_still(), "tokens were sampled during a pause")
-    expect(not any(task.done() for task in (*tasks, late)), "a request ended during a pause")
+    require(await probe.stands_still(), "tokens were sampled during a pause")
+    require(not any(task.done() for task in (*tasks, late)), "a request ended during a pause")
     await probe.engine.abort(aborted.request_id)
     partial = await tasks[1]
-    expect(partial.stop_reason is StopReason.ABORT, f"stop reason {partial.stop_reason} of an abort during a pause")
+    require(partial.stop_reason is StopReason.ABORT, f"stop reason {partial.stop_reason} of an abort during a pause")
     await probe.engine.resume()
     answer, _ = await asyncio.gather(tasks[0], late)
     probe.check_form(held, answer)
-    expect(len(answer.token_ids) == held.params.max_tokens, "the held request did not run to its end")
+    require(len(answer.token_ids) == held.params.max_tokens, "the held request did not run to its end")
     return ""
 
 
@@ -326,8 +295,8 @@ async def update_in_flight(probe: EngineProbe) -> str:
     answer = await task
     probe.check_form(request, answer)
     first = answer.versions.count(old)
-    expect(answer.versions == [old] * first + [new] * (len(answer.versions) - first), f"versions {answer.versions}")
-    expect(0 < first < len(answer.versions), f"{first} of {len(answer.versions)} tokens before the update")
+    require(answer.versions == [old] * first + [new] * (len(answer.versions) - first), f"versions {answer.versions}")
+    require(0 < first < len(answer.versions), f"{first} of {len(answer.versions)} tokens before the update")
     if probe.reference is None:
         return f"{first} tokens before the update; no reference was given"
     worst = probe.check_logprobs(request.prompt_ids, answer, 1.0, first)
@@ -338,8 +307,8 @@ async def versions(probe: EngineProbe) -> str:
     """After an update all tokens carry the new version."""
     new = await probe.update()
     answer = await probe.generate(probe.prompt(5), max_tokens=6)
-    expect(probe.engine.version == new, f"the engine says version {probe.engine.version}, expected {new}")
-    expect(set(answer.versions) == {new}, f"versions {answer.versions}, expected {new}")
+    require(probe.engine.version == new, f"the engine says version {probe.engine.version}, expected {new}")
+    require(set(answer.versions) == {new}, f"versions {answer.versions}, expected {new}")
     return ""
 
 
@@ -351,16 +320,14 @@ async def sessions(probe: EngineProbe) -> str:
         if turn == 2:
             await probe.update()
         answer = await probe.generate(history, session="check-session", max_tokens=6, seed=turn)
-        if probe.reference is not None:
-            probe.check_logprobs(history, answer, 1.0)
+        probe.check_logprobs(history, answer, 1.0)
         cached.append(answer.cached_tokens)
         history = [*history, *answer.token_ids, *probe.prompt(5, turn)]
-    expect(cached[0] == 0, f"a new session had {cached[0]} cached tokens")
-    expect(cached[2] == 0, f"{cached[2]} cached tokens were used after an update of the weights")
+    require(cached[0] == 0, f"a new session had {cached[0]} cached tokens")
+    require(cached[2] == 0, f"{cached[2]} cached tokens were used after an update of the weights")
     rewritten = [*history[:20], *probe.prompt(15, 3)]
     answer = await probe.generate(rewritten, session="check-session", max_tokens=6, seed=9)
-    if probe.reference is not None:
-        probe.check_logprobs(rewritten, answer, 1.0)
+    probe.check_logprobs(rewritten, answer, 1.0)
     await probe.engine.end_session("check-session")
     await probe.engine.end_session("check-unknown")
     return f"cached tokens by turn: {cached}"
@@ -370,9 +337,8 @@ async def shared_session(probe: EngineProbe) -> str:
     """Two requests of one session at once are both served."""
     prompts = [probe.prompt(12), probe.prompt(20, 5)]
     answers = await asyncio.gather(*(probe.generate(p, session="check-both", max_tokens=10) for p in prompts))
-    if probe.reference is not None:
-        for prompt, answer in zip(prompts, answers, strict=True):
-            probe.check_logprobs(prompt, answer, 1.0)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        probe.check_logprobs(prompt, answer, 1.0)
     await probe.engine.end_session("check-both")
     return ""
 
@@ -382,14 +348,13 @@ async def load(probe: EngineProbe) -> str:
     prompts = [probe.prompt(2 + (i * 13) % 60, i) for i in range(64)]
     answers = await asyncio.gather(*(probe.generate(p, max_tokens=1 + i % 20) for i, p in enumerate(prompts)))
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        expect(len(answer.token_ids) == 1 + i % 20, f"request {i} got {len(answer.token_ids)} tokens")
-        if probe.reference is not None:
-            probe.check_logprobs(prompt, answer, 1.0)
+        require(len(answer.token_ids) == 1 + i % 20, f"request {i} got {len(answer.token_ids)} tokens")
+        probe.check_logprobs(prompt, answer, 1.0)
     return "64 requests"
 
 
 async def malformed(probe: EngineProbe) -> str:
-    """What cannot be served is refused, and hurts nobody else."""
+    """Requests that cannot be served are refused, and disturb no other."""
     capabilities = probe.engine.capabilities
     neighbour = await probe.submit(probe.long_request())
     bad = {
@@ -404,7 +369,7 @@ async def malformed(probe: EngineProbe) -> str:
     with refusal(UsageError, "max_tokens of 0"):
         await probe.engine.generate(probe.request([1], max_tokens=0))
     answer = await neighbour
-    expect(answer.stop_reason is StopReason.LENGTH, f"the request beside them ended as {answer.stop_reason}")
+    require(answer.stop_reason is StopReason.LENGTH, f"the request that ran meanwhile ended as {answer.stop_reason}")
     return ""
 
 
@@ -413,14 +378,14 @@ async def cancellation(probe: EngineProbe) -> str:
     task = await probe.submit(probe.long_request())
     task.cancel()
     await asyncio.wait([task])
-    expect(task.cancelled(), "the cancelled caller got an answer")
+    require(task.cancelled(), "the cancelled caller got an answer")
     await probe.until_idle()
     await probe.generate(probe.prompt(3), max_tokens=2)
     return ""
 
 
 async def close(probe: EngineProbe) -> str:
-    """Closing ends what runs as `EngineError`; later requests too; closing again does nothing."""
+    """Closing ends running requests as `EngineError`; later requests too; closing again does nothing."""
     task = await probe.submit(probe.long_request())
     await probe.engine.close()
     with refusal(EngineError, "a request that ran at close"):
@@ -432,9 +397,9 @@ async def close(probe: EngineProbe) -> str:
 
 
 async def killed(probe: EngineProbe) -> str:
-    """When the process that samples is killed, what runs ends as `EngineError`; later requests too."""
+    """Requests that run when the sampling process is killed end as `EngineError`; later requests too."""
     if probe.kill is None:
-        raise CheckSkipped("no way to kill it was given")
+        raise Missing("no way to kill it was given")
     await probe.start()
     task = await probe.submit(probe.long_request())
     probe.kill()
@@ -446,76 +411,39 @@ async def killed(probe: EngineProbe) -> str:
     return ""
 
 
-CHECKS: tuple[Callable[[EngineProbe], Awaitable[str]], ...] = (
-    length,
-    context,
-    stop,
-    greedy,
-    seeds,
-    logprobs,
-    abort,
-    pause,
-    update_in_flight,
-    versions,
-    sessions,
-    shared_session,
-    load,
-    malformed,
-    cancellation,
-    close,
-    killed,
+RULES = tuple(
+    Rule(look)
+    for look in (
+        length,
+        context,
+        stop,
+        greedy,
+        seeds,
+        logprobs,
+        abort,
+        pause,
+        update_in_flight,
+        versions,
+        sessions,
+        shared_session,
+        load,
+        malformed,
+        cancellation,
+        close,
+        killed,
+    )
 )
 """In the order in which they run: on one engine up to its `close`; `killed` makes another one."""
 
 
-class Verdict(enum.StrEnum):
-    """Result of a check."""
-
-    PASSED = "passed"
-    FAILED = "FAILED"
-    SKIPPED = "skipped"
-    """It does not apply to this engine, or needs what was not given."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineCheckRow:
-    """One check of a report."""
-
-    check: str
-    """Its name: a function in `agentrl.testing.engine_check`, whose docstring says what is promised."""
-    verdict: Verdict
-    detail: str
-    """What was found."""
-
-    @property
-    def passed(self) -> bool:
-        """True if nothing is wrong."""
-        return self.verdict is not Verdict.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class EngineReport:
+class EngineReport(CheckReport):
     """Report of `check_engine`."""
 
-    rows: list[EngineCheckRow]
-
-    @property
-    def passed(self) -> bool:
-        """True if every check passed or was skipped."""
-        return all(row.passed for row in self.rows)
-
     def raise_on_failure(self) -> None:
-        """Do nothing when all is well.
-
-        Raises:
-            EngineError: names the checks that failed.
-        """
+        """Raise `EngineError`, with the rules that are broken, unless there are none."""
         if not self.passed:
-            failed = "; ".join(f"{row.check}: {row.detail}" for row in self.rows if not row.passed)
+            failed = "; ".join(f"{row.check}: {row.detail}" for row in self.with_status(CheckStatus.FAILED))
             raise EngineError("the engine does not keep its promises", got=failed)
-
-    def __str__(self) -> str:
-        return "\n".join(f"{row.verdict:8} {row.check:18} {row.detail}".rstrip() for row in self.rows)
 
 
 async def check_engine(
@@ -555,21 +483,21 @@ async def check_engine(
     )
     await probe.start()
     try:
-        return EngineReport([await _run(check, probe, deadline_s) for check in CHECKS])
+        rows = [await _check(rule, probe, deadline_s) for rule in RULES]
+        return EngineReport(kind="engine", name=type(probe.engine).__name__, rows=tuple(rows))
     finally:
         await probe.engine.close()
 
 
-async def _run(check: Callable[[EngineProbe], Awaitable[str]], probe: EngineProbe, deadline_s: float) -> EngineCheckRow:
+async def _check(rule: Rule, probe: EngineProbe, deadline_s: float) -> CheckRow:
+    start = time.perf_counter()
     try:
         async with asyncio.timeout(deadline_s) as limit:
-            verdict, detail = Verdict.PASSED, await check(probe)
-    except CheckSkipped as skipped:
-        verdict, detail = Verdict.SKIPPED, str(skipped)
-    except Exception as error:  # the boundary of a check: whatever goes wrong in it is its result
+            found = await rule.look(probe)
+    except Missing as missing:
+        found = missing
+    except Exception as error:
         with suppress(AgentRLError):
             await probe.engine.resume()
-        verdict, detail = Verdict.FAILED, f"{type(error).__name__}: {error}"
-        if limit.expired():
-            detail = f"it did not end within {deadline_s:g} s"
-    return EngineCheckRow(check=getattr(check, "__name__", "check"), verdict=verdict, detail=detail)
+        found = Broken(f"it did not end within {deadline_s:g} s") if limit.expired() else error
+    return rule.row(found, time.perf_counter() - start)

@@ -46,6 +46,7 @@ from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_adapter import call_own_tool, sampled, unpacked_pair, unpacked_step
 from agentrl.task import Task
+from agentrl.testing.report import Broken
 from agentrl.tool import Tool, ToolResult
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ LONG_CALL = 6
 _POLL_S = 0.1
 
 
-class CallFailed(Exception):
+class CallFailed(Broken):
     """A call of the environment did not return, or wanted to end the process; the message says which."""
 
 

@@ -1,4 +1,4 @@
-"""Subject of the environment check: the environment, the tasks that are played, and what a rule may raise.
+"""Subject of the environment check: the environment, and the tasks that are played.
 
 Transcripts of episodes are made here or in a new process: both must be the same.
 """
@@ -22,7 +22,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +42,7 @@ from agentrl.testing.env_session import (
     run_watched,
     watched_calls,
 )
+from agentrl.testing.report import Missing
 
 _SAID = 200
 """Bytes of the standard output that are kept."""
@@ -147,27 +148,6 @@ def _play_requested(request: bytes, tasks: Sequence[Task], steps: int) -> dict[s
         return {"failure": f"{type(error).__name__}: {error}"}
 
 
-class Broken(Exception):
-    """A rule is broken; the message says how."""
-
-
-class Suspect(Exception):
-    """A rule looks broken, and there may be a reason; the message says what was seen."""
-
-
-class Missing(Exception):
-    """The environment does not have what the rule is about; the message says what."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Finding of a rule where nothing is wrong."""
-
-    detail: str
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """Measured numbers by name; the unit ends the name."""
-
-
 class Thoroughness(enum.StrEnum):
     """Amount of play."""
 
@@ -179,25 +159,25 @@ class Thoroughness(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Numbers behind a thoroughness. A number of seconds ends what would take longer."""
+    """Numbers behind a thoroughness; the defaults are those of a full check. Seconds end what would take longer."""
 
-    split_tasks: int
+    split_tasks: int = 100_000
     """Tasks per split that are compared with those of other splits."""
-    split_s: float
-    openings: int
+    split_s: float = 3.0
+    openings: int = 200
     """Tasks whose openings are compared with each other, and with those of other splits."""
-    openings_s: float
-    scored: int
+    openings_s: float = 3.0
+    scored: int = 200
     """Episodes of a score."""
-    scored_s: float
-    lazy_s: float
+    scored_s: float = 5.0
+    lazy_s: float = 2.0
     """Seconds of play by each policy that does no work."""
-    timed_s: float
+    timed_s: float = 3.0
     """Seconds of timed play."""
-    growth_episodes: int
+    growth_episodes: int = 1000
     """Episodes over which memory is watched."""
-    growth_s: float
-    call_s: float
+    growth_s: float = 15.0
+    call_s: float = 30.0
     """Seconds within which a call of the environment must return."""
 
 
@@ -211,23 +191,10 @@ EFFORTS: Mapping[Thoroughness, Effort] = {
         scored_s=0.0,
         lazy_s=0.1,
         timed_s=0.1,
-        growth_episodes=1000,
         growth_s=0.2,
         call_s=10.0,
     ),
-    Thoroughness.FULL: Effort(
-        split_tasks=100_000,
-        split_s=3.0,
-        openings=200,
-        openings_s=3.0,
-        scored=200,
-        scored_s=5.0,
-        lazy_s=2.0,
-        timed_s=3.0,
-        growth_episodes=1000,
-        growth_s=15.0,
-        call_s=30.0,
-    ),
+    Thoroughness.FULL: Effort(),
 }
 SIDE_BY_SIDE = 4
 """Episodes that are played at the same time."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.control_groups import PREFIX, find_hierarchy
-from agentrl.testing.env_subject import Broken, Missing
+from agentrl.testing.report import Broken, Missing, require
 
 MIB = 2**20
 TIGHT = Limits(
@@ -146,16 +146,6 @@ def text(result: ExecResult) -> str:
 def told(result: ExecResult) -> str:
     """Describe how it ended, for messages."""
     return f"exit {result.exit_code}, {result.stdout[-200:]!r}, {result.stderr[-300:]!r}"
-
-
-def require(holds: bool, otherwise: str) -> None:
-    """Go on.
-
-    Raises:
-        Broken: it does not hold.
-    """
-    if not holds:
-        raise Broken(otherwise)
 
 
 async def _require_alive(sandbox: Sandbox, otherwise: str) -> None:

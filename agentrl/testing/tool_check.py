@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from agentrl.builders.episodes import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
 from agentrl.rollout.tools import Called, EpisodeTools, tool_session
-from agentrl.testing.report import CheckRow, CheckStatus
+from agentrl.testing.report import Broken, CheckReport, Missing, Rule, check_rule
 from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -27,33 +27,6 @@ LONGEST_DESCRIPTION = 1024
 """Characters; services cut or refuse more."""
 BLOCKED_S = 0.05
 """For so long a call may keep the event loop from everything else."""
-NO_VALUE = object()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCheckReport:
-    """Report of `check_tool`."""
-
-    tool: str
-    rows: tuple[CheckRow, ...]
-
-    @property
-    def passed(self) -> bool:
-        """No rule is broken."""
-        return all(row.passed for row in self.rows)
-
-    def __str__(self) -> str:
-        width = max(len(row.check) for row in self.rows)
-        lines = [f"{row.status:<8} {row.check:<{width}}  {row.detail}".rstrip() for row in self.rows]
-        return "\n".join([f"tool {self.tool}", *lines])
-
-
-class _Broken(Exception):
-    """A rule is broken."""
-
-
-class _Missing(Exception):
-    """There is nothing to check."""
 
 
 def check_tool(
@@ -62,7 +35,7 @@ def check_tool(
     examples: Sequence[Mapping[str, Any]] = (),
     sandbox: Mapping[str, Any] | str | None = None,
     timeout_s: float = 30.0,
-) -> ToolCheckReport:
+) -> CheckReport:
     """Check that a tool keeps the rules of its contract. Only `examples` are really called.
 
     Args:
@@ -86,12 +59,12 @@ async def check_tool_here(
     examples: Sequence[Mapping[str, Any]] = (),
     sandbox: Mapping[str, Any] | str | None = None,
     timeout_s: float = 30.0,
-) -> ToolCheckReport:
+) -> CheckReport:
     """`check_tool` in a running event loop."""
     async with tool_session(sandbox=sandbox, timeout_s=timeout_s) as session:
         subject = _Subject(tool, examples, session)
-        rows = [await _row(name, look(subject)) for name, look in RULES.items()]
-    return ToolCheckReport(tool=tool.name, rows=tuple(rows))
+        rows = [await check_rule(rule, subject) for rule in RULES]
+    return CheckReport(kind="tool", name=tool.name, rows=tuple(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,74 +81,61 @@ class _Subject:
         """The text of a call that must succeed."""
         called = await self.call(arguments)
         if called.failed:
-            raise _Broken(f"{json.dumps(dict(arguments), default=str)}: {called.result.text}{_cause(called)}")
+            raise Broken(f"{json.dumps(dict(arguments), default=str)}: {called.result.text}{_cause(called)}")
         return called.result.text
 
     def required_examples(self) -> Sequence[Mapping[str, Any]]:
         if not self.examples:
-            raise _Missing("no example was given")
+            raise Missing("no example was given")
         return self.examples
 
 
-async def _row(name: str, looking: Coroutine[Any, Any, str]) -> CheckRow:
-    began = time.perf_counter()
-    status = CheckStatus.PASSED
-    try:
-        detail = await looking
-    except _Missing as missing:
-        status, detail = CheckStatus.SKIPPED, str(missing)
-    except _Broken as broken:
-        status, detail = CheckStatus.FAILED, str(broken)
-    except Exception as error:
-        status, detail = CheckStatus.FAILED, f"{type(error).__name__}: {error}"
-    return CheckRow(check=name, status=status, detail=detail, seconds=time.perf_counter() - began)
-
-
-async def _is_described(subject: _Subject) -> str:
+async def arguments_are_described(subject: _Subject) -> str:
+    """Every argument has a description, and the tool's own is not too long."""
     function = subject.tool.schema["function"]
     json.dumps(function)
     properties = function["parameters"]["properties"]
-    if silent := [name for name, told in properties.items() if not told.get("description")]:
-        raise _Broken(f"no description of {', '.join(silent)}")
+    if silent := [name for name, described in properties.items() if not described.get("description")]:
+        raise Broken(f"no description of {', '.join(silent)}")
     if len(function["description"]) > LONGEST_DESCRIPTION:
-        raise _Broken(f"the description has {len(function['description'])} characters of {LONGEST_DESCRIPTION}")
+        raise Broken(f"the description has {len(function['description'])} characters of {LONGEST_DESCRIPTION}")
     return f"{len(properties)} arguments"
 
 
-async def _name_can_be_sent(subject: _Subject) -> str:
+async def name_can_be_sent(subject: _Subject) -> str:
+    """Services accept the name."""
     if not NAME.fullmatch(subject.tool.name):
-        raise _Broken(f"{subject.tool.name!r} is not 1 to 64 letters, digits, _ and -")
+        raise Broken(f"{subject.tool.name!r} is not 1 to 64 letters, digits, _ and -")
     return subject.tool.name
 
 
-async def _wrong_arguments_are_told(subject: _Subject) -> str:
+async def wrong_arguments_are_refused(subject: _Subject) -> str:
+    """Unknown, missing and wrongly typed arguments are refused with a message that names them."""
     parameters = subject.tool.schema["function"]["parameters"]
     wrong: list[dict[str, Any]] = [{"no_such_argument": 1}]
     if parameters.get("required"):
         wrong.append({})
-    wrong += [{name: _unfit(told)} for name, told in parameters["properties"].items() if _unfit(told) is not NO_VALUE]
+    for name, described in parameters["properties"].items():
+        if (kind := described.get("type")) in ("integer", "number", "boolean", "array", "object"):
+            wrong.append({name: 7 if kind in ("array", "object") else "x"})
     for arguments in wrong:
         called = await subject.call(arguments)
         if not called.failed:
-            raise _Broken(f"{json.dumps(arguments)} was taken")
+            raise Broken(f"{json.dumps(arguments)} was accepted")
         name = next(iter(arguments), next(iter(parameters.get("required", [])), ""))
         if name not in called.result.text:
-            raise _Broken(f"{json.dumps(arguments)}: {called.result.text!r} does not name {name}")
+            raise Broken(f"{json.dumps(arguments)}: {called.result.text!r} does not name {name}")
     return f"{len(wrong)} wrong calls"
 
 
-def _unfit(told: Mapping[str, Any]) -> Any:
-    """A value that an argument cannot take."""
-    unfit = {"integer": "x", "number": "x", "boolean": "x", "array": 7, "object": 7}
-    return unfit.get(told.get("type", ""), NO_VALUE) if isinstance(told.get("type"), str) else NO_VALUE
-
-
-async def _examples_succeed(subject: _Subject) -> str:
+async def examples_succeed(subject: _Subject) -> str:
+    """Calls with the given examples succeed."""
     texts = [await subject.call_well(example) for example in subject.required_examples()]
     return f"{len(texts)} calls, at most {max(map(len, texts))} characters"
 
 
-async def _event_loop_goes_on(subject: _Subject) -> str:
+async def event_loop_goes_on(subject: _Subject) -> str:
+    """No call keeps the event loop from everything else."""
     worst = 0.0
     for example in subject.required_examples():
         watch = asyncio.create_task(_longest_pause())
@@ -184,7 +144,7 @@ async def _event_loop_goes_on(subject: _Subject) -> str:
         watch.cancel()
         worst = max(worst, await watch)
     if worst > BLOCKED_S:
-        raise _Broken(f"a call blocked the event loop for {1000 * worst:.0f} ms: leave out inline, or await")
+        raise Broken(f"a call blocked the event loop for {1000 * worst:.0f} ms: leave out inline, or await")
     return f"blocked for at most {1000 * worst:.1f} ms"
 
 
@@ -200,25 +160,27 @@ async def _longest_pause() -> float:
         return max(worst, time.thread_time() - last)
 
 
-async def _pure_means_pure(subject: _Subject) -> str:
+async def pure_means_pure(subject: _Subject) -> str:
+    """A tool that is declared pure gives the same result for the same arguments."""
     if not subject.tool.rules.pure:
-        raise _Missing("the tool is not declared pure")
+        raise Missing("the tool is not declared pure")
     for example in subject.required_examples():
         checked = subject.tool.validate(example)
         texts = {(await subject.tool.run(subject.tool.target, checked)).text for _ in range(3)}
         if len(texts) > 1:
-            raise _Broken(f"{json.dumps(dict(example), default=str)} gave {len(texts)} results")
+            raise Broken(f"{json.dumps(dict(example), default=str)} gave {len(texts)} results")
     return "the same three times"
 
 
-async def _parallel_calls_agree(subject: _Subject) -> str:
+async def parallel_calls_agree(subject: _Subject) -> str:
+    """A tool that is declared parallel gives the same results when its calls run at the same time."""
     if not subject.tool.rules.is_parallel:
-        raise _Missing("the tool is not declared parallel")
+        raise Missing("the tool is not declared parallel")
     examples = subject.required_examples()
     alone = [await subject.call_well(example) for example in examples]
     together = await asyncio.gather(*(subject.call_well(example) for example in examples))
     if alone != together:
-        raise _Broken("calls at the same time gave other results than calls one after another")
+        raise Broken("calls at the same time gave other results than calls one after another")
     return f"{len(examples)} at once"
 
 
@@ -226,12 +188,15 @@ def _cause(called: Called) -> str:
     return "" if called.cause is None else f" ({type(called.cause).__name__}: {called.cause})"
 
 
-RULES: Mapping[str, Callable[[_Subject], Coroutine[Any, Any, str]]] = {
-    "arguments are described": _is_described,
-    "name can be sent": _name_can_be_sent,
-    "wrong arguments are told": _wrong_arguments_are_told,
-    "examples succeed": _examples_succeed,
-    "event loop goes on": _event_loop_goes_on,
-    "pure means pure": _pure_means_pure,
-    "parallel calls agree": _parallel_calls_agree,
-}
+RULES = tuple(
+    Rule(look)
+    for look in (
+        arguments_are_described,
+        name_can_be_sent,
+        wrong_arguments_are_refused,
+        examples_succeed,
+        event_loop_goes_on,
+        pure_means_pure,
+        parallel_calls_agree,
+    )
+)

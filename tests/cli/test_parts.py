@@ -173,7 +173,7 @@ def test_tools_take_options_and_are_checked(agentrl: Cli, tmp_path: Path) -> Non
     assert json.loads(agentrl("tool", "show", "sql").out)["function"]["parameters"]["required"] == ["query"]
     assert agentrl("tool", "call", "sql", "query=select x from t", *option).out == "x\n7\n"
     checked = agentrl("tool", "check", "sql", "query=select x from t", *option).out
-    assert "passed   wrong arguments are told" in checked
+    assert "passed   wrong arguments are refused" in checked
     failed = agentrl("tool", "check", "sql", "query=select nothing", *option)
     assert failed.code
     assert "failed   examples succeed" in failed.out

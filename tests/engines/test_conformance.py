@@ -12,7 +12,8 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer
 from agentrl.testing import ServerEngine, check_engine
-from agentrl.testing.engine_check import MEETINGS, Verdict
+from agentrl.testing.engine_check import MEETINGS
+from agentrl.testing.report import CheckStatus
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 SERVERS = ["sglang", "vllm"]
@@ -65,7 +66,7 @@ async def test_the_engine_conforms(engine, skipped, subject, reference_of, kills
     report = await check_engine(**subject, reference=reference, deadline_s=CHECK_S)
     print(report)
     report.raise_on_failure()
-    assert [row.check for row in report.rows if row.verdict is Verdict.SKIPPED] == skipped
+    assert [row.check for row in report.rows if row.status is CheckStatus.SKIPPED] == skipped
 
 
 async def progress(probe):

@@ -20,7 +20,7 @@ from agentrl.rollout.env_adapter import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
 from agentrl.testing.env_check import LAZY, check_env
 from agentrl.testing.env_subject import Thoroughness
-from agentrl.testing.report import CheckStatus, EnvCheckReport
+from agentrl.testing.report import CheckReport, CheckStatus
 
 COUNTER = itertools.count()
 GYMNASIUM = "keeps gymnasium rules"
@@ -197,7 +197,7 @@ def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
     return EnvironmentSpec(name="corridor", make=make, tasks=lambda split, **_: SeedTasks("corridor", split), **facts)
 
 
-def broken_rules(report: EnvCheckReport) -> set[str]:
+def broken_rules(report: CheckReport) -> set[str]:
     return {row.check for row in report.rows if not row.passed}
 
 
@@ -310,7 +310,7 @@ def test_doing_no_work_pays_in_no_shipped_environment(name: str) -> None:
 def test_split_and_options_can_be_chosen() -> None:
     report = check_env("household/valid_unseen", options={"size": "tiny"}, episodes=3)
     assert report.passed, str(report)
-    assert report.environment == resolve_environment("household").name
+    assert report.name == resolve_environment("household").name
     with pytest.raises(UnknownNameError, match="Did you mean household/valid_seen"):
         check_env("household/valid_sen")
 

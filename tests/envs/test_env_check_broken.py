@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.testing import check_env
 from agentrl.testing.env_subject import EFFORTS
-from agentrl.testing.report import CheckStatus, EnvCheckReport
+from agentrl.testing.report import CheckReport, CheckStatus
 
 WORLDS = Path(__file__).parent.parent / "worlds"
 PATIENCE_S = 60
@@ -34,11 +34,11 @@ def _worlds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("broken_worlds", None)
 
 
-def check(name: str, **settings: Any) -> EnvCheckReport:
+def check(name: str, **settings: Any) -> CheckReport:
     return check_env(f"broken_worlds:{name}", **{"call_timeout_s": PATIENCE_S, **settings})
 
 
-def complaints(report: EnvCheckReport) -> dict[str, str]:
+def complaints(report: CheckReport) -> dict[str, str]:
     wrong = (*report.with_status(FAILED), *report.with_status(WARNED))
     return {row.check: f"{row.status}: {row.detail}" for row in wrong}
 

@@ -22,11 +22,11 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import Thoroughness, check_env
-from agentrl.testing.env_check import ELSEWHERE, RULES, Rule
+from agentrl.testing.env_check import ELSEWHERE, RULES
 from agentrl.testing.env_rules import contract, rewards
 from agentrl.testing.env_rules import resources as speed
 from agentrl.testing.env_rules.rewards import NONSENSE
-from agentrl.testing.report import CheckStatus, EnvCheckReport
+from agentrl.testing.report import CheckReport, CheckStatus, Rule
 from agentrl.tool import tool
 
 WAYS = ("north", "east", "south", "west")
@@ -446,12 +446,12 @@ def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
     return EnvironmentSpec(name="arrows", make=make, **facts)
 
 
-def complaints(report: EnvCheckReport) -> dict[str, CheckStatus]:
+def complaints(report: CheckReport) -> dict[str, CheckStatus]:
     wrong = (*report.with_status(CheckStatus.FAILED), *report.with_status(CheckStatus.WARNED))
     return {row.check: row.status for row in wrong}
 
 
-def check(spec: EnvironmentSpec, **settings: Any) -> EnvCheckReport:
+def check(spec: EnvironmentSpec, **settings: Any) -> CheckReport:
     return check_env(spec, skip=[rule.name for rule in ELSEWHERE], **settings)
 
 
@@ -568,7 +568,7 @@ def test_a_rule_says_the_same_alone(rule: Rule) -> None:
 
 
 @functools.cache
-def _checked_awaited() -> EnvCheckReport:
+def _checked_awaited() -> CheckReport:
     return check_env(spec_of(Awaited))
 
 

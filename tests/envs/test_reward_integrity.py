@@ -13,7 +13,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.task import SeedTasks
 from agentrl.testing import reward_integrity
 from agentrl.testing.env_check import INTEGRITY, LEAKS
-from agentrl.testing.report import CheckStatus, EnvCheckReport
+from agentrl.testing.report import CheckReport, CheckStatus
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 FAILED, WARNED = CheckStatus.FAILED, CheckStatus.WARNED
@@ -114,7 +114,7 @@ def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
     return EnvironmentSpec(name="sums", make=make, tasks=lambda split, **_: SeedTasks("sums", split), **facts)
 
 
-def complaints(report: EnvCheckReport) -> dict[str, CheckStatus]:
+def complaints(report: CheckReport) -> dict[str, CheckStatus]:
     wrong = (*report.with_status(FAILED), *report.with_status(WARNED))
     return {row.check: row.status for row in wrong}
 

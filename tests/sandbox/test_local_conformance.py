@@ -5,8 +5,7 @@ import pytest
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.local import UNCONFINED
-from agentrl.testing.env_subject import Broken
-from agentrl.testing.report import CheckStatus
+from agentrl.testing.report import Broken, CheckStatus
 from agentrl.testing.sandbox_check import RULES, check_sandbox
 from agentrl.testing.sandbox_rules import behaviour, security
 from agentrl.testing.sandbox_subject import SandboxSubject

@@ -15,12 +15,13 @@ from agentrl.errors import EngineError
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.testing import ServerEngine, check_engine
-from agentrl.testing.engine_check import CHECKS, Verdict
+from agentrl.testing.engine_check import RULES
+from agentrl.testing.report import CheckStatus
 from agentrl.weights import write_served_model
 
 
 def skipped(report):
-    return [row.check for row in report.rows if row.verdict is Verdict.SKIPPED]
+    return [row.check for row in report.rows if row.status is CheckStatus.SKIPPED]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 1e-6])
@@ -111,7 +112,7 @@ async def test_the_kit_sees_that_a_process_was_not_killed():
     report = await check_engine(lambda: ScriptedEngine(max_context=300), kill=lambda: None)
     (row,) = [row for row in report.rows if not row.passed]
     assert row.check == "killed"
-    assert row.detail == "CheckFailed: a request that ran at the kill did not raise EngineError"
+    assert row.detail == "a request that ran at the kill did not raise EngineError"
 
 
 async def test_a_request_that_is_over_before_it_is_seen_is_told():
@@ -172,13 +173,13 @@ class _StampsTheLatestVersion(LocalEngine):
 @pytest.mark.parametrize(
     ("engine", "failing"),
     [
-        (_KeepsStaleCache, {"update_in_flight", "sessions"}),
+        (_KeepsStaleCache, {"update in flight", "sessions"}),
         (_IgnoresAborts, {"abort", "pause"}),
         (_IgnoresPauses, {"pause"}),
-        (_DriftsALittle, {"logprobs", "update_in_flight", "sessions", "shared_session", "load"}),
+        (_DriftsALittle, {"logprobs", "update in flight", "sessions", "shared session", "load"}),
         (_ReportsTheCutDistribution, {"logprobs"}),
         (_DropsTheStopToken, {"stop"}),
-        (_StampsTheLatestVersion, {"update_in_flight"}),
+        (_StampsTheLatestVersion, {"update in flight"}),
     ],
 )
 async def test_the_kit_finds_a_broken_promise(engine, failing, reference_of):
@@ -201,5 +202,5 @@ async def test_the_kit_finds_answers_that_are_too_long_or_stamped_wrong():
 
     report = await check_engine(lambda: ScriptedEngine(script=script, max_context=300), deadline_s=2)
     assert {"versions", "seeds"} <= {row.check for row in report.rows if not row.passed}
-    assert "FAILED   versions" in str(report)
-    assert len(report.rows) == len(CHECKS)
+    assert "failed   versions" in str(report)
+    assert len(report.rows) == len(RULES)

@@ -23,10 +23,12 @@ from agentrl.rollout.env_adapter import (
 )
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import CallFailed, EnvSession, asking, made, play, random_policy, watched_calls
-from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect, until
+from agentrl.testing.env_subject import Subject, until
+from agentrl.testing.report import Broken, Missing, Suspect, rule
 
 
-def has_tasks(subject: Subject) -> Finding:
+@rule("make a task from its number alone; leave a split that is empty out of `splits`")
+def has_tasks(subject: Subject) -> str:
     """Every split has tasks, and gives the same one for the same number."""
     sizes = {}
     for split in subject.spec.splits:
@@ -37,10 +39,11 @@ def has_tasks(subject: Subject) -> Finding:
             if repr(source[index]) != repr(subject.spec.tasks(split, **subject.options)[index]):
                 raise Broken(f"task {index} of {split} is another one when the split is made again")
         sizes[split] = len(source)
-    return Finding(detail=", ".join(f"{split} {size:,}" for split, size in sizes.items()))
+    return ", ".join(f"{split} {size:,}" for split, size in sizes.items())
 
 
-def keeps_splits_apart(subject: Subject) -> Finding:
+@rule("give each split seeds, ids and content of its own, for example by the checksum of the opening state")
+def keeps_splits_apart(subject: Subject) -> str:
     """No two splits share a task: neither an id, nor a seed with the same options, nor the state of an opening."""
     if len(subject.spec.splits) < 2:
         raise Missing("one split")
@@ -48,7 +51,7 @@ def keeps_splits_apart(subject: Subject) -> Finding:
     compared, total = _compare_tasks(sources, subject), sum(map(len, sources.values()))
     openings = _compare_openings(sources, subject)
     what = "all" if compared == total else f"{compared:,} of {total:,}"
-    return Finding(detail=f"{what} tasks compared, {openings} openings")
+    return f"{what} tasks compared, {openings} openings"
 
 
 def _compare_tasks(sources: dict[str, TaskSource], subject: Subject) -> int:
@@ -162,31 +165,34 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result.observation, result.reward, *flags, result.info
 
 
-def plays_an_episode(subject: Subject) -> Finding:
+@rule("fix what the message names; every other rule needs an episode")
+def plays_an_episode(subject: Subject) -> str:
     """`reset(seed=..., options=...)` and `step` return what they should, in time, and the process goes on."""
     try:
         with subject.session() as session:
             if subject.plays_elsewhere and subject.elsewhere.end:
                 raise Broken(subject.elsewhere.end)
             played = play(session, subject.tasks[0], random_policy(subject.tasks[0].seed), subject.limit)
-    except (Broken, CallFailed, UsageError, WrongReturn):
+    except (Broken, UsageError, WrongReturn):
         raise
     except Exception as error:
         raise Broken(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
-    return Finding(detail=f"{len(played.results)} steps")
+    return f"{len(played.results)} steps"
 
 
-def keeps_standard_output_clean(subject: Subject) -> Finding:
+@rule("print to standard error, or log; standard output belongs to the results of commands")
+def keeps_standard_output_clean(subject: Subject) -> str:
     """Nothing is written to standard output: there, commands write their results."""
     elsewhere = subject.elsewhere
     if elsewhere.said:
         raise Suspect(f"playing writes {elsewhere.said.splitlines()[0][:60]!r} to standard output")
     if elsewhere.unknown:
         raise Missing(elsewhere.unknown)
-    return Finding(detail="nothing written")
+    return "nothing written"
 
 
-def keeps_gymnasium_rules(subject: Subject) -> Finding:
+@rule("do what the message says; pass `seed` on with `super().reset(seed=seed)`")
+def keeps_gymnasium_rules(subject: Subject) -> str:
     """Gymnasium's own checker finds nothing; `Text` spaces may hold any characters."""
     env = made(subject.spec.make, subject.options)
     if not isinstance(env, gymnasium.Env):
@@ -202,10 +208,11 @@ def keeps_gymnasium_rules(subject: Subject) -> Finding:
             check_gymnasium(asked, skip_render_check=True)
         except AssertionError as error:
             raise Broken(str(error)) from error
-    return Finding(detail="; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no complaints")
+    return "; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no complaints"
 
 
-def speaks_properly(subject: Subject) -> Finding:
+@rule("return what the message expects: every run refuses the rest; state the true `reward_range`")
+def speaks_properly(subject: Subject) -> str:
     """Runs accept what `reset` and `step` return, and returns are in the stated range."""
     low, high = subject.spec.reward_range
     played = subject.random_episodes
@@ -216,10 +223,11 @@ def speaks_properly(subject: Subject) -> Finding:
             checked_step((result.observation, result.reward, result.terminated, result.truncated, result.info))
         if episode.done and not low <= episode.total <= high:
             raise Broken(f"a return is {episode.total:g}, outside {low:g} to {high:g}")
-    return Finding(detail=f"returns {min(e.total for e in played):g} to {max(e.total for e in played):g}")
+    return f"returns {min(e.total for e in played):g} to {max(e.total for e in played):g}"
 
 
-def ends_properly(subject: Subject) -> Finding:
+@rule("return the last observation of the episode, and wait for `reset`; state `max_turns` if nothing ends it")
+def ends_properly(subject: Subject) -> str:
     """The last observation belongs to the episode that ended, not to a next one."""
     ended = [episode for episode in subject.random_episodes if episode.done]
     if not ended and subject.spec.turns_under(subject.options) is None and not _expert_ends(subject):
@@ -229,7 +237,7 @@ def ends_properly(subject: Subject) -> Finding:
     told_apart = [episode for episode in ended if len(episode.moments) > 2]
     if told_apart and all(episode.moments[-1].observation == episode.moments[0].observation for episode in told_apart):
         raise Broken("the last observation of every episode is its first one again: does the environment reset?")
-    return Finding(detail=f"{len(ended)} episodes ended with an observation of their own")
+    return f"{len(ended)} episodes ended with an observation of their own"
 
 
 def _expert_ends(subject: Subject) -> bool:
@@ -238,7 +246,8 @@ def _expert_ends(subject: Subject) -> bool:
     return False
 
 
-def accepts_admissible_actions(subject: Subject) -> Finding:
+@rule("list only what `step` understands in this state, and something as long as the episode goes on")
+def accepts_admissible_actions(subject: Subject) -> str:
     """Every action that is called admissible is understood, and there is one as long as the episode goes on."""
     tried = 0
     with subject.session() as session:
@@ -254,7 +263,7 @@ def accepts_admissible_actions(subject: Subject) -> Finding:
     how = (
         "accepted" if takes_back else "accepted, one in each state: without snapshot() and restore() not all are tried"
     )
-    return Finding(detail=f"{tried} actions {how}")
+    return f"{tried} actions {how}"
 
 
 def _admissible(session: EnvSession) -> list[str]:
@@ -285,7 +294,8 @@ def _take(session: EnvSession, action: str) -> StepResult:
     return result
 
 
-def bears_nonsense(subject: Subject) -> Finding:
+@rule('answer what is not understood in words, with `info["valid"] = False`')
+def bears_nonsense(subject: Subject) -> str:
     """No text is refused by an exception: what a model says wrong is answered in words."""
     with subject.session() as session:
         for text in NONSENSE:
@@ -298,4 +308,4 @@ def bears_nonsense(subject: Subject) -> Finding:
                 raise Broken(f"the action {text[:20]!r} raises {type(error).__name__}: {error}") from error
             if not isinstance(result.observation, str | tuple):
                 raise Broken(f"the action {text[:20]!r} is answered by a {type(result.observation).__name__}")
-    return Finding(detail=f"{len(NONSENSE)} texts answered")
+    return f"{len(NONSENSE)} texts answered"

@@ -31,15 +31,8 @@ from agentrl.testing.env_session import (
     random_policy,
     replay,
 )
-from agentrl.testing.env_subject import (
-    Broken,
-    Finding,
-    Missing,
-    Subject,
-    Suspect,
-    transcript,
-    until,
-)
+from agentrl.testing.env_subject import Subject, transcript, until
+from agentrl.testing.report import Broken, Missing, Suspect, rule
 
 
 def require_equal(first: Sequence[Moment], second: Sequence[Moment], what: str) -> None:
@@ -68,14 +61,16 @@ _STEPS_COMPARED = 5
 """Steps in which different tasks may show that they differ; all are played by the same random policy."""
 
 
-def is_deterministic(subject: Subject) -> Finding:
+@rule("draw from `self.np_random` only; no global generator, clock, or order of a set")
+def is_deterministic(subject: Subject) -> str:
     """A second environment gives the same episodes."""
     second = transcript(subject.spec.make, subject.options, subject.tasks, subject.limit)
     require_equal(subject.transcript, second, "two environments differ")
-    return Finding(detail=f"{len(second)} observations equal")
+    return f"{len(second)} observations equal"
 
 
-def is_the_same_everywhere(subject: Subject) -> Finding:
+@rule("sort what comes from sets, folders and `hash()`; register what `make` is by name in a module")
+def is_the_same_everywhere(subject: Subject) -> str:
     """Another process gives the same episodes."""
     elsewhere = subject.elsewhere
     if elsewhere.unknown and subject.spec.isolation_under(subject.options) is not Isolation.PROCESS:
@@ -84,10 +79,11 @@ def is_the_same_everywhere(subject: Subject) -> Finding:
     if problem := elsewhere.unknown or elsewhere.failure or elsewhere.end:
         raise Broken(problem)
     require_equal(subject.transcript, elsewhere.moments, "two processes differ")
-    return Finding(detail=f"{len(elsewhere.moments)} observations equal")
+    return f"{len(elsewhere.moments)} observations equal"
 
 
-def resets_completely(subject: Subject) -> Finding:
+@rule("set every attribute of an episode anew in `reset`")
+def resets_completely(subject: Subject) -> str:
     """Nothing of an episode, finished or abandoned, shows in the next one."""
     task = subject.tasks[0]
     with subject.session() as session:
@@ -97,10 +93,11 @@ def resets_completely(subject: Subject) -> Finding:
             play(session, other, random_policy(other.seed + 1), steps)
         again = play(session, task, random_policy(task.seed), subject.limit)
     require_equal(fresh.moments, again.moments, "an episode depends on those before it")
-    return Finding(detail="an episode is the same after others")
+    return "an episode is the same after others"
 
 
-def differs_between_tasks(subject: Subject) -> Finding:
+@rule("use the seed, or the options, in `reset`; offer fewer tasks where there are no more")
+def differs_between_tasks(subject: Subject) -> str:
     """Different tasks are different episodes: a seed or an option changes what is seen, or what is hidden."""
     count = min(subject.effort.openings, _TASKS_COMPARED, len(subject.source))
     if count < 2:
@@ -111,12 +108,12 @@ def differs_between_tasks(subject: Subject) -> Finding:
         for number in numbers:
             seen.add(_evidence(session, subject.source[number], min(subject.limit, _STEPS_COMPARED)))
         if 2 * len(seen) >= len(numbers) > 1:
-            return Finding(detail=f"{len(seen)} different episodes in {len(numbers)} tasks")
+            return f"{len(seen)} different episodes in {len(numbers)} tasks"
         hidden = {_hidden_state(session, subject.source[number]) for number in numbers}
     return _judge_hidden(len(numbers), seen, hidden)
 
 
-def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> Finding:
+def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
     """Few tasks look different: what they hide decides."""
     different = max(len(seen), len(hidden))
     if None in hidden:
@@ -125,7 +122,7 @@ def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> Findi
         raise Broken(f"{played} tasks are one and the same episode: do their seeds or options count?")
     if 2 * different < played:
         raise Suspect(f"only {different} different episodes in {played} tasks")
-    return Finding(detail=f"{played} tasks look like {len(seen)}; they hide {len(hidden)} different states")
+    return f"{played} tasks look like {len(seen)}; they hide {len(hidden)} different states"
 
 
 def _evidence(session: EnvSession, task: Task, steps: int) -> str:
@@ -154,7 +151,8 @@ def _hidden_state(session: EnvSession, task: Task) -> str | None:
 _STEPS_AFTER = 10
 
 
-def has_keys_of_its_states(subject: Subject) -> Finding:
+@rule("make the key from the state alone, as text: of sorted plain data, or its checksum")
+def has_keys_of_its_states(subject: Subject) -> str:
     """`state_key()` is text, and the same for the same state: asked twice, and in another environment."""
     compared = 0
     with subject.session() as session, subject.session() as other:
@@ -169,7 +167,7 @@ def has_keys_of_its_states(subject: Subject) -> Finding:
                     break
                 _require_equal_keys(session, other)
                 compared += 1
-    return Finding(detail=f"{compared} states have the same key twice")
+    return f"{compared} states have the same key twice"
 
 
 def _require_equal_keys(session: EnvSession, other: EnvSession) -> None:
@@ -182,7 +180,8 @@ def _require_equal_keys(session: EnvSession, other: EnvSession) -> None:
         raise Broken("state_key() differs between two environments after the same actions")
 
 
-def restores_snapshots(subject: Subject) -> Finding:
+@rule("save all of the state, steps and generators included, as JSON types")
+def restores_snapshots(subject: Subject) -> str:
     """A snapshot is plain data, and an episode goes on from it in another environment as it did here."""
     task = subject.tasks[0]
     with subject.session() as session, subject.session() as other:
@@ -199,7 +198,7 @@ def restores_snapshots(subject: Subject) -> Finding:
         if other.call("state_key") != key:
             raise Broken("state_key() differs after restore()")
         require_equal(here, _walk(other, task.seed), "the episode goes on differently after restore()")
-    return Finding(detail=f"{len(saved)} bytes; {len(here)} steps equal after restore()")
+    return f"{len(saved)} bytes; {len(here)} steps equal after restore()"
 
 
 def _walk(session: EnvSession, seed: int) -> list[Moment]:
@@ -223,7 +222,8 @@ _SHORT_TURN_S = 1e-5
 """Threads take turns this often: what they must not share is then shared sooner."""
 
 
-def is_isolated_enough(subject: Subject) -> Finding:
+@rule("state `isolation=Isolation.PROCESS`: there, a crash costs the episodes of one worker")
+def is_isolated_enough(subject: Subject) -> str:
     """Environments that may end the process (native code, threads of their own) run in worker processes."""
     if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
         raise Missing("it runs in worker processes")
@@ -236,7 +236,7 @@ def is_isolated_enough(subject: Subject) -> Finding:
         raise Suspect(f"it starts threads ({', '.join(sorted(own)[:3])}): what one of them breaks ends the run")
     if native:
         raise Suspect(f"its module uses native code ({', '.join(native[:3])}): a crash there ends the run")
-    return Finding(detail="no native code and no threads seen")
+    return "no native code and no threads seen"
 
 
 def _native_packages(kind: type) -> list[str]:
@@ -260,13 +260,14 @@ def _has_extension(root: str) -> bool:
     return any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in files)
 
 
-def runs_interleaved(subject: Subject) -> Finding:
+@rule("keep an episode's state in the instance, not in the class, the module or a shared file")
+def runs_interleaved(subject: Subject) -> str:
     """Episodes that take turns in one process are as if alone."""
     alone = subject.alone
     together = asyncio.run(_take_turns(subject, alone))
     for one, other in zip(alone, together, strict=True):
         require_equal(one.moments, other, "an episode beside others differs from the same alone")
-    return Finding(detail=f"{len(alone)} episodes at once are as if alone")
+    return f"{len(alone)} episodes at once are as if alone"
 
 
 async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[Moment]]:
@@ -279,7 +280,8 @@ async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[Mo
             await settled(env.close())
 
 
-def runs_in_threads(subject: Subject) -> Finding:
+@rule("share nothing that changes, or state `isolation=Isolation.PROCESS`")
+def runs_in_threads(subject: Subject) -> str:
     """Episodes in several threads at once are as if alone."""
     if subject.spec.isolation_under(subject.options) is not Isolation.THREAD:
         raise Missing("its code does not run in threads")
@@ -289,7 +291,7 @@ def runs_in_threads(subject: Subject) -> Finding:
             raise Missing("its steps are awaited in the event loop")
     for one, other in zip(alone, _play_in_threads(subject, alone), strict=True):
         require_equal(one.moments, other, "an episode in a thread beside others differs from the same alone")
-    return Finding(detail=f"{len(alone)} episodes in threads are as if alone")
+    return f"{len(alone)} episodes in threads are as if alone"
 
 
 def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[Moment]]:
@@ -332,7 +334,8 @@ def _run_threads(threads: Sequence[threading.Thread]) -> None:
         raise Broken(f"an episode in a thread beside others did not end within {DEADLINE_S:g} s")
 
 
-def survives_cancellation(subject: Subject) -> Finding:
+@rule("release in `finally` what was taken before an `await`; let `reset` start from anything")
+def survives_cancellation(subject: Subject) -> str:
     """After a reset or a step that was cancelled while it was awaited, the next episode is as new."""
     with subject.session() as session:
         if not isinstance(session.env, AsyncEnv):
@@ -342,7 +345,7 @@ def survives_cancellation(subject: Subject) -> Finding:
         cut = asyncio.run(_cut_and_go_on(subject, fresh))
     if not cut:
         raise Missing("its steps were over before they could be cancelled")
-    return Finding(detail=f"an episode is the same after {cut} cancelled calls")
+    return f"an episode is the same after {cut} cancelled calls"
 
 
 async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:

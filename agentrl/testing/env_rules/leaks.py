@@ -20,13 +20,8 @@ from typing import Any
 
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, Played, plain_text
-from agentrl.testing.env_subject import (
-    Broken,
-    Finding,
-    Missing,
-    Subject,
-    Suspect,
-)
+from agentrl.testing.env_subject import Subject
+from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 from agentrl.tool import Tool
 
 ANSWER = r"answers?|solutions?|secrets?|ground[ _]truth|gold|labels?|passwords?"
@@ -39,7 +34,8 @@ _SHORT_PLAN = 3
 _LONG_ACTION = 8
 
 
-def hides_the_answer(subject: Subject) -> Finding:
+@rule("keep answers out of texts, hints and infos; a choice among given answers is no fault")
+def hides_the_answer(subject: Subject) -> str:
     """No answer stands in what the policy reads first: prompt, opening, hint, tools, info of reset.
 
     Answers are a task's ground truth, and attributes of the environment that are called so. An answer is told when, in
@@ -57,7 +53,7 @@ def hides_the_answer(subject: Subject) -> Finding:
     for source, found in told.items():
         if len(found) >= len(subject.tasks) and len(set(found)) >= min(_FEW, len(found)) > 1:
             raise Suspect(f"{source} stands in what the policy reads first, for example {found[0][:60]!r}")
-    return Finding(detail=f"looked for {', '.join(told)}")
+    return f"looked for {', '.join(told)}"
 
 
 def _first_texts(session: EnvSession, task: Task) -> str:
@@ -111,7 +107,8 @@ def _tells(text: str, answer: str) -> bool:
     return re.search(rf"\b(?:{ANSWER})\b\W*(?:is\W+)?{whole}", text, re.IGNORECASE) is not None
 
 
-def hides_the_plan(subject: Subject) -> Finding:
+@rule("leave the solution out of the observation")
+def hides_the_plan(subject: Subject) -> str:
     """The first observation does not hold what the expert then does, action by action."""
     told = [
         _holds(episode.moments[0].observation, episode.actions)
@@ -121,7 +118,7 @@ def hides_the_plan(subject: Subject) -> Finding:
     different = {episode.actions for episode in subject.expert_episodes}
     if len(told) >= _FEW and len(different) >= _FEW and 2 * sum(told) > len(told):
         raise Suspect(f"{sum(told)} of {len(told)} first observations hold the expert's whole plan")
-    return Finding(detail=f"{sum(told)} of {len(told)} first observations hold a plan")
+    return f"{sum(told)} of {len(told)} first observations hold a plan"
 
 
 def _is_telling(actions: Sequence[str]) -> bool:
@@ -133,7 +130,8 @@ def _holds(text: str, actions: Sequence[str]) -> bool:
     return re.search(r"\W+(?:\w{1,4}\W+)?".join(map(re.escape, actions)), text, re.IGNORECASE) is not None
 
 
-def hides_the_reward(subject: Subject) -> Finding:
+@rule("leave the reward to the trainer; a score that belongs to the game is no fault")
+def hides_the_reward(subject: Subject) -> str:
     """An observation after which the episode goes on does not tell the number of the reward."""
     episodes: list[Played] = list(subject.random_episodes)
     with suppress(Missing):
@@ -142,7 +140,7 @@ def hides_the_reward(subject: Subject) -> Finding:
     told = [result.reward for result in steps if _tells_reward(plain_text(result.observation), result.reward)]
     if len(told) >= _FEW and 2 * len(told) > len(steps):
         raise Suspect(f"{len(told)} of {len(steps)} rewards stand in the observation, for example {told[0]:g}")
-    return Finding(detail=f"{len(told)} of {len(steps)} rewards on the way stand in the observation")
+    return f"{len(told)} of {len(steps)} rewards on the way stand in the observation"
 
 
 def _tells_reward(text: str, reward: float) -> bool:
@@ -198,7 +196,8 @@ def _inotify(path: Path) -> int | None:
     return descriptor
 
 
-def reads_no_files(subject: Subject) -> Finding:
+@rule("let actions and tools work in a sandbox, or in a folder of their own")
+def reads_no_files(subject: Subject) -> str:
     """No action and no tool of the episode opens a file that lies beside it: answers and tests do, too."""
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder, subject.session() as session:
@@ -212,7 +211,7 @@ def reads_no_files(subject: Subject) -> Finding:
                     raise Suspect(f"{what} shows a file of this machine: let it run in a sandbox")
                 if file.was_opened():
                     raise Suspect(f"{what} opens a file of this machine: let it run in a sandbox")
-    return Finding(detail=f"{tried} ways tried")
+    return f"{tried} ways tried"
 
 
 def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[str, str]]:
@@ -239,6 +238,7 @@ LOOKED_AT = 4
 """Tasks."""
 
 
+@rule("judge in another sandbox than the one in which the policy acts")
 def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
     """No hidden test and no solution can be read where the policy acts, neither at first nor after a step.
 
@@ -254,7 +254,7 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
             read += _look(session)
             if not session.step("").done:
                 read += _look(session)
-    return Finding(detail=f"{read} things read, {len(tasks)} tasks", figures={"read": float(read)})
+    return Finding(f"{read} things read, {len(tasks)} tasks", {"read": float(read)})
 
 
 def _look(session: EnvSession) -> int:

@@ -18,14 +18,8 @@ from typing import Any, NamedTuple
 from agentrl.env import AsyncEnv, Isolation
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, play, random_policy
-from agentrl.testing.env_subject import (
-    Broken,
-    Finding,
-    Missing,
-    Subject,
-    Suspect,
-    until,
-)
+from agentrl.testing.env_subject import Subject, until
+from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 
 _PATIENCE_S = 2.0
 """Seconds for threads and processes that were told to end."""
@@ -87,7 +81,8 @@ _DOUBTS = 4
 """Times that growth is measured on before it counts: caches that fill late, as on a slow machine, come to an end."""
 
 
-def releases_everything(subject: Subject) -> Finding:
+@rule("close files, threads and processes in `close`, even without a reset; keep no list of instances")
+def releases_everything(subject: Subject) -> str:
     """After `close`, whenever it is called, no open file, thread or child process is left, and the object is gone."""
     lives = (None, 2, subject.limit)
     for steps in lives:  # what all environments of a process share is made once
@@ -101,7 +96,7 @@ def releases_everything(subject: Subject) -> Finding:
     kept = sum(reference is not None and reference() is not None for reference in references)
     if kept:
         raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: who refers to them?")
-    return Finding(detail=f"nothing left of {len(lives)} environments")
+    return f"nothing left of {len(lives)} environments"
 
 
 def _live(subject: Subject, steps: int | None) -> weakref.ref[Any] | None:
@@ -124,6 +119,7 @@ class _Reading:
     """Bytes of the process."""
 
 
+@rule("drop in `reset` what an episode collected; bound caches")
 def keeps_its_memory(subject: Subject) -> Finding:
     """Memory does not grow over the same episodes again and again: up to 1,000, the first steps of each."""
     limit = min(subject.limit, _STEPS)
@@ -174,7 +170,7 @@ def _suspicion(readings: Sequence[_Reading], episodes: int) -> Broken | Suspect 
 def _finding(readings: Sequence[_Reading], episodes: int) -> Finding:
     grown = readings[-1].allocated - readings[0].allocated
     figures = {"episodes": float(episodes), "growth_bytes": float(grown)}
-    return Finding(detail=f"{grown:+,} bytes over {episodes:,} episodes", figures=figures)
+    return Finding(f"{grown:+,} bytes over {episodes:,} episodes", figures)
 
 
 def _round(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]]) -> None:
@@ -232,6 +228,7 @@ _EPISODES = 1000
 _TIMED_STEPS = 20
 
 
+@rule("state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster")
 def is_as_fast_as_it_says(subject: Subject) -> Finding:
     """Inside the event loop only what takes far less than a model's turn may run."""
     resets: list[float] = []
@@ -253,7 +250,7 @@ def is_as_fast_as_it_says(subject: Subject) -> Finding:
         f"{what} p50 {figures[f'{what}_p50_ms']:.3g} ms, p99 {figures[f'{what}_p99_ms']:.3g} ms of {len(times):,}"
         for what, times in (("reset", resets), ("step", steps))
     ]
-    return Finding(detail="; ".join(parts), figures=figures)
+    return Finding("; ".join(parts), figures)
 
 
 def quantile(times: list[float], share: float) -> float:

@@ -31,7 +31,8 @@ from agentrl.testing.env_session import (
     random_arguments,
     random_policy,
 )
-from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect, until
+from agentrl.testing.env_subject import Subject, until
+from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 from agentrl.tool import Tool
 
 ROUNDED = 0.05
@@ -40,6 +41,7 @@ IMPLAUSIBLE = 1e-5
 """A number of successes that is rarer than this under the stated score shows that it is wrong."""
 
 
+@rule("fix the expert, or state in `scores` what it reaches")
 def is_solved_by_its_expert(subject: Subject) -> Finding:
     """The expert reaches the stated score."""
     played = [*subject.expert_episodes, *_more(subject, lambda _task: expert_policy())]
@@ -62,7 +64,8 @@ def _doubt_expert(expert: Finding, chance: Finding) -> None:
         raise Suspect(f"the expert is no better than random play: {expert.detail}, random {chance.detail}")
 
 
-def rewards_success(subject: Subject) -> Finding:
+@rule("let what is called success be what is rewarded; state the true `reward_range`")
+def rewards_success(subject: Subject) -> str:
     """What the environment calls success is rewarded: some solved episode returns more than the least, and not 0."""
     played = list(subject.random_episodes)
     with suppress(Missing):
@@ -73,9 +76,10 @@ def rewards_success(subject: Subject) -> Finding:
     least = subject.spec.reward_range[0]
     if all(total == 0 or total <= least for total in solved):
         raise Suspect(f"{len(solved)} of {len(played)} episodes are successes, and all return {max(solved):g}")
-    return Finding(detail=f"{len(solved)} successes return {min(solved):g} to {max(solved):g}")
+    return f"{len(solved)} successes return {min(solved):g} to {max(solved):g}"
 
 
+@rule("let `mistake` return only what changes nothing")
 def survives_mistakes(subject: Subject) -> Finding:
     """The expert's mistakes change nothing: it reaches its score with them, too."""
     with subject.session() as session:
@@ -85,6 +89,7 @@ def survives_mistakes(subject: Subject) -> Finding:
     return _score(subject, "expert", subject.play(lambda task: expert_policy(mistakes=0.2, seed=task.seed)))
 
 
+@rule("measure the random policy again, and state its score")
 def has_a_random_score(subject: Subject) -> Finding:
     """The random policy reaches the stated score, the lower bound."""
     played = [*subject.random_episodes, *_more(subject, lambda task: random_policy(task.seed))]
@@ -114,7 +119,7 @@ def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
         raise Broken(f"the {policy} is said to solve everything, but not {', '.join(failed[:3])}")
     if _chance(solved, len(played), stated) < IMPLAUSIBLE:
         raise Broken(f"the {policy} solved {solved} of {len(played)}, which a score of {stated:g} does not explain")
-    return Finding(detail=found.detail.replace(" solved;", f" solved, stated {stated:g};"), figures=found.figures)
+    return Finding(found.detail.replace(" solved;", f" solved, stated {stated:g};"), found.figures)
 
 
 def _measured(subject: Subject, played: Sequence[Played]) -> Finding:
@@ -123,10 +128,10 @@ def _measured(subject: Subject, played: Sequence[Played]) -> Finding:
     total = math.fsum(episode.total / len(played) for episode in played)
     figures = {"episodes": float(len(played)), "mean_return": total, "mean_steps": steps}
     if None in verdicts:
-        return Finding(detail=f"mean return {total:g}, {steps:.1f} steps; no success to tell", figures=figures)
+        return Finding(f"mean return {total:g}, {steps:.1f} steps; no success to tell", figures)
     solved = sum(map(bool, verdicts))
     detail = f"{solved} of {len(played)} solved; {steps:.1f} steps on average"
-    return Finding(detail=detail, figures={**figures, "success": solved / len(played)})
+    return Finding(detail, {**figures, "success": solved / len(played)})
 
 
 def _chance(solved: int, count: int, stated: float) -> float:
@@ -159,16 +164,19 @@ _PROGRAM = f"```python\nimport sys\nprint({_SUCCESS!r})\nsys.exit(0)\n```"
 _COMMAND = f"```bash\necho {_SUCCESS!r}; exit 0\n```"
 
 
+@rule("pay at the limit what losing pays, and on the way only for what actions have changed")
 def doing_nothing_does_not_pay(subject: Subject) -> Finding:
     """Saying nothing until the end earns no more than random play, and less than the expert."""
     return _compared(subject, lambda _task: _always(""))
 
 
+@rule("pay at the limit what losing pays; an invalid action may cost, and must not pay")
 def repeating_nonsense_does_not_pay(subject: Subject) -> Finding:
     """Repeating one invalid action until the end earns no more than random play, and less than the expert."""
     return _compared(subject, lambda _task: _always(NONSENSE))
 
 
+@rule("let giving up be worth no more than losing; make handing over depend on the task")
 def giving_up_does_not_pay(subject: Subject) -> Finding:
     """Giving up at once, in words and by tools that end or hand over, earns no more than random play, and less than
     the expert.
@@ -176,6 +184,7 @@ def giving_up_does_not_pay(subject: Subject) -> Finding:
     return _compared(subject, lambda task: _giving_up(task.seed))
 
 
+@rule("grade one answer: take several for none, and ask which is meant")
 def saying_everything_does_not_pay(subject: Subject) -> Finding:
     """Saying all numbers, all admissible actions and all that was seen at once earns no more than random play, and less
     than the expert.
@@ -183,31 +192,37 @@ def saying_everything_does_not_pay(subject: Subject) -> Finding:
     return _compared(subject, lambda _task: _saying_everything())
 
 
+@rule("reward what was done, not that the episode went on")
 def silence_earns_nothing(subject: Subject) -> Finding:
     """A policy that says nothing earns less than a tenth of what the expert does."""
     return _judged(subject, subject.play(lambda _task: _always("")))
 
 
+@rule("let the task begin unsolved, and judge its result")
 def handing_in_earns_nothing(subject: Subject) -> Finding:
     """A policy that only ever says "submit" earns less than a tenth of what the expert does."""
     return _judged(subject, subject.play(lambda _task: _always("submit")))
 
 
+@rule("judge values that the program returns, elsewhere than where it ran; not its exit code and not its words")
 def printed_success_earns_nothing(subject: Subject) -> Finding:
     """A Python program that prints marks of success and exits earns less than a tenth of what the expert does."""
     return _judged(subject, subject.play(lambda _task: _always(_PROGRAM)))
 
 
+@rule("judge the state that the command left, elsewhere than where it ran; not its exit code and not its words")
 def echoed_success_earns_nothing(subject: Subject) -> Finding:
     """A shell command that prints marks of success and exits earns less than a tenth of what the expert does."""
     return _judged(subject, subject.play(lambda _task: _always(_COMMAND)))
 
 
+@rule("keep answers out of what the policy reads")
 def repeating_earns_nothing(subject: Subject) -> Finding:
     """A policy that repeats what it reads earns less than a tenth of what the expert does."""
     return _judged(subject, subject.play(lambda _task: lambda _session, observation: plain_text(observation)))
 
 
+@rule("let tasks differ in their solutions; a world of one task is no fault")
 def another_solution_earns_nothing(subject: Subject) -> Finding:
     """What solves the first task earns in the others less than a tenth of what the expert does."""
     first, others = subject.tasks[0], subject.tasks[1:]
@@ -224,12 +239,13 @@ def another_solution_earns_nothing(subject: Subject) -> Finding:
         raise Suspect(str(same)) from None
 
 
+@rule("look which tasks the words stand in; that such a task is easier is no fault")
 def openings_tell_no_luck(subject: Subject) -> Finding:
     """No word of the opening tells whether random play is rewarded."""
     found = _mean(subject.random_episodes)
     if words := telling(subject.random_episodes):
         raise Suspect(f"random play: mean return {found:g}, which goes with {_listed(words)} in the opening")
-    return Finding(detail=f"random play: mean return {found:g}", figures={"mean_return": found})
+    return Finding(f"random play: mean return {found:g}", {"mean_return": found})
 
 
 def _judged(subject: Subject, played: Sequence[Played]) -> Finding:
@@ -247,7 +263,7 @@ def _judged(subject: Subject, played: Sequence[Played]) -> Finding:
         raise Suspect(f"{detail}; it goes with {_listed(words)} in the opening")
     if worth is not None and earned > min(worth * LITTLE, worth):
         raise Suspect(detail)
-    return Finding(detail=detail, figures={"mean_return": earned})
+    return Finding(detail, {"mean_return": earned})
 
 
 def _compared(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
@@ -269,7 +285,7 @@ def _compared(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
             worth = _mean(subject.expert_episodes[: len(lazy)])
             if earned >= worth > chance:
                 raise Broken(f"{detail}, of the expert {worth:g}")
-    return Finding(detail=f"{detail}; {len(lazy)} tasks", figures={"mean_return": earned, "random_return": chance})
+    return Finding(f"{detail}; {len(lazy)} tasks", {"mean_return": earned, "random_return": chance})
 
 
 def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[Played]:

@@ -11,19 +11,18 @@ from typing import Any
 
 from agentrl.errors import ToolError
 from agentrl.sandbox import Entry, Limits, Sandbox
-from agentrl.testing.env_subject import Broken, Finding
+from agentrl.testing.report import Broken, require
 from agentrl.testing.sandbox_subject import (
     MachineState,
     SandboxSubject,
     host_file,
-    require,
     require_nothing_left,
     text,
     told,
 )
 
 
-async def runs_commands(subject: SandboxSubject) -> Finding:
+async def runs_commands(subject: SandboxSubject) -> str:
     """Commands get their words, input, folder and variables, and give back their output and exit code."""
     async with subject.open() as sandbox:
         shell = await sandbox.exec("echo out; echo err >&2; exit 7")
@@ -39,10 +38,10 @@ async def runs_commands(subject: SandboxSubject) -> Finding:
         require(text(placed) == "/tmp\nhello there", f"folder and variable are {text(placed)!r}")
         home = await sandbox.exec("pwd")
         require(text(home) == sandbox.folder, f"commands start in {text(home)}, not in {sandbox.folder}")
-    return Finding(detail="words, input, folder, variables, output, exit codes")
+    return "words, input, folder, variables, output, exit codes"
 
 
-async def tells_how_commands_end(subject: SandboxSubject) -> Finding:
+async def tells_how_commands_end(subject: SandboxSubject) -> str:
     """Exit codes are those of a shell, and a command that cannot run is no failure of the sandbox."""
     async with subject.open() as sandbox:
         for command, expected in (
@@ -55,18 +54,18 @@ async def tells_how_commands_end(subject: SandboxSubject) -> Finding:
             require(result.exit_code == expected, f"{command!r} ends with {told(result)}, expected {expected}")
         lost = await sandbox.exec("true", cwd="/no/such/folder")
         require(lost.exit_code != 0, "a command runs in a folder that is not there")
-    return Finding(detail="127, 126, 128 + signal")
+    return "127, 126, 128 + signal"
 
 
-async def runs_commands_at_the_same_time(subject: SandboxSubject) -> Finding:
+async def runs_commands_at_the_same_time(subject: SandboxSubject) -> str:
     """Several commands of one sandbox run beside each other, each with its own output."""
     async with subject.open() as sandbox:
         results = await asyncio.gather(*(sandbox.exec(f"sleep 0.2; echo {number}") for number in range(8)))
         require([text(result) for result in results] == [str(n) for n in range(8)], "outputs are mixed up")
-    return Finding(detail="8 at once")
+    return "8 at once"
 
 
-async def keeps_programs_running(subject: SandboxSubject) -> Finding:
+async def keeps_programs_running(subject: SandboxSubject) -> str:
     """A spawned program is spoken to line by line, can be interrupted, and ends with its exit code."""
     async with subject.open() as sandbox:
         program = await sandbox.spawn("while read line; do echo got $line; done; echo bye >&2; exit 3")
@@ -90,10 +89,10 @@ async def keeps_programs_running(subject: SandboxSubject) -> Finding:
         require(await sleeper.read_line() == b"ouch\n", "an interrupted program does not notice")
         require((await sleeper.wait()).exit_code == 5, "an interrupted program's exit code is lost")
         require(await sleeper.read() == b"", "an ended program's output does not end")
-    return Finding(detail="21 round trips, interrupt, kill")
+    return "21 round trips, interrupt, kill"
 
 
-async def keeps_output_within_limits(subject: SandboxSubject) -> Finding:
+async def keeps_output_within_limits(subject: SandboxSubject) -> str:
     """Output beyond the limit is dropped and marked, whoever writes it, and nothing else changes."""
     limits = Limits(output_bytes=1000)
     async with subject.attacked() as sandbox:
@@ -105,10 +104,10 @@ async def keeps_output_within_limits(subject: SandboxSubject) -> Finding:
         require(
             max(len(flood.stdout), len(flood.stderr)) <= (sandbox.spec.limits.output_bytes or 0), "too much is kept"
         )
-    return Finding(detail=f"a flood of output is cut to {len(flood.stdout)} bytes")
+    return f"a flood of output is cut to {len(flood.stdout)} bytes"
 
 
-async def reads_what_was_written(subject: SandboxSubject) -> Finding:
+async def reads_what_was_written(subject: SandboxSubject) -> str:
     """Any bytes under any name come back, in folders that are made on the way."""
     async with subject.open() as sandbox:
         data = secrets.token_bytes(300_000)
@@ -123,10 +122,10 @@ async def reads_what_was_written(subject: SandboxSubject) -> Finding:
         require(Entry(name="deep", is_folder=True) in listed, f"a folder is listed as {listed}")
         require(Entry(name="run.sh", is_folder=False) in listed, f"a file is listed as {listed}")
         require([entry.name for entry in await sandbox.list("deep")] == ["er"], "a folder's content is not listed")
-    return Finding(detail="5 names, 300,000 bytes each")
+    return "5 names, 300,000 bytes each"
 
 
-async def says_why_a_file_cannot_be_read(subject: SandboxSubject) -> Finding:
+async def says_why_a_file_cannot_be_read(subject: SandboxSubject) -> str:
     """What is no file, or too large, or out of reach is told to the model, in time."""
     async with subject.attacked() as sandbox:
         await sandbox.exec("mkfifo pipe; mkdir folder; ln -s loop loop; head -c 100000 /dev/zero > large")
@@ -148,10 +147,10 @@ async def says_why_a_file_cannot_be_read(subject: SandboxSubject) -> Finding:
             await _require_refused(sandbox.write(path, b"data"), f"writing {path!r}")
         await _require_refused(sandbox.write("much", b"x" * 20 * 2**20), "writing more than fits")
         await _require_refused(sandbox.list("large"), "listing a file")
-    return Finding(detail=f"{len(refused) + 11} refusals")
+    return f"{len(refused) + 11} refusals"
 
 
-async def lets_no_path_lead_out(subject: SandboxSubject) -> Finding:
+async def lets_no_path_lead_out(subject: SandboxSubject) -> str:
     """Neither dots nor links nor mounts show or change a file of the host, from outside or from inside."""
     mark = secrets.token_hex(16)
     with host_file(mark) as file:
@@ -167,10 +166,10 @@ async def lets_no_path_lead_out(subject: SandboxSubject) -> Finding:
                 await sandbox.exec(["sh", "-c", 'echo changed > "$0"', path])
         require(file.read_text() == mark, "a file of the host was changed")
         require(os.listdir(file.parent) == [file.name], "a file of the host was made")
-    return Finding(detail=f"{len(ways)} ways tried")
+    return f"{len(ways)} ways tried"
 
 
-async def keeps_snapshots(subject: SandboxSubject) -> Finding:
+async def keeps_snapshots(subject: SandboxSubject) -> str:
     """A snapshot restores the folder, links and modes included, here and in another sandbox."""
     async with subject.open() as sandbox, subject.open() as other:
         await sandbox.exec("find . -mindepth 1 -delete")  # what an image may bring along
@@ -181,7 +180,7 @@ async def keeps_snapshots(subject: SandboxSubject) -> Finding:
             await place.restore(snapshot)
             seen = await place.exec("cat a/link/c .hidden; test -x a/b/c; echo $?; ls -A")
             require(text(seen) == "one\n.x\n0\n.hidden\na", f"after a restore there is {told(seen)}")
-    return Finding(detail=f"{len(snapshot):,} bytes")
+    return f"{len(snapshot):,} bytes"
 
 
 async def _require_hidden(sandbox: Sandbox, path: str, mark: str) -> None:
@@ -209,7 +208,7 @@ async def _require_refused(attempt: Awaitable[Any], what: str) -> None:
 MANY = 16
 
 
-async def runs_many_at_once(subject: SandboxSubject) -> Finding:
+async def runs_many_at_once(subject: SandboxSubject) -> str:
     """Sandboxes start, work and close beside each other, each with files of its own."""
     before = MachineState.now()
     start = time.perf_counter()
@@ -222,10 +221,10 @@ async def runs_many_at_once(subject: SandboxSubject) -> Finding:
     seen = await asyncio.gather(*(one(number) for number in range(MANY)))
     require(seen == [str(number) for number in range(MANY)], "files of sandboxes are mixed up")
     await require_nothing_left(before)
-    return Finding(detail=f"{MANY} at once in {time.perf_counter() - start:.1f} s")
+    return f"{MANY} at once in {time.perf_counter() - start:.1f} s"
 
 
-async def leaves_nothing_behind(subject: SandboxSubject) -> Finding:
+async def leaves_nothing_behind(subject: SandboxSubject) -> str:
     """Neither processes nor files nor folders stay, even when a sandbox is closed while it works."""
     async with subject.open() as warm:
         await warm.exec("true")
@@ -247,4 +246,4 @@ async def leaves_nothing_behind(subject: SandboxSubject) -> Finding:
         starting.cancel()
     await asyncio.wait(abandoned)
     await require_nothing_left(before)
-    return Finding(detail="3 closed while working, 3 cancelled while starting")
+    return "3 closed while working, 3 cancelled while starting"

@@ -8,14 +8,13 @@ import time
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Limits, Sandbox
-from agentrl.testing.env_subject import Broken, Finding, Suspect
+from agentrl.testing.report import Broken, Finding, Suspect, require
 from agentrl.testing.sandbox_subject import (
     GRACE_S,
     MIB,
     TIGHT,
     MachineState,
     SandboxSubject,
-    require,
     require_nothing_left,
     run_python,
     text,
@@ -115,7 +114,7 @@ _SYSTEM_V = """
 """
 
 
-async def stops_a_fork_bomb(subject: SandboxSubject) -> Finding:
+async def stops_a_fork_bomb(subject: SandboxSubject) -> str:
     """Processes are limited, and a fork bomb is dead after its deadline."""
     async with subject.attacked() as sandbox:
         counted = await run_python(sandbox, _PROCESS_COUNT)
@@ -127,20 +126,20 @@ async def stops_a_fork_bomb(subject: SandboxSubject) -> Finding:
         require(result.timed_out, f"a fork bomb ends as {told(result)}")
         left = await sandbox.exec("ls -d /proc/[0-9]* | wc -l")
         require(int(text(left)) < 10, f"{text(left)} processes are there after a fork bomb")
-    return Finding(detail=f"{text(counted)} processes at most")
+    return f"{text(counted)} processes at most"
 
 
-async def stops_a_memory_bomb(subject: SandboxSubject) -> Finding:
+async def stops_a_memory_bomb(subject: SandboxSubject) -> str:
     """A process that takes all memory is ended."""
     async with subject.attacked() as sandbox:
         result = await run_python(sandbox, _MEMORY_BOMB, limits=Limits(seconds=4.0))
         require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {told(result)}")
         own = await run_python(sandbox, "held = b'x' * 100 * 2**20", limits=Limits(memory_bytes=64 * MIB))
         require(not own.succeeded, "a command's own memory limit does not count")
-    return Finding(detail="out of memory" if result.out_of_memory else "memory was refused")
+    return "out of memory" if result.out_of_memory else "memory was refused"
 
 
-async def counts_memory_of_all_processes(subject: SandboxSubject) -> Finding:
+async def counts_memory_of_all_processes(subject: SandboxSubject) -> str:
     """Memory is limited for the whole sandbox, and not for each process alone."""
     async with subject.attacked() as sandbox:
         most = (TIGHT.memory_bytes or 0) // MIB
@@ -151,20 +150,20 @@ async def counts_memory_of_all_processes(subject: SandboxSubject) -> Finding:
         held = int(text(result) or 0)
         if held > most:
             raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
-    return Finding(detail=f"10 processes of 40 MiB hold {held} MiB")
+    return f"10 processes of 40 MiB hold {held} MiB"
 
 
-async def keeps_no_memory_after_a_command(subject: SandboxSubject) -> Finding:
+async def keeps_no_memory_after_a_command(subject: SandboxSubject) -> str:
     """What a command took is free when it ends, System V memory and message queues too."""
     async with subject.attacked() as sandbox:
         taken = await run_python(sandbox, _SYSTEM_V)
         require(len(text(taken).split()) == 2, told(taken))
         left = await sandbox.exec("tail -q -n +2 /proc/sysvipc/shm /proc/sysvipc/msg")
         require(text(left) == "", f"after a command there are {text(left)}")
-    return Finding(detail="refused" if text(taken) == "-1 -1" else "freed")
+    return "refused" if text(taken) == "-1 -1" else "freed"
 
 
-async def stops_a_disk_fill(subject: SandboxSubject) -> Finding:
+async def stops_a_disk_fill(subject: SandboxSubject) -> str:
     """Everything that can be written is limited in size, and gone with the sandbox."""
     async with subject.attacked() as sandbox:
         result = await run_python(sandbox, _FILL, limits=Limits(memory_bytes=MIB * 120))
@@ -177,10 +176,10 @@ async def stops_a_disk_fill(subject: SandboxSubject) -> Finding:
         require(int(text(single) or 0) <= (TIGHT.file_bytes or 0), f"a file of {text(single)} bytes can be written")
         many = await run_python(sandbox, _MANY_FILES, limits=Limits(seconds=1.0))
         require(not many.succeeded, told(many))
-    return Finding(detail=f"{total} MiB in all folders together, {int(text(single)) // MIB} MiB in a file")
+    return f"{total} MiB in all folders together, {int(text(single)) // MIB} MiB in a file"
 
 
-async def stops_a_zip_bomb(subject: SandboxSubject) -> Finding:
+async def stops_a_zip_bomb(subject: SandboxSubject) -> str:
     """Small files that unpack to large ones fill neither disk nor memory."""
     bomb = gzip.compress(bytes(300 * MIB), compresslevel=9)
     async with subject.attacked() as sandbox:
@@ -192,7 +191,7 @@ async def stops_a_zip_bomb(subject: SandboxSubject) -> Finding:
         loaded = await run_python(sandbox, "import gzip; print(len(gzip.open('bomb.gz').read()))")
         if loaded.succeeded:
             raise Broken("a zip bomb was unpacked into memory")
-    return Finding(detail=f"{len(bomb):,} bytes that unpack to {300 * MIB:,}")
+    return f"{len(bomb):,} bytes that unpack to {300 * MIB:,}"
 
 
 _BEATS = """
@@ -253,20 +252,20 @@ async def kills_at_the_deadline(subject: SandboxSubject) -> Finding:
         require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
         require(text(result) == "on", "output until the deadline is lost")
         await _require_silence(sandbox)
-    return Finding(detail=f"after {result.seconds:.2f} s", figures={"over_s": round(result.seconds - 1.0, 3)})
+    return Finding(f"after {result.seconds:.2f} s", {"over_s": round(result.seconds - 1.0, 3)})
 
 
-async def counts_processor_time(subject: SandboxSubject) -> Finding:
+async def counts_processor_time(subject: SandboxSubject) -> str:
     """A busy loop is killed when its processor time is used up, before its deadline."""
     async with subject.attacked() as sandbox:
         result = await run_python(sandbox, "while True: pass", limits=Limits(cpu_seconds=1.0, seconds=60.0))
         require(not result.succeeded, f"a busy loop ends as {told(result)}")
         if result.timed_out:
             raise Broken("processor time is not limited; only the deadline ended a busy loop")
-    return Finding(detail=f"after {result.seconds:.2f} s")
+    return f"after {result.seconds:.2f} s"
 
 
-async def kills_what_commands_leave(subject: SandboxSubject) -> Finding:
+async def kills_what_commands_leave(subject: SandboxSubject) -> str:
     """A daemon, a child in the background and a process without a main thread die with the command that made them."""
     async with subject.attacked() as sandbox:
         program = await sandbox.spawn("echo ready; cat")
@@ -281,10 +280,10 @@ async def kills_what_commands_leave(subject: SandboxSubject) -> Finding:
         require(time.perf_counter() - start < GRACE_S, "a child in the background holds its command up")
         await program.write(b"still\n")
         require(await program.read_line() == b"still\n", "a program that was running died, too")
-    return Finding(detail="daemon, headless process, processes that wake each other, child with the output")
+    return "daemon, headless process, processes that wake each other, child with the output"
 
 
-async def survives_signals_from_inside(subject: SandboxSubject) -> Finding:
+async def survives_signals_from_inside(subject: SandboxSubject) -> str:
     """Commands that signal everything they see, or lower its limits, harm only themselves."""
     async with subject.attacked() as sandbox:
         lowered = await run_python(sandbox, _LOWER_LIMITS)
@@ -295,10 +294,10 @@ async def survives_signals_from_inside(subject: SandboxSubject) -> Finding:
             await sandbox.exec(f"kill -{number} $PPID; kill -{number} 1; kill -{number} -1", limits=Limits(seconds=1.0))
             result = await sandbox.exec("echo here")
             require(text(result) == "here", f"after kill -{number} -1 the sandbox says {told(result)}")
-    return Finding(detail="7 signals, 4 limits")
+    return "7 signals, 4 limits"
 
 
-async def stops_with_its_caller(subject: SandboxSubject) -> Finding:
+async def stops_with_its_caller(subject: SandboxSubject) -> str:
     """A command whose caller is cancelled is killed; a call during `close` ends with `SandboxError`."""
     before = MachineState.now()
     async with subject.open() as sandbox:
@@ -319,7 +318,7 @@ async def stops_with_its_caller(subject: SandboxSubject) -> Finding:
         raise Broken("a call that close interrupts does not raise SandboxError")
     await sandbox.close()
     await require_nothing_left(before)
-    return Finding(detail="cancelled call, calls during close, closing twice")
+    return "cancelled call, calls during close, closing twice"
 
 
 async def _wait_for_beats(sandbox: Sandbox) -> None:

@@ -14,12 +14,11 @@ from pathlib import Path
 
 from agentrl.sandbox.isolation import own_folders
 from agentrl.sandbox.spec import NO_NETWORK
-from agentrl.testing.env_subject import Finding, Missing
+from agentrl.testing.report import Missing, require
 from agentrl.testing.sandbox_subject import (
     SandboxSubject,
     bystander,
     host_file,
-    require,
     run_python,
     text,
     told,
@@ -85,15 +84,15 @@ _SIGNALS = """
 """
 
 
-async def gives_no_rights(subject: SandboxSubject) -> Finding:
+async def gives_no_rights(subject: SandboxSubject) -> str:
     """No namespaces, mounts, devices, kernel settings, tracing, new privileges or capabilities."""
     async with subject.attacked() as sandbox:
         result = await run_python(sandbox, _FORBIDDEN)
         require(text(result) == "done", f"allowed: {text(result)}, {result.stderr[-200:]!r}")
-    return Finding(detail="41 ways tried")
+    return "41 ways tried"
 
 
-async def writes_only_where_it_may(subject: SandboxSubject) -> Finding:
+async def writes_only_where_it_may(subject: SandboxSubject) -> str:
     """The system is read-only, and nothing that was written is seen outside."""
     mark = "agentrl-check-written"
     async with subject.attacked() as sandbox:
@@ -105,28 +104,28 @@ async def writes_only_where_it_may(subject: SandboxSubject) -> Finding:
         folders = ("/tmp", "/var/tmp", "/dev/shm", os.environ.get("HOME", "/root"), sandbox.folder)
         outside = [folder for folder in folders if mark in _names(folder)]
         require(not outside, f"a file of the sandbox is in {', '.join(outside)}")
-    return Finding(detail=f"{len(places.split())} folders tried")
+    return f"{len(places.split())} folders tried"
 
 
 def _names(folder: str) -> list[str]:
     return os.listdir(folder) if os.path.isdir(folder) else []
 
 
-async def signals_nobody_outside(subject: SandboxSubject) -> Finding:
+async def signals_nobody_outside(subject: SandboxSubject) -> str:
     """No process of the host can be signalled."""
     with bystander() as process:
         async with subject.attacked() as sandbox:
             await run_python(sandbox, _SIGNALS, str(process.pid))
             require(process.poll() is None, "a process of the host was killed")
-    return Finding(detail="70,000 numbers tried")
+    return "70,000 numbers tried"
 
 
-async def has_no_terminal(subject: SandboxSubject) -> Finding:
+async def has_no_terminal(subject: SandboxSubject) -> str:
     """There is no terminal to type into."""
     async with subject.attacked() as sandbox:
         result = await run_python(sandbox, _TERMINAL)
         require(text(result) == "done", told(result))
-    return Finding(detail="no controlling terminal, no TIOCSTI")
+    return "no controlling terminal, no TIOCSTI"
 
 
 _TRY = """
@@ -189,7 +188,7 @@ class _Ears:
         return found
 
 
-async def reaches_no_network(subject: SandboxSubject) -> Finding:
+async def reaches_no_network(subject: SandboxSubject) -> str:
     """No TCP, UDP, DNS, raw or unix socket leads to the host or beyond."""
     if subject.spec.network != NO_NETWORK:
         raise Missing(f"the spec gives network {subject.spec.network}")
@@ -201,7 +200,7 @@ async def reaches_no_network(subject: SandboxSubject) -> Finding:
             require(not ears.heard(), f"the host heard {', '.join(ears.heard())}")
             own = await run_python(sandbox, _LOOPBACK)
             require(text(own) == "hello", f"programs in the sandbox do not reach one another: {own.stderr[-200:]!r}")
-    return Finding(detail="TCP, UDP, DNS, raw, packet, netlink, vsock and unix sockets; its own loopback works")
+    return "TCP, UDP, DNS, raw, packet, netlink, vsock and unix sockets; its own loopback works"
 
 
 @contextlib.contextmanager
@@ -277,7 +276,7 @@ _OWN_CODE = """
 """
 
 
-async def hides_the_environment(subject: SandboxSubject) -> Finding:
+async def hides_the_environment(subject: SandboxSubject) -> str:
     """Environment variables and command lines of the host are not to be seen, not even through ``/proc``."""
     mark = secrets.token_hex(16)
     with bystander(AGENTRL_CHECK_SECRET=mark), _variable("AGENTRL_CHECK_SECRET", mark):
@@ -288,10 +287,10 @@ async def hides_the_environment(subject: SandboxSubject) -> Finding:
             require("found" not in text(seen) and "looked" in text(seen), told(seen))
             host = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
             require(b"sleep 543" not in host.stdout, "processes of the host are to be seen")
-    return Finding(detail=text(seen).splitlines()[-1].replace("looked", "looked in") + " places")
+    return text(seen).splitlines()[-1].replace("looked", "looked in") + " places"
 
 
-async def hides_files_of_the_host(subject: SandboxSubject) -> Finding:
+async def hides_files_of_the_host(subject: SandboxSubject) -> str:
     """Home folders, temporary files and passwords of the host are not there."""
     mark = secrets.token_hex(16)
     with host_file(mark) as file, _inheritable(file):
@@ -303,19 +302,19 @@ async def hides_files_of_the_host(subject: SandboxSubject) -> Finding:
             require(text(handles) == "" and handles.exit_code == 0, f"open files leak in: {text(handles)}")
             private = await sandbox.exec("cat /etc/shadow /etc/ssh/*key /root/.ssh/* /root/.bashrc")
             require(private.stdout == b"", "private files of the host are shown")
-    return Finding(detail="home, temporary files, passwords, open files")
+    return "home, temporary files, passwords, open files"
 
 
-async def hides_the_code_of_agentrl(subject: SandboxSubject) -> Finding:
+async def hides_the_code_of_agentrl(subject: SandboxSubject) -> str:
     """Commands cannot import or read agentrl, whose generators know the answers that environments hide."""
     own = [str(folder) for folder in own_folders()]
     async with subject.attacked() as sandbox:
         seen = await run_python(sandbox, _OWN_CODE, *own)
         require("found" not in text(seen) and "looked" in text(seen), told(seen))
-    return Finding(detail=text(seen).splitlines()[-1].replace("looked", "looked in") + " places")
+    return text(seen).splitlines()[-1].replace("looked", "looked in") + " places"
 
 
-async def hides_other_sandboxes(subject: SandboxSubject) -> Finding:
+async def hides_other_sandboxes(subject: SandboxSubject) -> str:
     """What is in one sandbox, like a grader's answers, is in no other, whether older or newer."""
     mark = secrets.token_hex(16)
     async with subject.open() as grader:
@@ -328,7 +327,7 @@ async def hides_other_sandboxes(subject: SandboxSubject) -> Finding:
             require("found" not in text(seen) and "looked" in text(seen), told(seen))
             shared = await run_python(sandbox, "import os; print(os.listdir('/dev/shm'), os.listdir('/tmp'))")
             require(text(shared) == "[] []", f"a new sandbox holds {text(shared)}")
-    return Finding(detail="files, processes, variables")
+    return "files, processes, variables"
 
 
 @contextmanager
