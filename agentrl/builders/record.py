@@ -96,7 +96,7 @@ class UpdateLog:
             skipped: It changed nothing, because gradients were not finite.
         """
         self.last = dict(metrics)
-        self._metrics.append(update, self.last)
+        self._metrics.append_step(update, self.last)
         self._trackers.log(update, self.last)
         self._status.step, self._status.steps, self._status.metrics = update, updates, self.last
         if skipped:

@@ -2,10 +2,8 @@
 
 A checkpoint is written into a hidden folder, made durable, and renamed: ``checkpoints/step-000010``. Its
 ``manifest.json`` holds the size and checksum of every file, and its own checksum; a folder that does not match it is
-passed over with a message, and the one before is used. What other names stand for (``step-000010-keep``) is the user's:
-it is neither read nor removed.
-
-They are written at once, or by a thread while the run goes on.
+passed over with a message, and the one before is used. Folders of other names (``step-000010-keep``) are the
+user's: they are neither read nor removed.
 """
 
 from __future__ import annotations
@@ -18,11 +16,12 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.observe.files import DamagedRecord, replace_file, sealed, sync_folder, unsealed, writing
+from agentrl.observe.files import DamagedRecord, first_free, replace_file, sealed, sync_folder, unsealed, writing
 from agentrl.observe.run_folder import step_name, step_of
 
 _log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class Checkpoints:
                 write(partial)
                 _seal(partial)
                 _set_aside(final)
-                if final.exists():  # two renames, not a deletion in between: nobody must be killed without either
+                if final.exists():  # two renames and no deletion in between: a kill must leave one of them
                     final.rename(replaced)
                 partial.rename(final)
                 sync_folder(self.folder)
@@ -127,10 +126,7 @@ def _is_own_folder(path: Path) -> bool:
 def _set_aside(path: Path) -> None:
     """Rename a file or link that lies where a checkpoint goes: the user has put it there."""
     if (path.exists() or path.is_symlink()) and not _is_own_folder(path):
-        number = 1
-        while (aside := path.with_name(f"{path.name}-found-{number}")).exists():
-            number += 1
-        path.rename(aside)
+        path.rename(first_free(path.with_name(f"{path.name}-found-{number}") for number in count(1)))
 
 
 def _seal(folder: Path) -> None:
@@ -188,8 +184,8 @@ class CheckpointWriter:
 
     Args:
         checkpoints: Of the run.
-        background: From a thread.
-        on_saved: Is told, in the caller's thread, of each that is whole.
+        background: Whether to write from a thread while the run goes on.
+        on_saved: Called in the caller's thread with each that is whole.
     """
 
     def __init__(self, checkpoints: Checkpoints, *, background: bool, on_saved: Callable[[Checkpoint], None]) -> None:
@@ -215,7 +211,7 @@ class CheckpointWriter:
             self._on_saved(self._checkpoints.save(step, write))
 
     def look(self) -> None:
-        """Take note of a checkpoint that has been written meanwhile.
+        """Report a checkpoint that has been written meanwhile.
 
         Raises:
             UsageError: it could not be, as the disk is full.
@@ -234,7 +230,7 @@ class CheckpointWriter:
             self._on_saved(running.result())
 
     def close(self) -> None:
-        """Wait, where another error is on its way already: one of writing is only logged."""
+        """Wait; a failure of writing is only logged, because another error may be on its way."""
         try:
             self.wait()
         except Exception:

@@ -6,7 +6,7 @@ import errno
 import logging
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,14 +69,17 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     temporary = path.with_name(path.name + ".partial")
     with writing(path):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            write_fully(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
+
+
+def first_free(paths: Iterable[Path]) -> Path:
+    """Return the first of some paths where nothing is."""
+    return next(path for path in paths if not path.exists())
 
 
 def sync_folder(path: Path) -> None:
@@ -115,11 +118,9 @@ class JsonLinesWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_open = False
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            self._is_open = True
+            self._file = path.open("ab+", buffering=0)
             self._close_torn_line()
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -130,17 +131,23 @@ class JsonLinesWriter:
         """
         self._check_in_place()
         with writing(self.path):
-            write_fully(self._descriptor, sealed(record) + b"\n")
+            write_fully(self._file.fileno(), sealed(record) + b"\n")
 
     @property
     def position(self) -> int:
         """Size of the file in bytes."""
-        return os.fstat(self._descriptor).st_size
+        return os.fstat(self._file.fileno()).st_size
 
     def truncate(self, position: int) -> None:
-        """Forget everything after `position` bytes; a file that is shorter stays as it is."""
+        """Forget what was written after a checkpoint's position.
+
+        A file that is shorter, because another program has cut it, is kept with a warning.
+        """
+        found = self.position
+        if found < position:
+            _log.warning("%s has lost its end: %d of %d bytes are there", self.path, found, position)
         with writing(self.path):
-            os.ftruncate(self._descriptor, min(position, self.position))
+            self._file.truncate(min(position, found))
             self._close_torn_line()
 
     def sync(self) -> None:
@@ -151,30 +158,25 @@ class JsonLinesWriter:
         """
         self._check_in_place()
         with writing(self.path):
-            os.fsync(self._descriptor)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self._descriptor)
+        self._file.close()
 
     def _close_torn_line(self) -> None:
         size = self.position
-        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
-            write_fully(self._descriptor, b"\n")
+        if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
+            write_fully(self._file.fileno(), b"\n")
 
     def _check_in_place(self) -> None:
         """Check that the path still leads to the open file, so that nothing is written where nobody looks."""
-        opened = os.fstat(self._descriptor)
         try:
-            found = os.stat(self.path)
-        except OSError as error:
-            got = f"{error.strerror}"
-        else:
-            if (found.st_dev, found.st_ino) == (opened.st_dev, opened.st_ino):
+            if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
                 return
             got = "another file in its place"
+        except OSError as error:
+            got = f"{error.strerror}"
         raise UsageError(
             f"{self.path} was moved or removed while it is written",
             got=got,

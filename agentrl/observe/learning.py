@@ -36,7 +36,7 @@ def learns_nothing(metrics: Mapping[str, float]) -> bool:
 
 
 def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
-    """Number of training steps in ``metrics.jsonl`` that learnt nothing."""
+    """Number of training steps in ``metrics.jsonl`` without learning."""
     return sum(learns_nothing(line) for line in lines)
 
 
@@ -65,15 +65,15 @@ class LearningWatch:
 
 
 def explanation(steps: int, trajectories: Sequence[Trajectory]) -> str:
-    """Explain why nothing is learnt, from the episodes of the newest step, and what to try.
+    """Explain why nothing is learned, from the episodes of the newest step, and what to try.
 
     Args:
-        steps: How many steps in a row have learnt nothing.
+        steps: Steps in a row without learning.
         trajectories: Of the newest one.
     """
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     return (
-        f"nothing is being learnt: in the last {steps} steps all episodes of a task had the same return, so that none "
+        f"nothing is being learned: in the last {steps} steps all episodes of a task had the same return, so that none "
         f"was better than another. {_cause(ended)}. See what the agent does with: agentrl view"
     )
 

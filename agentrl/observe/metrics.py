@@ -22,7 +22,7 @@ from agentrl.trajectory import Trajectory
 _log = logging.getLogger(__name__)
 
 TIMING_PREFIX = "time/"
-"""Names under which a run's clock shows; two equal runs differ only there."""
+"""Prefix of measured times; two equal runs differ only there."""
 
 RENAMED_METRICS: Mapping[str, str] = {
     "mismatch/routes": "mismatch/routed_experts",
@@ -30,55 +30,23 @@ RENAMED_METRICS: Mapping[str, str] = {
     "train/busiest_expert": "train/moe_max_load",
     "train/round": "train/reference_round",
 }
-"""Old names of metrics, as the files of older runs have them, with their new ones."""
+"""Old names of metrics, found in the files of older runs, with the new ones."""
 
 ENVIRONMENT_PREFIX = "env/"
-"""Names of what belongs to one of several environments: ``env/LABEL/success``."""
+"""Prefix of metrics of one of several environments: ``env/LABEL/success``."""
 
 
-class MetricsFile:
-    """One line per step: ``{"step": 3, "reward/mean": 0.25, …}``. Floats keep every bit; non-finite ones are null.
+class MetricsFile(JsonLinesWriter):
+    """One line per step: ``{"step": 3, "reward/mean": 0.25, …}``. Floats keep every bit; non-finite ones are null."""
 
-    Args:
-        path: The file; what it holds already is kept.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._writer = JsonLinesWriter(path)
-
-    def append(self, step: int, values: Mapping[str, float | int]) -> None:
+    def append_step(self, step: int, values: Mapping[str, float | int]) -> None:
         """Write the numbers of one step.
 
         Raises:
             UsageError: the disk is full.
         """
-        self._writer.append({"step": step, **{name: _plain(value) for name, value in values.items()}})
-
-    @property
-    def position(self) -> int:
-        """Bytes written so far; a checkpoint keeps it."""
-        return self._writer.position
-
-    def truncate(self, position: int) -> None:
-        """Forget the steps after a checkpoint's position, before they are run again.
-
-        A file that is shorter, because another program has cut it, is kept with a warning.
-        """
-        found = self._writer.position
-        self._writer.truncate(position)
-        if found < position:
-            _log.warning(
-                "%s has lost its end: %d of %d bytes are there; the metrics of some steps are missing",
-                *(self._writer.path, found, position),
-            )
-
-    def sync(self) -> None:
-        """Make it durable."""
-        self._writer.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._writer.close()
+        numbers = {name: int(value) if isinstance(value, int) else float(value) for name, value in values.items()}
+        self.append({"step": step, **numbers})
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -94,13 +62,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             damaged.append(number)
     warn_damaged(path, damaged)
     return lines
-
-
-def _plain(value: float | int) -> float | int | None:
-    if isinstance(value, int):
-        return int(value)
-    number = float(value)
-    return number if math.isfinite(number) else None
 
 
 _TIMINGS = ("queue", "prefill", "decode", "tool", "env")
@@ -169,10 +130,12 @@ def _staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, fl
 
 def _counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means of what episodes counted themselves (invalid answers, tool calls, …)."""
-    return {
-        f"{TIMING_PREFIX if _is_time(name) else ''}episode/{name}": value
-        for name, value in _means(t.metrics for t in trajectories).items()
-    } | {f"reward/component/{name}": value for name, value in _means(t.reward_components for t in trajectories).items()}
+    counts = {}
+    for name, value in _means(t.metrics for t in trajectories).items():
+        counts[f"{TIMING_PREFIX if name.endswith(('_s', 'seconds')) else ''}episode/{name}"] = value
+    for name, value in _means(t.reward_components for t in trajectories).items():
+        counts[f"reward/component/{name}"] = value
+    return counts
 
 
 def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -180,10 +143,6 @@ def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
     rows = list(records)
     names = sorted({name for row in rows for name in row})
     return {name: math.fsum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
-
-
-def _is_time(name: str) -> bool:
-    return name.endswith(("_s", "seconds"))
 
 
 def _seconds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -287,8 +246,14 @@ def check_trackers(chosen: Sequence[str]) -> None:
                 got=repr(found),
                 expected="a subclass of agentrl.observe.metrics.Tracker",
             )
-        if found.package is not None and not _is_importable(found.package):
-            raise _missing(name, found.package)
+        package = found.package
+        if package is not None and package not in sys.modules and importlib.util.find_spec(package) is None:
+            raise UsageError(
+                f"tracker {name} needs the package {package}",
+                got="no such package here",
+                expected=f"{package} installed, or trackers without {name}",
+                hint=f"to install it: pip install {package}",
+            )
 
 
 def tracker_states() -> dict[str, str]:
@@ -301,19 +266,6 @@ def tracker_states() -> dict[str, str]:
         except UsageError as error:
             states[name] = f"missing; {error.hint}" if error.hint else f"cannot be used: {error}"
     return states
-
-
-def _is_importable(package: str) -> bool:
-    return package in sys.modules or importlib.util.find_spec(package) is not None
-
-
-def _missing(name: str, package: str) -> UsageError:
-    return UsageError(
-        f"tracker {name} needs the package {package}",
-        got="no such package here",
-        expected=f"{package} installed, or trackers without {name}",
-        hint=f"to install it: pip install {package}",
-    )
 
 
 class Trackers:

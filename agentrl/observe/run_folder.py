@@ -23,11 +23,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.observe.console import VisibleFormatter
-from agentrl.observe.files import read_json_lines, replace_file, writing
+from agentrl.observe.files import first_free, read_json_lines, replace_file, writing
 
 LATEST = "latest"
 LOCK = ".lock"
@@ -63,12 +64,25 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.config_file = path / "config.yaml"
+        """The resolved config."""
+        self.metrics_file = path / "metrics.jsonl"
+        """One JSON line per training step."""
+        self.trajectories = path / "trajectories"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        """The model that this run made for itself."""
+        self.numerics = path / "numerics"
+        """What repeats updates that were left out."""
+        self.logs = path / "logs"
+        """The trackers' files."""
+        self.run_log = self.logs / RUN_LOG
         self._made: list[Path] = []
         """The folders that `create` made, innermost first; empty for a run that was there already."""
         self._latest_before: str | None = None
         """Where ``latest`` pointed before."""
-        self._identity: tuple[int, int] | None = None
-        """Device and inode of the folder that `create` made."""
+        self._identity: os.stat_result | None = None
+        """Status of the folder that `create` made."""
 
     @classmethod
     def create(cls, parent: Path, name: str | None, *, prefix: str = "run") -> RunDirectory:
@@ -103,7 +117,7 @@ class RunDirectory:
         try:
             with writing(path):
                 path.mkdir(parents=True, exist_ok=True)
-                run._identity = _identity(path)
+                run._identity = path.stat()
                 _point(link, path)
         except UsageError:
             run.undo_start()
@@ -125,41 +139,6 @@ class RunDirectory:
                 expected="the folder of a run, such as runs/latest",
             )
         return run
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved config."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON line per training step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def trajectories(self) -> Path:
-        """Folder of the trajectory store."""
-        return self.path / "trajectories"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """Folder of the model that this run made for itself."""
-        return self.path / "model"
-
-    @property
-    def numerics(self) -> Path:
-        """Folder of the files that repeat updates that were left out."""
-        return self.path / "numerics"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of the trackers' files."""
-        return self.path / "logs"
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -196,7 +175,7 @@ class RunDirectory:
         messages refer to them; ``latest`` is put back all the same. A run that was there already is left alone, and so
         is everything when the folder was moved away: another one may lie in its place.
         """
-        if not self._made or self._identity not in (None, _identity(self.path)) or self._holds_results():
+        if not self._made or self._is_elsewhere() or self._holds_results():
             return
         link = self.path.parent / LATEST
         if link.is_symlink() and (link.parent / os.readlink(link)) == self.path:
@@ -208,6 +187,12 @@ class RunDirectory:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
+    def _is_elsewhere(self) -> bool:
+        """Return True if the folder that `create` made is no longer at its path."""
+        if self._identity is None:
+            return False
+        return not self.path.exists() or not os.path.samestat(self.path.stat(), self._identity)
+
     def _holds_results(self) -> bool:
         """Return True if a step, a checkpoint or an episode is finished; what cannot be read may be one."""
         has_metrics = self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
@@ -218,11 +203,6 @@ class RunDirectory:
     def _holds_foreign_logs(self) -> bool:
         """Return True if other processes than this one have written logs."""
         return any(log.name != RUN_LOG and log.stat().st_size for log in self.logs.glob("*.log"))
-
-    @property
-    def run_log(self) -> Path:
-        """Log file of agentrl itself."""
-        return self.logs / RUN_LOG
 
     def save_config(self, text: str) -> None:
         """Write ``config.yaml``."""
@@ -254,21 +234,10 @@ def find_run(path: str | Path) -> RunDirectory | None:
     return None
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of a folder; ``None`` where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 def _free_name(parent: Path, prefix: str) -> str:
     stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', prefix)}-{datetime.now():%Y%m%d-%H%M%S}"
-    name, number = stem, 2
-    while (parent / name).exists():
-        name, number = f"{stem}-{number}", number + 1
-    return name
+    numbered = (parent / f"{stem}-{number}" for number in count(2))
+    return first_free(chain([parent / stem], numbered)).name
 
 
 def _point(link: Path, target: Path) -> None:

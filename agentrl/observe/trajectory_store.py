@@ -18,9 +18,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self, TypeAlias
 
 from agentrl.errors import UsageError
 from agentrl.image import image_from_record, image_record
@@ -28,6 +29,7 @@ from agentrl.message import ImagePart
 from agentrl.observe.files import (
     UNREADABLE,
     JsonLinesWriter,
+    first_free,
     numbered_records,
     replace_file,
     warn_damaged,
@@ -186,18 +188,12 @@ def void_after(folder: Path, step: int, position: int) -> None:
         if number < step or size <= keep:
             continue
         with writing(file):
-            target = _unused(folder / "void" / file.name)
-            target.parent.mkdir(exist_ok=True)
+            void = folder / "void"
+            void.mkdir(exist_ok=True)
+            target = first_free(void / f"{file.stem}-{attempt}{file.suffix}" for attempt in count(1))
             data = file.read_bytes()
             target.write_bytes(data[keep:])
             replace_file(file, data[:keep])
-
-
-def _unused(path: Path) -> Path:
-    number = 1
-    while (found := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
-        number += 1
-    return found
 
 
 def _step_of(file: Path) -> int:
@@ -245,27 +241,24 @@ def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[Sto
         yield from reader.unfinished(_step_of(files[-1]) if files else 0)
 
 
-class _Place(NamedTuple):
-    """Position of a record; positions compare in the order of writing."""
-
-    file: int
-    line: int
+_Position: TypeAlias = tuple[int, int]
+"""File and line of a record; positions compare in the order of writing."""
 
 
-def _last_starts(files: Sequence[Path]) -> dict[str, _Place]:
+def _last_starts(files: Sequence[Path]) -> dict[str, _Position]:
     """Find where the last attempt under each id begins: earlier records of the id are void."""
-    found: dict[str, _Place] = {}
+    found: dict[str, _Position] = {}
     for number, file in enumerate(files):
         for line, record in numbered_records(file, [], containing=b'"start"'):
             if record.get("kind") == "start" and isinstance(record.get("id"), str):
-                found[record["id"]] = _Place(number, line)
+                found[record["id"]] = (number, line)
     return found
 
 
 class _Reader:
     """Puts episodes together from the records of all files, which it is given in order."""
 
-    def __init__(self, last_starts: Mapping[str, _Place]) -> None:
+    def __init__(self, last_starts: Mapping[str, _Position]) -> None:
         self._last_starts = last_starts
         self._running: dict[str, _Parts] = {}
         self._images: dict[str, ImagePart] = {}
@@ -276,7 +269,7 @@ class _Reader:
         damaged: list[int] = []
         for line, record in numbered_records(file, damaged):
             try:
-                ended = self._take(record, _Place(self._files, line))
+                ended = self._take(record, (self._files, line))
             except UNREADABLE:
                 self._running.pop(str(record.get("id")), None)
                 damaged.append(line)
@@ -295,7 +288,7 @@ class _Reader:
                 continue
             yield StoredTrajectory(known, step, complete=False)
 
-    def _take(self, record: Mapping[str, Any], place: _Place) -> Trajectory | None:
+    def _take(self, record: Mapping[str, Any], place: _Position) -> Trajectory | None:
         """Take note of a record; the episode, if the record ends it."""
         identity = record["id"]
         match record["kind"]:

@@ -301,7 +301,7 @@ class Orchestrator:
             self._save()
 
     def _write_metrics(self, metrics: dict[str, float]) -> None:
-        self._metrics.append(self.step, metrics)
+        self._metrics.append_step(self.step, metrics)
         self._trackers.log(self.step, metrics)
         self._last = metrics
         self.status.step = self.step

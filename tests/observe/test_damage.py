@@ -51,7 +51,7 @@ def write_trajectories(folder):
 def write_metrics(folder):
     metrics = MetricsFile(folder / "metrics.jsonl")
     for step in range(4):
-        metrics.append(step, {"reward/mean": step / 3, "n": 7})
+        metrics.append_step(step, {"reward/mean": step / 3, "n": 7})
     metrics.close()
 
 
@@ -178,7 +178,7 @@ def test_a_metrics_file_that_is_too_short_is_not_filled_up(tmp_path, caplog):
     file.write_bytes(file.read_bytes()[:-70])
     metrics = MetricsFile(file)
     metrics.truncate(position)
-    metrics.append(4, {})
+    metrics.append_step(4, {})
     metrics.close()
     assert b"\0" not in file.read_bytes()
     assert [line["step"] for line in read_metrics(file)] == [0, 1, 4]
@@ -191,13 +191,13 @@ def test_a_metrics_file_that_is_too_short_is_not_filled_up(tmp_path, caplog):
 def test_a_folder_that_is_moved_while_it_is_written_is_noticed(tmp_path, writer, again):
     folder = tmp_path / "run"
     metrics, store = MetricsFile(folder / "metrics.jsonl"), TrajectoryStore(folder / "trajectories", step=1)
-    metrics.append(1, {})
+    metrics.append_step(1, {})
     folder.rename(tmp_path / "moved")
     if again:
         write_metrics_like = MetricsFile(folder / "metrics.jsonl")
         write_metrics_like.close()
     with pytest.raises(AgentRLError, match="was moved or removed while"):
-        metrics.append(2, {}) if writer == "metrics" else store.start(episode(0))
+        metrics.append_step(2, {}) if writer == "metrics" else store.start(episode(0))
     with pytest.raises(AgentRLError, match="was moved or removed while"):
         metrics.sync() if writer == "metrics" else store.rotate(2)
     metrics.close()
@@ -209,7 +209,7 @@ def test_a_file_that_is_reached_by_another_way_is_still_there(tmp_path):
     metrics = MetricsFile(tmp_path / "run" / "metrics.jsonl")
     (tmp_path / "run").rename(tmp_path / "moved")
     (tmp_path / "run").symlink_to(tmp_path / "moved")
-    metrics.append(1, {})
+    metrics.append_step(1, {})
     metrics.close()
     assert len(read_metrics(tmp_path / "moved" / "metrics.jsonl")) == 1
 

@@ -54,7 +54,7 @@ def test_a_file_size_limit_stops_the_writer_and_keeps_the_lines_before(tmp_path)
         metrics = MetricsFile(pathlib.Path(sys.argv[1]))
         try:
             for step in range(100):
-                metrics.append(step, {"value": 0.5})
+                metrics.append_step(step, {"value": 0.5})
         except UsageError as error:
             sys.exit(str(error))
         """

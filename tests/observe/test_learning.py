@@ -61,6 +61,6 @@ def test_it_is_said_after_three_steps_and_then_seldom():
 )
 def test_the_cause_is_named(episodes, words):
     text = explanation(3, episodes)
-    assert text.startswith("nothing is being learnt: in the last 3 steps")
+    assert text.startswith("nothing is being learned: in the last 3 steps")
     for word in words:
         assert word in text

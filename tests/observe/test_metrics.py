@@ -9,28 +9,28 @@ def test_floats_keep_every_bit(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
     metrics = MetricsFile(path)
     for step, value in enumerate(values):
-        metrics.append(step, {"x": value, "n": 3})
+        metrics.append_step(step, {"x": value, "n": 3})
     metrics.close()
     assert [line["x"] for line in read_metrics(path)] == values
 
 
 def test_non_finite_numbers_are_null(tmp_path):
     metrics = MetricsFile(tmp_path / "m.jsonl")
-    metrics.append(1, {"a": float("nan"), "b": float("inf")})
+    metrics.append_step(1, {"a": float("nan"), "b": float("inf")})
     metrics.close()
     assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "a": None, "b": None}]
 
 
 def test_steps_after_a_checkpoint_are_forgotten_and_written_again(tmp_path):
     metrics = MetricsFile(tmp_path / "m.jsonl")
-    metrics.append(1, {"a": 1})
+    metrics.append_step(1, {"a": 1})
     position = metrics.position
-    metrics.append(2, {"a": 2})
+    metrics.append_step(2, {"a": 2})
     metrics.close()
     (tmp_path / "m.jsonl").write_bytes((tmp_path / "m.jsonl").read_bytes() + b'{"step": 3, "a"')
     resumed = MetricsFile(tmp_path / "m.jsonl")
     resumed.truncate(position)
-    resumed.append(2, {"a": 22})
+    resumed.append_step(2, {"a": 22})
     resumed.close()
     assert [line["a"] for line in read_metrics(tmp_path / "m.jsonl")] == [1, 22]
 
@@ -39,14 +39,14 @@ def test_a_line_cut_short_is_left_out(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"step": 1}\n{"st')
     assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1}]
     writer = MetricsFile(tmp_path / "m.jsonl")
-    writer.append(2, {})
+    writer.append_step(2, {})
     writer.close()
     assert [line["step"] for line in read_metrics(tmp_path / "m.jsonl")] == [1, 2]
 
 
 def test_old_names_of_metrics_are_read_as_the_new_ones(tmp_path):
     metrics = MetricsFile(tmp_path / "m.jsonl")
-    metrics.append(1, {**dict.fromkeys(RENAMED_METRICS, 0.5), "train/loss": 1.0})
+    metrics.append_step(1, {**dict.fromkeys(RENAMED_METRICS, 0.5), "train/loss": 1.0})
     metrics.close()
     assert read_metrics(tmp_path / "m.jsonl") == [
         {"step": 1, **dict.fromkeys(RENAMED_METRICS.values(), 0.5), "train/loss": 1.0}
