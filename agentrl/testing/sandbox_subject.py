@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.control_groups import PREFIX, find_hierarchy
+from agentrl.serving.launch.guard import descendants
 from agentrl.testing.report import Broken, Missing, require
 
 MIB = 2**20
@@ -49,7 +50,7 @@ class MachineState:
         hierarchy = find_hierarchy()
         places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
         folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
-        return cls(frozenset(_descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
+        return cls(frozenset(descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: MachineState) -> str:
         """Describe what there is more later; empty when nothing is."""
@@ -85,8 +86,8 @@ class SandboxSubject:
         async with self.open() as neighbour:
             async with self.open(limits) as sandbox:
                 yield sandbox
-                await _require_alive(sandbox, "after the attack the sandbox does not work")
-            await _require_alive(neighbour, "after the attack another sandbox does not work")
+                await require_alive(sandbox, "after the attack the sandbox does not work")
+            await require_alive(neighbour, "after the attack another sandbox does not work")
         await require_nothing_left(before)
 
 
@@ -106,7 +107,7 @@ async def require_nothing_left(before: MachineState) -> None:
 
 @contextmanager
 def host_file(content: str) -> Iterator[Path]:
-    """A file of this machine that everybody may read and write, alone in a temporary folder."""
+    """Make a file of this machine that all users may read and write, alone in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "secret.txt"
         file.write_text(content)
@@ -117,7 +118,7 @@ def host_file(content: str) -> Iterator[Path]:
 
 @contextmanager
 def bystander(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this machine that does nothing for a while, with these environment variables."""
+    """Start a process of this machine that only sleeps, with these environment variables."""
     process = subprocess.Popen(["/bin/sleep", "543"], env=variables)
     try:
         yield process
@@ -139,31 +140,16 @@ async def run_python(sandbox: Sandbox, program: str, *words: str, limits: Limits
 
 
 def text(result: ExecResult) -> str:
-    """Its standard output, without the last line feed."""
+    """Return the standard output without space at its ends."""
     return result.stdout.decode(errors="replace").strip()
 
 
-def told(result: ExecResult) -> str:
+def ending(result: ExecResult) -> str:
     """Describe how it ended, for messages."""
     return f"exit {result.exit_code}, {result.stdout[-200:]!r}, {result.stderr[-300:]!r}"
 
 
-async def _require_alive(sandbox: Sandbox, otherwise: str) -> None:
+async def require_alive(sandbox: Sandbox, otherwise: str) -> None:
+    """Raise `Broken` with the text `otherwise` unless the sandbox runs a command."""
     result = await sandbox.exec("echo here")
-    require(result.stdout == b"here\n", f"{otherwise}: {told(result)}")
-
-
-def _descendants(root: int) -> set[int]:
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-    found, more = {root}, True
-    while more:
-        children = {pid for pid, parent in parents.items() if parent in found} - found
-        found |= children
-        more = bool(children)
-    return found
+    require(result.stdout == b"here\n", f"{otherwise}: {ending(result)}")

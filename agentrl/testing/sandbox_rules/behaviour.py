@@ -1,4 +1,4 @@
-"""Rules about behaviour: commands and how they end, files, many sandboxes, and what they leave behind."""
+"""Rules about behaviour: commands and how they end, files, many sandboxes at once, and clean ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 from agentrl.errors import ToolError
@@ -15,10 +16,10 @@ from agentrl.testing.report import Broken, require
 from agentrl.testing.sandbox_subject import (
     MachineState,
     SandboxSubject,
+    ending,
     host_file,
     require_nothing_left,
     text,
-    told,
 )
 
 
@@ -26,7 +27,7 @@ async def runs_commands(subject: SandboxSubject) -> str:
     """Commands get their words, input, folder and variables, and give back their output and exit code."""
     async with subject.open() as sandbox:
         shell = await sandbox.exec("echo out; echo err >&2; exit 7")
-        require((shell.exit_code, shell.stdout, shell.stderr) == (7, b"out\n", b"err\n"), told(shell))
+        require((shell.exit_code, shell.stdout, shell.stderr) == (7, b"out\n", b"err\n"), ending(shell))
         words = await sandbox.exec(["printf", "%s|", "a b", "$HOME", "", "é"])
         require(words.stdout == "a b|$HOME||é|".encode(), f"words arrive as {words.stdout!r}")
         data = bytes(range(256)) * 2000
@@ -51,14 +52,14 @@ async def tells_how_commands_end(subject: SandboxSubject) -> str:
             ("kill -15 $$", 143),
         ):
             result = await sandbox.exec(command)
-            require(result.exit_code == expected, f"{command!r} ends with {told(result)}, expected {expected}")
+            require(result.exit_code == expected, f"{command!r} ends with {ending(result)}, expected {expected}")
         lost = await sandbox.exec("true", cwd="/no/such/folder")
         require(lost.exit_code != 0, "a command runs in a folder that is not there")
     return "127, 126, 128 + signal"
 
 
 async def runs_commands_at_the_same_time(subject: SandboxSubject) -> str:
-    """Several commands of one sandbox run beside each other, each with its own output."""
+    """Several commands of one sandbox run at the same time, each with its own output."""
     async with subject.open() as sandbox:
         results = await asyncio.gather(*(sandbox.exec(f"sleep 0.2; echo {number}") for number in range(8)))
         require([text(result) for result in results] == [str(n) for n in range(8)], "outputs are mixed up")
@@ -73,8 +74,8 @@ async def keeps_programs_running(subject: SandboxSubject) -> str:
             await program.write(f"{number}\n".encode())
             line = await program.read_line()
             require(line == f"got {number}\n".encode(), f"an answer is {line!r}")
-        other = await sandbox.exec("echo beside")
-        require(text(other) == "beside", "a command beside a program fails")
+        other = await sandbox.exec("echo meanwhile")
+        require(text(other) == "meanwhile", "a command fails while a program runs")
         waiting = asyncio.create_task(program.read_line())
         await asyncio.sleep(0.01)
         waiting.cancel()
@@ -98,9 +99,9 @@ async def keeps_output_within_limits(subject: SandboxSubject) -> str:
     async with subject.attacked() as sandbox:
         result = await sandbox.exec("head -c 5000 /dev/zero; echo err >&2; exit 4", limits=limits)
         require(len(result.stdout) == 1000 and result.truncated, f"{len(result.stdout)} bytes are kept")
-        require((result.exit_code, result.stderr) == (4, b"err\n"), told(result))
+        require((result.exit_code, result.stderr) == (4, b"err\n"), ending(result))
         flood = await sandbox.exec("yes & yes >&2", limits=Limits(seconds=1.0))
-        require(flood.timed_out and flood.truncated, f"a flood ends as {told(flood)}")
+        require(flood.timed_out and flood.truncated, f"a flood ends as {ending(flood)}")
         require(
             max(len(flood.stdout), len(flood.stderr)) <= (sandbox.spec.limits.output_bytes or 0), "too much is kept"
         )
@@ -126,20 +127,20 @@ async def reads_what_was_written(subject: SandboxSubject) -> str:
 
 
 async def says_why_a_file_cannot_be_read(subject: SandboxSubject) -> str:
-    """What is no file, or too large, or out of reach is told to the model, in time."""
+    """Paths that are no file, too large or out of reach are refused in words, in time."""
     async with subject.attacked() as sandbox:
         await sandbox.exec("mkfifo pipe; mkdir folder; ln -s loop loop; head -c 100000 /dev/zero > large")
-        refused = (
+        refused = [
+            "",
             "nothing",
             "pipe",
             "folder",
             "loop",
             "/dev/zero",
             "/proc/1/mem",
-            "",
             "a\0b",
             "plain/../../../nothing",
-        )
+        ]
         for path in refused:
             await _require_refused(sandbox.read(path), f"reading {path!r}")
         await _require_refused(sandbox.read("large", most=1000), "reading a file that is too large")
@@ -179,21 +180,16 @@ async def keeps_snapshots(subject: SandboxSubject) -> str:
         for place in (sandbox, other):
             await place.restore(snapshot)
             seen = await place.exec("cat a/link/c .hidden; test -x a/b/c; echo $?; ls -A")
-            require(text(seen) == "one\n.x\n0\n.hidden\na", f"after a restore there is {told(seen)}")
+            require(text(seen) == "one\n.x\n0\n.hidden\na", f"after a restore there is {ending(seen)}")
     return f"{len(snapshot):,} bytes"
 
 
 async def _require_hidden(sandbox: Sandbox, path: str, mark: str) -> None:
-    """Neither read nor overwritten by the methods of the sandbox; it may be made anew inside."""
-    try:
-        shown = await sandbox.read(path)
-    except ToolError:
-        shown = b""
-    require(mark.encode() not in shown, f"read({path!r}) shows a file of the host")
-    try:
+    """Check that the sandbox neither reads nor overwrites the host's file; it may make a new one inside."""
+    with suppress(ToolError):
+        require(mark.encode() not in await sandbox.read(path), f"read({path!r}) shows a file of the host")
+    with suppress(ToolError):
         await sandbox.write(path, b"changed")
-    except ToolError:
-        return
 
 
 async def _require_refused(attempt: Awaitable[Any], what: str) -> None:
@@ -205,11 +201,8 @@ async def _require_refused(attempt: Awaitable[Any], what: str) -> None:
     raise Broken(f"{what} is not refused")
 
 
-MANY = 16
-
-
 async def runs_many_at_once(subject: SandboxSubject) -> str:
-    """Sandboxes start, work and close beside each other, each with files of its own."""
+    """Sandboxes start, work and close at the same time, each with files of its own."""
     before = MachineState.now()
     start = time.perf_counter()
 
@@ -218,10 +211,10 @@ async def runs_many_at_once(subject: SandboxSubject) -> str:
             await sandbox.write("number", str(number).encode())
             return text(await sandbox.exec("cat number"))
 
-    seen = await asyncio.gather(*(one(number) for number in range(MANY)))
-    require(seen == [str(number) for number in range(MANY)], "files of sandboxes are mixed up")
+    seen = await asyncio.gather(*(one(number) for number in range(16)))
+    require(seen == [str(number) for number in range(16)], "files of sandboxes are mixed up")
     await require_nothing_left(before)
-    return f"{MANY} at once in {time.perf_counter() - start:.1f} s"
+    return f"16 at once in {time.perf_counter() - start:.1f} s"
 
 
 async def leaves_nothing_behind(subject: SandboxSubject) -> str:

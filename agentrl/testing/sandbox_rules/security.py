@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from agentrl.sandbox import Sandbox
 from agentrl.sandbox.isolation import own_folders
 from agentrl.sandbox.spec import NO_NETWORK
 from agentrl.testing.report import Missing, require
 from agentrl.testing.sandbox_subject import (
     SandboxSubject,
     bystander,
+    ending,
     host_file,
     run_python,
     text,
-    told,
 )
 
 _FORBIDDEN = """
@@ -124,7 +125,7 @@ async def has_no_terminal(subject: SandboxSubject) -> str:
     """There is no terminal to type into."""
     async with subject.attacked() as sandbox:
         result = await run_python(sandbox, _TERMINAL)
-        require(text(result) == "done", told(result))
+        require(text(result) == "done", ending(result))
     return "no controlling terminal, no TIOCSTI"
 
 
@@ -165,61 +166,38 @@ _LOOPBACK = """
 """
 
 
-@dataclass(slots=True)
-class _Ears:
-    """Sockets of the host that would hear."""
-
-    tcp: socket.socket
-    udp: socket.socket
-    path: str
-    name: str
-    unix: list[socket.socket] = field(default_factory=list)
-
-    def heard(self) -> list[str]:
-        """Return what arrived."""
-        found = []
-        for what, ear in (("TCP", self.tcp), *(("a unix socket", one) for one in self.unix)):
-            with contextlib.suppress(OSError):
-                ear.accept()
-                found.append(what)
-        with contextlib.suppress(OSError):
-            self.udp.recv(100)
-            found.append("UDP")
-        return found
-
-
 async def reaches_no_network(subject: SandboxSubject) -> str:
     """No TCP, UDP, DNS, raw or unix socket leads to the host or beyond."""
     if subject.spec.network != NO_NETWORK:
         raise Missing(f"the spec gives network {subject.spec.network}")
     with _listening() as ears:
+        tcp, udp, path, name = (ear.getsockname() for ear in ears.values())
         async with subject.attacked() as sandbox:
-            numbers = [str(ears.tcp.getsockname()[1]), str(ears.udp.getsockname()[1])]
-            result = await run_python(sandbox, _TRY, ",".join(_addresses()), *numbers, ears.path, ears.name)
+            words = ",".join(_addresses()), str(tcp[1]), str(udp[1]), path, name[1:].decode()
+            result = await run_python(sandbox, _TRY, *words)
             require(text(result) == "done", f"reached: {text(result)}, {result.stderr[-300:]!r}")
-            require(not ears.heard(), f"the host heard {', '.join(ears.heard())}")
+            heard, _, _ = select.select(list(ears.values()), [], [], 0)
+            require(not heard, f"the host heard {', '.join(what for what, ear in ears.items() if ear in heard)}")
             own = await run_python(sandbox, _LOOPBACK)
             require(text(own) == "hello", f"programs in the sandbox do not reach one another: {own.stderr[-200:]!r}")
     return "TCP, UDP, DNS, raw, packet, netlink, vsock and unix sockets; its own loopback works"
 
 
-@contextlib.contextmanager
-def _listening() -> Iterator[_Ears]:
+@contextmanager
+def _listening() -> Iterator[dict[str, socket.socket]]:
+    """Open sockets of the host, by kind, that become readable when something reaches them."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o777)
         tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))
         udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("0.0.0.0", 0))
-        ears = _Ears(tcp, udp, str(folder / "socket"), f"agentrl-check-{secrets.token_hex(8)}")
-        for address in (ears.path, f"\0{ears.name}"):
-            ear = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        ears = {"TCP": tcp, "UDP": udp}
+        for kind, address in (("path", f"{folder}/socket"), ("name", f"\0agentrl-check-{secrets.token_hex(8)}")):
+            ear = ears[f"a unix socket with a {kind}"] = stack.enter_context(socket.socket(socket.AF_UNIX))
             ear.bind(address)
             ear.listen()
-            ears.unix.append(ear)
         (folder / "socket").chmod(0o777)
-        for ear in (tcp, udp, *ears.unix):
-            ear.setblocking(False)
         yield ears
 
 
@@ -276,6 +254,13 @@ _OWN_CODE = """
 """
 
 
+async def _search(sandbox: Sandbox, program: str, *words: str) -> str:
+    """Run a program that must look around and find nothing; return where it looked, in words."""
+    seen = await run_python(sandbox, program, *words)
+    require("found" not in text(seen) and "looked" in text(seen), ending(seen))
+    return text(seen).splitlines()[-1].replace("looked", "looked in") + " places"
+
+
 async def hides_the_environment(subject: SandboxSubject) -> str:
     """Environment variables and command lines of the host are not to be seen, not even through ``/proc``."""
     mark = secrets.token_hex(16)
@@ -283,11 +268,10 @@ async def hides_the_environment(subject: SandboxSubject) -> str:
         async with subject.attacked() as sandbox:
             result = await sandbox.exec("env; cat /proc/*/environ 2>/dev/null")
             require(mark.encode() not in result.stdout, "a variable of the host is shown")
-            seen = await run_python(sandbox, _SEARCH, mark)
-            require("found" not in text(seen) and "looked" in text(seen), told(seen))
+            seen = await _search(sandbox, _SEARCH, mark)
             host = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
             require(b"sleep 543" not in host.stdout, "processes of the host are to be seen")
-    return text(seen).splitlines()[-1].replace("looked", "looked in") + " places"
+    return seen
 
 
 async def hides_files_of_the_host(subject: SandboxSubject) -> str:
@@ -296,8 +280,7 @@ async def hides_files_of_the_host(subject: SandboxSubject) -> str:
     with host_file(mark) as file, _inheritable(file):
         async with subject.attacked() as sandbox:
             places = (str(file), "/tmp", "/home", "/var", "/run", "/mnt", "/root", "/opt", "/srv")
-            seen = await run_python(sandbox, _SEARCH, mark, *places)
-            require("found" not in text(seen) and "looked" in text(seen), told(seen))
+            await _search(sandbox, _SEARCH, mark, *places)
             handles = await run_python(sandbox, _HANDLES)
             require(text(handles) == "" and handles.exit_code == 0, f"open files leak in: {text(handles)}")
             private = await sandbox.exec("cat /etc/shadow /etc/ssh/*key /root/.ssh/* /root/.bashrc")
@@ -309,13 +292,11 @@ async def hides_the_code_of_agentrl(subject: SandboxSubject) -> str:
     """Commands cannot import or read agentrl, whose generators know the answers that environments hide."""
     own = [str(folder) for folder in own_folders()]
     async with subject.attacked() as sandbox:
-        seen = await run_python(sandbox, _OWN_CODE, *own)
-        require("found" not in text(seen) and "looked" in text(seen), told(seen))
-    return text(seen).splitlines()[-1].replace("looked", "looked in") + " places"
+        return await _search(sandbox, _OWN_CODE, *own)
 
 
 async def hides_other_sandboxes(subject: SandboxSubject) -> str:
-    """What is in one sandbox, like a grader's answers, is in no other, whether older or newer."""
+    """Content of one sandbox, like a grader's answers, is in no other, whether older or newer."""
     mark = secrets.token_hex(16)
     async with subject.open() as grader:
         for path in ("answer.txt", "/tmp/answer.txt"):
@@ -323,8 +304,7 @@ async def hides_other_sandboxes(subject: SandboxSubject) -> str:
         holder = await grader.spawn(["sh", "-c", "echo ready; exec sleep 60", mark], env={"ANSWER": mark})
         await holder.read_line()
         async with subject.attacked() as sandbox:
-            seen = await run_python(sandbox, _SEARCH, mark, "/tmp", "/dev/shm", "/var", "/run", sandbox.folder)
-            require("found" not in text(seen) and "looked" in text(seen), told(seen))
+            await _search(sandbox, _SEARCH, mark, "/tmp", "/dev/shm", "/var", "/run", sandbox.folder)
             shared = await run_python(sandbox, "import os; print(os.listdir('/dev/shm'), os.listdir('/tmp'))")
             require(text(shared) == "[] []", f"a new sandbox holds {text(shared)}")
     return "files, processes, variables"
