@@ -118,9 +118,11 @@ class JsonLinesWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_open = False
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("ab+", buffering=0)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._is_open = True
             self._close_torn_line()
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -131,12 +133,12 @@ class JsonLinesWriter:
         """
         self._check_in_place()
         with writing(self.path):
-            write_fully(self._file.fileno(), sealed(record) + b"\n")
+            write_fully(self._descriptor, sealed(record) + b"\n")
 
     @property
     def position(self) -> int:
         """Size of the file in bytes."""
-        return os.fstat(self._file.fileno()).st_size
+        return os.fstat(self._descriptor).st_size
 
     def truncate(self, position: int) -> None:
         """Forget what was written after a checkpoint's position.
@@ -147,7 +149,7 @@ class JsonLinesWriter:
         if found < position:
             _log.warning("%s has lost its end: %d of %d bytes are there", self.path, found, position)
         with writing(self.path):
-            self._file.truncate(min(position, found))
+            os.ftruncate(self._descriptor, min(position, found))
             self._close_torn_line()
 
     def sync(self) -> None:
@@ -158,21 +160,23 @@ class JsonLinesWriter:
         """
         self._check_in_place()
         with writing(self.path):
-            os.fsync(self._file.fileno())
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        self._file.close()
+        if self._is_open:
+            self._is_open = False
+            os.close(self._descriptor)
 
     def _close_torn_line(self) -> None:
         size = self.position
-        if size and os.pread(self._file.fileno(), 1, size - 1) != b"\n":
-            write_fully(self._file.fileno(), b"\n")
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            write_fully(self._descriptor, b"\n")
 
     def _check_in_place(self) -> None:
         """Check that the path still leads to the open file, so that nothing is written where nobody looks."""
         try:
-            if os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
+            if os.path.samestat(os.stat(self.path), os.fstat(self._descriptor)):
                 return
             got = "another file in its place"
         except OSError as error:

@@ -1,7 +1,4 @@
-"""Session of the environment check: drives one environment step by step, whether its methods are coroutines or not.
-
-Its calls are watched over: each must return, and none may end the process.
-"""
+"""Session of the environment check: drives one environment, and watches that each call returns and ends no process."""
 
 from __future__ import annotations
 
@@ -22,25 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    NamedTuple,
-    TypeAlias,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from agentrl.env import (
-    AnyEnv,
-    EnvironmentSpec,
-    StepResult,
-    optional_part,
-    settled,
-)
+from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, settled
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
@@ -62,7 +43,7 @@ class CallFailed(Broken):
 
 @dataclass(slots=True, kw_only=True)
 class Calls:
-    """The calls that are under way, and what they started."""
+    """Calls that are under way, and what they started."""
 
     limit_s: float
     """Seconds within which a call must return."""
@@ -73,7 +54,7 @@ class Calls:
     raised: str = ""
     """The name of the call that raised something last."""
     is_over: bool = False
-    """Nobody waits any more: nothing may be asked."""
+    """The watch has ended: no call may begin."""
 
     def overdue(self) -> str | None:
         """Describe the call that has not returned in time; ``None`` if all have."""
@@ -86,17 +67,13 @@ _CALLS: contextvars.ContextVar[Calls] = contextvars.ContextVar("calls")
 
 
 def watched_calls() -> Calls:
-    """Return the calls of the watch that this code runs under; else some that are not watched."""
+    """Return the calls of the watch that this code runs under; outside a watch, calls without a limit."""
     return _CALLS.get(Calls(limit_s=float("inf")))
 
 
 @contextmanager
 def asking(name: str, times: int = 1) -> Iterator[None]:
-    """Say that the environment is being asked something.
-
-    Args:
-        name: Of the call, for messages.
-        times: How many times as long as others it may take.
+    """Watch a call of the environment; `name` is for messages, and it may take `times` as long as others.
 
     Raises:
         CallFailed: it wanted to end the process.
@@ -115,7 +92,7 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
     except asyncio.CancelledError as error:
         if is_addressed_to(running_task(), error):
             raise
-        raise CallFailed(f"{name} raised {type(error).__name__}, though nobody cancelled it") from error
+        raise CallFailed(f"{name} raised {type(error).__name__}, though it was not cancelled") from error
     except Exception:
         calls.raised = name
         raise
@@ -124,16 +101,12 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
 
 
 def run_watched(work: Callable[[], T], limit_s: float) -> T:
-    """Do some work in a thread of its own while this one watches over its calls; return its result.
+    """Run `work` in a thread while this one watches its calls of environments (inside `asking`); return its result.
 
     A thread whose call does not return stays behind; it does not keep the process from ending.
 
-    Args:
-        work: Calls environments inside `asking`.
-        limit_s: Seconds within which each call must return.
-
     Raises:
-        CallFailed: one did not.
+        CallFailed: a call did not return within `limit_s` seconds.
     """
     calls, ended = Calls(limit_s=limit_s), Future[T]()
 
@@ -162,7 +135,7 @@ Policy: TypeAlias = Callable[["EnvSession", Content], str]
 
 
 _WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
-"""What a random policy says to an environment that does not tell what it understands."""
+"""Actions of a random policy where the environment names none."""
 _CALL = "\x1fcall "
 """Begins an action that is a call of a tool of the environment, and not a text for `step`."""
 _CALLS_AT_RANDOM = 3
@@ -214,12 +187,7 @@ class Played:
 
 
 class EnvSession:
-    """An environment of a spec.
-
-    Args:
-        make: Makes the environment.
-        options: Its keyword arguments.
-    """
+    """An environment, made by calling `make` with `options`; its methods may be coroutines."""
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.env = made(make, options)
@@ -245,18 +213,13 @@ class EnvSession:
         return None if method is None else self.ask(name, method, *arguments)
 
     def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        """Call a tool of the environment; return what it says, to wrong arguments, too."""
-        try:
-            return str(self.ask(f"tool {tool.name}", call_own_tool, tool, arguments).text)
-        except AgentRLError as error:
-            return str(error)
+        """Call a tool of the environment; return its answer, to wrong arguments, too."""
+        return plain_text(self.step(call_action(tool, arguments)).observation)
 
     def own_tools(self) -> list[Tool]:
         """The tools of the episode that can be called without a run around them."""
-        tools = [tool for tool in self.find("tools") or () if not tool.is_stateful]
-        return [
-            tool for tool in tools if not any(hasattr(kind, "provided_as") for kind in parameters_of(tool).values())
-        ]
+        stateless = [tool for tool in self.find("tools") or () if not tool.is_stateful]
+        return [t for t in stateless if not any(hasattr(kind, "provided_as") for kind in parameters_of(t).values())]
 
     def find(self, name: str) -> Any:
         """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
@@ -271,17 +234,13 @@ class EnvSession:
         """Call a method, awaited where it is a coroutine."""
         with asking(name):
             value = method(*arguments, **named)
-            return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
+            return self._runner.run(settled(value)) if inspect.isawaitable(value) else value
 
 
 def made(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """A new environment."""
     with asking("making the environment", times=LONG_CALL):
         return make(**options)
-
-
-async def _wait_for(value: Any) -> Any:
-    return await value
 
 
 def call_action(tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -351,7 +310,7 @@ def moment_of(action: str, result: StepResult) -> Moment:
 
 
 def plain_text(content: Content) -> str:
-    """Content as text: images as their checksum, what is no content as Python shows it."""
+    """Return content as text: images as their checksum, other objects as Python shows them."""
     if not isinstance(content, tuple):
         return str(content)
     parts = (part.text if isinstance(part, TextPart) else hashlib.sha256(part.data).hexdigest() for part in content)
@@ -359,7 +318,7 @@ def plain_text(content: Content) -> str:
 
 
 def random_policy(seed: int) -> Policy:
-    """Chooses among the admissible actions, or samples the action space; says a word where there is neither.
+    """Return a policy that chooses among admissible actions, or samples the action space; else it says a word.
 
     Where the environment has tools, it calls some of them in between, with valid arguments.
     """
@@ -395,9 +354,9 @@ _SCHEMA_TYPES: Mapping[str, Any] = {
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The types of a tool's arguments by name, from its signature: a schema would import large libraries.
+    """Return the types of a tool's arguments by name: from its signature, because a schema imports large libraries.
 
-    A tool of a remote environment has its schema alone.
+    A tool of a remote environment has only a schema.
     """
     if isinstance(tool, RemoteTool):
         properties = tool.schema["function"]["parameters"].get("properties", {})
@@ -407,7 +366,7 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
 
 
 def random_arguments(tool: Tool, generator: random.Random, seen: str = "") -> dict[str, Any]:
-    """Arguments of the types that a tool declares; texts are words of what was seen."""
+    """Draw arguments of the types that a tool declares; texts are words of what was seen."""
     words = [*_WORDS, *_SEEN_WORD.findall(seen)[-_SEEN_WORDS:]]
     return {name: _random_value(kind, generator, words) for name, kind in parameters_of(tool).items()}
 
@@ -432,7 +391,7 @@ def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> 
 
 
 def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
-    """Asks the environment's expert; a new one for each policy.
+    """Return a policy that asks a new expert of the environment.
 
     Args:
         mistakes: Share of its actions before which it makes a mistake.

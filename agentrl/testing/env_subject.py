@@ -1,7 +1,4 @@
-"""Subject of the environment check: the environment, and the tasks that are played.
-
-Transcripts of episodes are made here or in a new process: both must be the same.
-"""
+"""Subject of the environment check: the environment, the tasks that are played, and transcripts of their episodes."""
 
 from __future__ import annotations
 
@@ -14,13 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,7 +71,7 @@ def _play_all(session: EnvSession, tasks: Sequence[Task], steps: int) -> list[Mo
 def transcript_of_new_process(
     make: Callable[..., Any], options: Mapping[str, Any], tasks: Sequence[Task], steps: int
 ) -> Elsewhere:
-    """`transcript`, made by a new Python process with other hash seeds, which ends whatever the environment does."""
+    """Make the `transcript` in a new Python process with another hash seed."""
     calls = watched_calls()
     try:
         request = base64.b64encode(pickle.dumps((calls.limit_s, list(tasks), steps))) + b"\n"
@@ -111,7 +102,7 @@ def transcript_of_new_process(
 
 
 def main() -> None:
-    """Answer the request on standard input with a line of JSON, and leave, whatever threads there are."""
+    """Answer the request on standard input with a line of JSON, and exit, whatever threads there are."""
     answer = os.dup(1)
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 1)
@@ -132,20 +123,17 @@ def main() -> None:
 
 
 def _play_requested(request: bytes, tasks: Sequence[Task], steps: int) -> dict[str, Any]:
+    session = None
     try:
         with asking("importing the environment", times=LONG_CALL):
             make, options = pickle.loads(request)
         session = EnvSession(make, options)
-    except CallFailed:
-        raise
-    except Exception as error:
-        return {"unknown": f"a new process cannot make the environment: {type(error).__name__}: {error}"}
-    try:
         return {"moments": _play_all(session, tasks, steps)}
     except CallFailed:
         raise
     except Exception as error:
-        return {"failure": f"{type(error).__name__}: {error}"}
+        reason = f"{type(error).__name__}: {error}"
+        return {"failure": reason} if session else {"unknown": f"a new process cannot make the environment: {reason}"}
 
 
 class Thoroughness(enum.StrEnum):
@@ -216,7 +204,7 @@ class Subject:
     """Steps after which play stops."""
     effort: Effort
     plays_elsewhere: bool
-    """Whether a rule looks at what a new process plays; that one plays first, so that it ends if one must."""
+    """Whether a rule needs the play of a new process; that plays first, because the environment may end it."""
 
     @contextmanager
     def session(self) -> Iterator[EnvSession]:

@@ -15,12 +15,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from agentrl.env import StepResult
 from agentrl.errors import UsageError
-from agentrl.rollout.env_adapter import (
-    WrongReturn,
-    checked_pair,
-    checked_step,
-    unpacked_step,
-)
+from agentrl.rollout.env_adapter import WrongReturn, checked_pair, checked_step, unpacked_step
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import CallFailed, EnvSession, asking, made, play, random_policy, watched_calls
 from agentrl.testing.env_subject import Subject, until
@@ -79,7 +74,7 @@ def _some_tasks(source: TaskSource, most: int) -> Iterator[Task]:
 
 
 def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
-    """Compare openings by the key of their state; return how many, none where there are no keys."""
+    """Compare openings by the key of their state; return how many (0 where there are no keys)."""
     owners: dict[str, str] = {}
     compared, shared = 0, []
     with subject.session() as session:
@@ -122,9 +117,9 @@ class _AnyText(Text):
 
 
 class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Environment for Gymnasium's checker: its calls are watched over, and it sees no more than it means to judge.
+    """Environment for Gymnasium's checker: its calls are watched, and hide what the checker misjudges.
 
-    It takes numpy's ``False`` for a truncation, and finds ``seed`` in ``reset(**kwargs)`` only under that very name.
+    The checker takes numpy's ``False`` for a truncation, and finds ``seed`` in ``reset(**kwargs)`` only by that name.
     """
 
     @property
@@ -150,12 +145,10 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Ignore it: the generator is the environment's."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Ask for an episode as it was asked here: without what is left out."""
-        given: dict[str, Any] = {
-            name: value for name, value in (("seed", seed), ("options", options)) if value is not None
-        }
+        """Start an episode; arguments that are left out stay so."""
+        given: dict[str, Any] = {"seed": seed, "options": options}
         with asking("reset"):
-            return self.env.reset(**given)
+            return self.env.reset(**{name: value for name, value in given.items() if value is not None})
 
     def step(self, action: Any) -> Any:
         """Take an action; numpy's truth values become Python's."""
@@ -182,7 +175,7 @@ def plays_an_episode(subject: Subject) -> str:
 
 @rule("print to standard error, or log; standard output belongs to the results of commands")
 def keeps_standard_output_clean(subject: Subject) -> str:
-    """Nothing is written to standard output: there, commands write their results."""
+    """Standard output stays empty: commands write their results there."""
     elsewhere = subject.elsewhere
     if elsewhere.said:
         raise Suspect(f"playing writes {elsewhere.said.splitlines()[0][:60]!r} to standard output")
@@ -260,10 +253,8 @@ def accepts_admissible_actions(subject: Subject) -> str:
                 tried += _try_all(session, actions) if takes_back else 1
                 if _take(session, rng.choice(actions)).done:
                     break
-    how = (
-        "accepted" if takes_back else "accepted, one in each state: without snapshot() and restore() not all are tried"
-    )
-    return f"{tried} actions {how}"
+    how = "" if takes_back else ", one in each state: without snapshot() and restore() not all are tried"
+    return f"{tried} actions accepted{how}"
 
 
 def _admissible(session: EnvSession) -> list[str]:
@@ -296,7 +287,7 @@ def _take(session: EnvSession, action: str) -> StepResult:
 
 @rule('answer what is not understood in words, with `info["valid"] = False`')
 def bears_nonsense(subject: Subject) -> str:
-    """No text is refused by an exception: what a model says wrong is answered in words."""
+    """No text raises an exception: wrong actions of a model are answered in words."""
     with subject.session() as session:
         for text in NONSENSE:
             session.reset(subject.tasks[0])

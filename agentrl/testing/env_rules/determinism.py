@@ -1,6 +1,6 @@
-"""Rules about repeated play: the same task is the same episode, and another task is another one.
+"""Rules about repeated play: equal tasks give equal episodes, different tasks different ones.
 
-That holds in another process, after any other episode, beside others, after a cancellation, and from a snapshot.
+Also in another process, after any other episode, at the same time as others, after a cancellation, and from a snapshot.
 """
 
 from __future__ import annotations
@@ -36,11 +36,7 @@ from agentrl.testing.report import Broken, Missing, Suspect, rule
 
 
 def require_equal(first: Sequence[Moment], second: Sequence[Moment], what: str) -> None:
-    """Do nothing when both show the same.
-
-    Raises:
-        Broken: names the first moment that differs.
-    """
+    """Raise `Broken`, with the first moment that differs, unless both are equal."""
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
         if repr(one) != repr(other):  # nan is not equal to itself
             raise Broken(f"{what} at observation {number}: {_difference(one, other)}")
@@ -56,7 +52,7 @@ def _difference(one: Moment, other: Moment) -> str:
 
 
 _TASKS_COMPARED = 32
-"""Not more: a small world may have a hundred different episodes, and that is no fault."""
+"""No more: a small world may rightly have only a hundred different episodes."""
 _STEPS_COMPARED = 5
 """Steps in which different tasks may show that they differ; all are played by the same random policy."""
 
@@ -84,7 +80,7 @@ def is_the_same_everywhere(subject: Subject) -> str:
 
 @rule("set every attribute of an episode anew in `reset`")
 def resets_completely(subject: Subject) -> str:
-    """Nothing of an episode, finished or abandoned, shows in the next one."""
+    """No episode, finished or abandoned, changes the next one."""
     task = subject.tasks[0]
     with subject.session() as session:
         fresh = play(session, task, random_policy(task.seed), subject.limit)
@@ -117,16 +113,18 @@ def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
     """Few tasks look different: what they hide decides."""
     different = max(len(seen), len(hidden))
     if None in hidden:
-        raise Suspect(f"{played} tasks look like {len(seen)}, and their state cannot be compared: give it state_key()")
+        raise Suspect(
+            f"{played} tasks look like {len(seen)} different ones, and their states cannot be compared: add state_key()"
+        )
     if different == 1:
-        raise Broken(f"{played} tasks are one and the same episode: do their seeds or options count?")
+        raise Broken(f"{played} tasks are the same episode: are their seeds or options used?")
     if 2 * different < played:
         raise Suspect(f"only {different} different episodes in {played} tasks")
-    return f"{played} tasks look like {len(seen)}; they hide {len(hidden)} different states"
+    return f"{played} tasks look like {len(seen)} different ones and have {len(hidden)} different hidden states"
 
 
 def _evidence(session: EnvSession, task: Task, steps: int) -> str:
-    """Return what a task shows: its state where it can be told, else its first steps."""
+    """Return what tells a task from others: its state where it has a key, else its first steps."""
     observation = session.reset(task)
     key = session.call("state_key")
     if key is not None:
@@ -219,7 +217,7 @@ _THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
 DEADLINE_S = 60.0
 """Seconds after which something hangs."""
 _SHORT_TURN_S = 1e-5
-"""Threads take turns this often: what they must not share is then shared sooner."""
+"""Threads switch this often, so that conflicts show sooner."""
 
 
 @rule("state `isolation=Isolation.PROCESS`: there, a crash costs the episodes of one worker")
@@ -266,7 +264,7 @@ def runs_interleaved(subject: Subject) -> str:
     alone = subject.alone
     together = asyncio.run(_take_turns(subject, alone))
     for one, other in zip(alone, together, strict=True):
-        require_equal(one.moments, other, "an episode beside others differs from the same alone")
+        require_equal(one.moments, other, "an episode that takes turns with others differs from the same alone")
     return f"{len(alone)} episodes at once are as if alone"
 
 
@@ -290,7 +288,7 @@ def runs_in_threads(subject: Subject) -> str:
         if isinstance(session.env, AsyncEnv):
             raise Missing("its steps are awaited in the event loop")
     for one, other in zip(alone, _play_in_threads(subject, alone), strict=True):
-        require_equal(one.moments, other, "an episode in a thread beside others differs from the same alone")
+        require_equal(one.moments, other, "an episode in one of several threads differs from the same alone")
     return f"{len(alone)} episodes in threads are as if alone"
 
 
@@ -331,7 +329,7 @@ def _run_threads(threads: Sequence[threading.Thread]) -> None:
     finally:
         sys.setswitchinterval(before)
     if any(thread.is_alive() for thread in threads):
-        raise Broken(f"an episode in a thread beside others did not end within {DEADLINE_S:g} s")
+        raise Broken(f"an episode in one of several threads did not end within {DEADLINE_S:g} s")
 
 
 @rule("release in `finally` what was taken before an `await`; let `reset` start from anything")
