@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from agentrl.builders.models import check_same_tokens
+from agentrl.builders.models import check_same_tokens, load_images
 from agentrl.builders.trainers import load_policy
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
 from agentrl.errors import ConfigError, UsageError
-from agentrl.image import ImageReader
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files
@@ -23,63 +23,56 @@ from agentrl.training.reward_model import RewardModel, TextPair, train_reward_mo
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
 
-BUILD_PREFERENCES, BUILD_REWARD_MODEL = "build preferences", "build reward model"
-"""The first calls of rank 0 to the others."""
 LEARN = "learn"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceParts:
-    """A rank's policy that learns from pairs."""
+class PairsLearner:
+    """A rank's model that learns from pairs.
+
+    Attributes:
+        source: The model's weights.
+        train: Learns everything, and calls ``progress=`` after every optimizer step.
+    """
 
     source: ModelWeights
-    config: Config
-    pairs: Sequence[Pair]
-    pad_id: int
-    reader: ImageReader | None
+    train: Callable[..., LearningProgress]
 
     def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
-        """Learn everything; the other ranks do it, too.
+        """Learn everything, on all ranks.
 
         Args:
             progress: Called in this process after every optimizer step.
 
         Raises:
-            TrainingError: see `train_preferences`, or a rank was lost.
+            TrainingError: see `train_preferences` and `train_reward_model`, or a rank was lost.
         """
         with self.source.ranks.broadcast_call(LEARN):
-            return self._learn(progress)
-
-    def _learn(self, progress: Callable[[LearningProgress], None] = lambda _: None) -> LearningProgress:
-        return train_preferences(
-            self.source.model,
-            self.pairs,
-            self.config.preferences or PreferencesConfig(),
-            self.config.trainer,
-            seed=self.config.run.seed,
-            pad_id=self.pad_id,
-            progress=progress,
-            image_processor=self.reader,
-            ranks=self.source.ranks,
-        )
+            return self.train(progress=progress)
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Return the functions that rank 0 calls on other ranks, by name."""
-        return {LEARN: self._learn, **self.source.calls()}
+        return {LEARN: partial(self.train, progress=lambda _: None), **self.source.calls()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardLearner(PairsLearner):
+    """A rank's reward model that learns from pairs."""
+
+    model: RewardModel
 
 
 def build_preferences(
-    config: Config, pairs: Sequence[Pair], *, model_path: str, pad_id: int, reader: ImageReader | None, ranks: Ranks
-) -> PreferenceParts:
-    """Load the policy, whole or in shards; every rank does.
+    config: Config, pairs: Sequence[Pair], model_path: str, pad_id: int, *, ranks: Ranks
+) -> PairsLearner:
+    """Load the policy, whole or in shards.
 
     Args:
         config: The run.
-        pairs: What is learnt.
+        pairs: Episodes to learn from.
         model_path: Weights to start from.
         pad_id: Any id of the vocabulary.
-        reader: Prepares images.
-        ranks: Learn together.
+        ranks: Train together.
 
     Raises:
         ConfigError: ranks that do not fit the machine.
@@ -87,49 +80,28 @@ def build_preferences(
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, ranks=ranks)
-    source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
-    return PreferenceParts(source=source, config=config, pairs=pairs, pad_id=pad_id, reader=reader)
+    train = partial(
+        train_preferences,
+        model,
+        pairs,
+        config.preferences or PreferencesConfig(),
+        config.trainer,
+        seed=config.run.seed,
+        pad_id=pad_id,
+        image_processor=load_images(model_path),
+        ranks=ranks,
+    )
+    return PairsLearner(source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype), train=train)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardParts:
-    """A rank's reward model that learns from pairs."""
-
-    model: RewardModel
-    config: Config
-    pairs: Sequence[TextPair]
-
-    def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
-        """Learn everything; the other ranks do it, too.
-
-        Args:
-            progress: Called in this process after every optimizer step.
-
-        Raises:
-            TrainingError: see `train_reward_model`, or a rank was lost.
-        """
-        with self.model.ranks.broadcast_call(LEARN):
-            return self._learn(progress)
-
-    def _learn(self, progress: Callable[[LearningProgress], None] = lambda _: None) -> LearningProgress:
-        settings, config = self.config.preferences or PreferencesConfig(), self.config
-        return train_reward_model(
-            self.model, self.pairs, settings, config.trainer, seed=config.run.seed, progress=progress
-        )
-
-    def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Return the functions that rank 0 calls on other ranks, by name."""
-        return {LEARN: self._learn, **self.model.source.calls()}
-
-
-def build_reward_model(config: Config, pairs: Sequence[TextPair], *, model_path: str, ranks: Ranks) -> RewardParts:
-    """Load the language model with a new output, whole or in shards; every rank does.
+def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:
+    """Load the language model with a new output, whole or in shards.
 
     Args:
         config: The run.
-        pairs: What is learnt.
+        pairs: Texts to learn from.
         model_path: The language model.
-        ranks: Learn together.
+        ranks: Train together.
 
     Raises:
         ConfigError: ranks that do not fit the machine.
@@ -145,7 +117,9 @@ def build_reward_model(config: Config, pairs: Sequence[TextPair], *, model_path:
         ranks=ranks,
         sharding=config.trainer.fsdp,
     )
-    return RewardParts(model=model, config=config, pairs=pairs)
+    settings = config.preferences or PreferencesConfig()
+    train = partial(train_reward_model, model, pairs, settings, config.trainer, seed=config.run.seed)
+    return RewardLearner(source=model.source, train=train, model=model)
 
 
 def check_sources(settings: PreferencesConfig) -> list[Path]:
@@ -189,7 +163,7 @@ def load_trajectories(source: str, model_path: str, environments: Set[str]) -> l
     found = [trajectory for trajectory in played if trajectory.environment in environments]
     if not found:
         raise UsageError(
-            f"nobody has played {' or '.join(sorted(environments))} in {source}",
+            f"there are no episodes of {' or '.join(sorted(environments))} in {source}",
             got=f"{len(played)} episodes of {', '.join(sorted({t.environment for t in played})) or 'nothing'}",
             expected="episodes of the run's own environment",
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from transformers import PreTrainedModel
 
+from agentrl.builders.models import load_images
 from agentrl.config.config import Config
-from agentrl.image import ImageReader
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters, is_adapter_folder, load_adapter
 from agentrl.training.distributed import Ranks
@@ -21,8 +22,24 @@ from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
 
-BUILD, BUILD_LEARNER = "build", "build learner"
-"""The first calls of rank 0 to the others: for training, and for a warm start."""
+BUILD = "build"
+"""The call of rank 0 that lets every rank build its part of a training."""
+
+
+class RankParts(Protocol):
+    """One rank's part of a training."""
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """Give the calls that rank 0 makes on other ranks, by name."""
+
+
+Parts = TypeVar("Parts", bound=RankParts)
+
+
+def build_on_ranks(ranks: Ranks, build: Callable[..., Parts], *arguments: Any) -> Parts:
+    """Build on every rank what `build`, a function of a module, builds of the arguments and ``ranks=``."""
+    with ranks.broadcast_call(BUILD, build, *arguments):
+        return build(*arguments, ranks=ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +66,13 @@ class LearnerParts:
         return {**self.learner.calls(), **self.source.calls()}
 
 
-def build_trainer(
-    config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
-) -> TrainerParts:
-    """Load the policy and the models beside it, whole or in shards; every rank does.
+def build_trainer(config: Config, model_path: str, reference_path: str | None, *, ranks: Ranks) -> TrainerParts:
+    """Load the policy and the models of its signals, whole or in shards.
 
     Args:
         config: The run.
         model_path: Weights to start from.
         reference_path: The model that KL is measured from, when it is not the one to start from.
-        reader: Prepares images.
         ranks: Train together.
 
     Raises:
@@ -74,7 +88,7 @@ def build_trainer(
         seed=config.run.seed,
         max_tokens=config.agent.max_tokens,
         signal_models=_load_signal_models(config, model_path, reference_path, ranks),
-        image_processor=reader,
+        image_processor=load_images(model_path),
         ranks=ranks,
     )
     source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
@@ -102,23 +116,16 @@ def _load_signal_models(
 
 
 def build_learner(
-    config: Config,
-    demonstrations: Sequence[Trajectory],
-    *,
-    model_path: str,
-    pad_id: int,
-    reader: ImageReader | None,
-    ranks: Ranks,
+    config: Config, demonstrations: Sequence[Trajectory], model_path: str, pad_id: int, *, ranks: Ranks
 ) -> LearnerParts:
-    """Load the model of a warm start, whole or in shards; every rank does.
+    """Load the model of a warm start, whole or in shards.
 
     Args:
         config: The run.
-        demonstrations: What is learnt.
+        demonstrations: Episodes to learn from.
         model_path: Weights to start from.
         pad_id: Any id of the vocabulary.
-        reader: Prepares images.
-        ranks: Learn together.
+        ranks: Train together.
 
     Raises:
         ConfigError: ranks that do not fit the machine.
@@ -133,7 +140,7 @@ def build_learner(
         config.trainer,
         seed=config.run.seed,
         pad_id=pad_id,
-        image_processor=reader,
+        image_processor=load_images(model_path),
         ranks=ranks,
     )
     return LearnerParts(learner=learner, source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype))

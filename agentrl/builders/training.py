@@ -18,14 +18,9 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, own_members
 from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
-from agentrl.builders.trainers import (
-    BUILD,
-    TrainerParts,
-    build_trainer,
-)
+from agentrl.builders.trainers import build_on_ranks, build_trainer
 from agentrl.config.config import Config
 from agentrl.engine import PolicyEngine
-from agentrl.image import ImageReader
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import Group, GroupScheduler
@@ -113,7 +108,7 @@ def build_training(
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
     check_tokens(config, model_path)
-    built = _build_trainer(config, model_path, reference_path, renderer.images, ranks or Ranks())
+    built = build_on_ranks(ranks or Ranks(), build_trainer, config, model_path, reference_path)
     connected = build_engine(
         config,
         built,
@@ -150,13 +145,6 @@ def build_training(
         extras=extras,
         idle_while_training=in_step and not built.trainer.ranks.are_many,
     )
-
-
-def _build_trainer(
-    config: Config, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
-) -> TrainerParts:
-    with ranks.broadcast_call(BUILD, config.model_dump(mode="json"), model_path, reference_path):
-        return build_trainer(config, model_path=model_path, reference_path=reference_path, reader=reader, ranks=ranks)
 
 
 def _build_scheduler(

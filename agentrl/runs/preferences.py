@@ -11,8 +11,6 @@ from pathlib import Path
 
 from agentrl.builders.models import build_renderer, load_tokenizer, pad_id
 from agentrl.builders.pairs import (
-    BUILD_PREFERENCES,
-    BUILD_REWARD_MODEL,
     build_preferences,
     build_reward_model,
     find_pairs,
@@ -20,6 +18,7 @@ from agentrl.builders.pairs import (
     policy_of,
 )
 from agentrl.builders.run import Run, RunResult
+from agentrl.builders.trainers import build_on_ranks
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.tokens import TextEncoder
@@ -65,8 +64,7 @@ class PreferenceRun(PairsRun):
     def _load(self, path: str, pairs: Sequence[Pair], ranks: Ranks) -> Learner:
         config, tokenizer = self.config, load_tokenizer(path)
         reader, filler = build_renderer(config, path, tokenizer).images, pad_id(tokenizer)
-        with ranks.broadcast_call(BUILD_PREFERENCES, config.model_dump(mode="json"), pairs, path, filler):
-            parts = build_preferences(config, pairs, model_path=path, pad_id=filler, reader=reader, ranks=ranks)
+        parts = build_on_ranks(ranks, build_preferences, config, pairs, path, filler)
 
         def save(folder: Path) -> None:
             save_policy_folder(parts.source, tokenizer, folder, reader)
@@ -90,8 +88,7 @@ class RewardRun(PairsRun):
         return partial(self._load, await self.find_model(), pairs)
 
     def _load(self, path: str, pairs: Sequence[TextPair], ranks: Ranks) -> Learner:
-        with ranks.broadcast_call(BUILD_REWARD_MODEL, self.config.model_dump(mode="json"), pairs, path):
-            parts = build_reward_model(self.config, pairs, model_path=path, ranks=ranks)
+        parts = build_on_ranks(ranks, build_reward_model, self.config, pairs, path)
         return Learner(learn=parts.learn, save=parts.model.save)
 
 

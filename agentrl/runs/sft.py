@@ -28,7 +28,7 @@ from agentrl.builders.models import (
 )
 from agentrl.builders.record import EpisodeRecorder
 from agentrl.builders.run import Run, RunResult
-from agentrl.builders.trainers import BUILD_LEARNER, LearnerParts, build_learner
+from agentrl.builders.trainers import LearnerParts, build_learner, build_on_ranks
 from agentrl.config.config import Config
 from agentrl.errors import UsageError
 from agentrl.evaluation.periodic import success_now
@@ -166,8 +166,7 @@ class WarmStart(LearningRun):
     def _load(self, path: str, renderer: Renderer, demonstrations: list[Trajectory], ranks: Ranks) -> Learner:
         config, tokenizer = self.config, load_tokenizer(path)
         reader, filler = renderer.images, pad_id(tokenizer)
-        with ranks.broadcast_call(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, path, filler):
-            parts = build_learner(config, demonstrations, model_path=path, pad_id=filler, reader=reader, ranks=ranks)
+        parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, filler)
 
         def learn(progress: ProgressCallback) -> LearningProgress:
             enough = partial(self._is_enough, parts, path, renderer)

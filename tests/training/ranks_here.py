@@ -14,7 +14,7 @@ from typing import Any
 from torch import distributed
 from torch.distributed.tensor import debug
 
-from agentrl.builders.trainers import BUILD, build_trainer
+from agentrl.builders.trainers import build_on_ranks, build_trainer
 from agentrl.builders.workers import serve
 from agentrl.training.distributed import Ranks, join
 from agentrl.training.distributed.group import leave
@@ -29,9 +29,7 @@ class Group:
         self.ranks = ranks
 
     def build(self, config, path=None, reference=None):
-        path = path or config.model.path
-        with self.ranks.broadcast_call(BUILD, config.model_dump(mode="json"), str(path), reference):
-            return build_trainer(config, model_path=str(path), reference_path=reference, reader=None, ranks=self.ranks)
+        return build_on_ranks(self.ranks, build_trainer, config, str(path or config.model.path), reference)
 
 
 @contextmanager

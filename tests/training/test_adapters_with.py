@@ -39,7 +39,7 @@ def config_of(path, *, lora=None, **sections):
 
 
 def built(config, path, reference=None):
-    return build_trainer(config, model_path=str(path), reference_path=reference, reader=None, ranks=Ranks())
+    return build_trainer(config, str(path), reference, ranks=Ranks())
 
 
 def step(trainer, trajectories):

@@ -5,11 +5,10 @@ import torch
 from ranks_here import group_of
 
 from agentrl.builders.pairs import (
-    BUILD_PREFERENCES,
-    BUILD_REWARD_MODEL,
     build_preferences,
     build_reward_model,
 )
+from agentrl.builders.trainers import build_on_ranks
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.models.scratch import build_scratch_model
 from agentrl.training.preferences import make_pairs
@@ -49,10 +48,7 @@ def test_a_policy_learns_the_same_from_pairs(model, trajectories, tmp_path, trai
         trainer = {"tokens_per_micro_batch": 60, **trainer}
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 2}), []
         with group_of(count) as group:
-            with group.ranks.broadcast_call(BUILD_PREFERENCES, config.model_dump(mode="json"), pairs, str(tmp_path), 0):
-                parts = build_preferences(
-                    config, pairs, model_path=str(tmp_path), pad_id=0, reader=None, ranks=group.ranks
-                )
+            parts = build_on_ranks(group.ranks, build_preferences, config, pairs, str(tmp_path), 0)
             assert parts.learn(seen.append) is seen[-1]
             return seen, {name: tensor.clone() for name, tensor in parts.source.weights().items()}
 
@@ -68,8 +64,7 @@ def test_a_reward_model_learns_the_same_from_pairs(tmp_path):
         trainer = {"tokens_per_micro_batch": 1, "gradient_checkpointing": True}
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 3}), []
         with group_of(count) as group:
-            with group.ranks.broadcast_call(BUILD_REWARD_MODEL, config.model_dump(mode="json"), TEXTS, str(tmp_path)):
-                parts = build_reward_model(config, TEXTS, model_path=str(tmp_path), ranks=group.ranks)
+            parts = build_on_ranks(group.ranks, build_reward_model, config, TEXTS, str(tmp_path))
             parts.learn(seen.append)
             parts.model.save(tmp_path / str(count))
             return seen, {name: tensor.clone() for name, tensor in parts.model.source.weights().items()}

@@ -9,7 +9,7 @@ import torch
 from ranks_here import group_of
 from safetensors.torch import load_file
 
-from agentrl.builders.trainers import BUILD_LEARNER, build_learner
+from agentrl.builders.trainers import build_learner, build_on_ranks
 from agentrl.config.config import Config
 from agentrl.runs.sft import warm_start
 from agentrl.training.sft import train_supervised
@@ -41,10 +41,7 @@ def learnt(path, demonstrations, count, lora=None, **trainer):
     )
     seen = []
     with group_of(count) as group:
-        with group.ranks.broadcast_call(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, str(path), 0):
-            parts = build_learner(
-                config, demonstrations, model_path=str(path), pad_id=0, reader=None, ranks=group.ranks
-            )
+        parts = build_on_ranks(group.ranks, build_learner, config, demonstrations, str(path), 0)
         last = train_supervised(parts.learner, progress=seen.append, enough=lambda state: state.update == 3)
         weights = {name: tensor.clone() for name, tensor in parts.source.weights().items()}
     assert last is seen[-1]

@@ -76,7 +76,7 @@ def settings(paths, case, count):
 
 def computed(ranks, config, trajectories):
     """Numbers of a step, and all gradients, whole."""
-    parts = build_trainer(config, model_path=config.model.path, reference_path=None, reader=None, ranks=ranks)
+    parts = build_trainer(config, config.model.path, None, ranks=ranks)
     trainer, gradients = parts.trainer, {}
     optimizers = {"policy": trainer._optimizer}
     if (critic := trainer.signals.get("critic")) is not None:
