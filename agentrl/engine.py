@@ -13,7 +13,7 @@ What every engine promises (`agentrl.testing.check_engine` tests it):
 - With `capabilities.routed_experts`, and where a request asks for them, an answer tells to which experts each token was
   routed, from the token that the request names to the last but one: the last was not computed yet.
 - A prompt with images is refused with a `UsageError` unless `capabilities.images`; never are images left out.
-- Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and hurts nobody else.
+- Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and affects no other request.
 
 - The contract of an inference server: a process that samples for one model and is reached over HTTP.
 """
@@ -90,14 +90,13 @@ class Generation:
     logprobs: list[float]
     """Log-probability of each sampled token (see the module's convention)."""
     versions: list[int]
-    """Weight version that sampled each token."""
     stop_reason: StopReason
     cached_tokens: int = 0
     """Prompt tokens that did not need prefill."""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    """Seconds of sampling; with what came before, where an engine does not tell them apart."""
+    """Seconds of sampling; includes queue and prefill where an engine does not separate them."""
     resubmissions: int = 0
     """How often the request was given to another server because one was lost."""
     routed_experts: RoutedExperts | None = None
@@ -124,16 +123,15 @@ class Capabilities:
     """Abilities of an engine beyond the contract."""
 
     max_context: int
-    """Most tokens of prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     vocab_size: int
     logprobs: bool = True
     """``False`` for text-only services: they can evaluate, not train."""
     seeded: bool = False
     """Equal seeds give equal samples, whatever else runs."""
     images: bool = False
-    """Prompts may hold images."""
     routed_experts: bool = False
-    """Answers may tell which experts tokens went to."""
+    """Answers may report the experts of tokens."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,9 +141,7 @@ class EngineMetrics:
     running: int = 0
     waiting: int = 0
     prompt_tokens: int = 0
-    """Prompt tokens received since start."""
     cached_tokens: int = 0
-    """Those of them found in a cache."""
     sampled_tokens: int = 0
     busy_s: float = 0.0
     """Seconds in which the engine computed."""
@@ -221,7 +217,7 @@ class ChatAnswer:
     message: Message
     """Role ``assistant``; tool calls and thinking in their own fields where the service separates them."""
     prompt_tokens: int
-    """As the service counts; 0 when it does not tell."""
+    """As the service counts; 0 when unknown."""
     answer_tokens: int
     stop_reason: StopReason
     problems: tuple[str, ...] = ()
@@ -235,7 +231,7 @@ class ChatPolicy(ABC):
     """
 
     max_context: int
-    """Most tokens of prompt and answer together, as far as the service tells; a bound for budgets."""
+    """Maximum number of tokens of prompt and answer together; a bound for budgets."""
 
     @abstractmethod
     async def start(self) -> None:
@@ -286,19 +282,14 @@ class ServerLoad:
     """A server's own count of what it does."""
 
     running: int
-    """Requests that are being sampled."""
     waiting: int
-    """Requests in its queue."""
     cache_used: float
     """Share of the key-value cache in use, 0 to 1."""
     preemptions: int
-    """Requests thrown out of the cache since the server started."""
+    """Requests evicted from the cache."""
     prompt_tokens: int
-    """Prompt tokens since the server started."""
     cached_tokens: int
-    """Those of them that were found in the prefix cache."""
     sampled_tokens: int
-    """Tokens sampled since the server started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +328,7 @@ class SharedTensors:
     handle: Callable[[], Mapping[str, Any]]
     """JSON with which one other process opens the run of bytes, see `agentrl.weights.shared_memory`."""
     part: TensorPart
-    """The same, in the form of requests: what is pickled is where the tensors are, not what they are."""
+    """The same in the form of requests: handles of the tensors are pickled, not their values."""
 
 
 Broadcast: TypeAlias = Callable[[int], Awaitable[None]]

@@ -105,7 +105,7 @@ class ExpertAction:
 
     text: str
     is_mistake: bool = False
-    """Shown so that what follows can be learnt; not to be learnt itself."""
+    """Shown so that the recovery can be learned; carries no loss itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +164,6 @@ class EnvironmentSpec:
     images_of: Callable[..., bool] | None = None
     """Whether observations hold images under `options`; left out, they hold none."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults of the options."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success of the ``random`` and ``expert`` policies, as tests assert them."""
     extra: Extra | None = None

@@ -28,7 +28,6 @@ RunningTask: TypeAlias = "asyncio.Task[Any] | None"
 LARGEST_REWARD = 1e12
 """Maximum magnitude of a reward: sums and squares of rewards stay finite in float32."""
 A_REWARD = "a finite number between -1e12 and 1e12"
-"""What a reward may be, in words."""
 LONGEST_REASON = 2000
 """Maximum number of characters of a foreign exception's text in an error."""
 
@@ -47,7 +46,7 @@ class Outcome(enum.StrEnum):
     STOPPED_BY_TOOL = "stopped_by_tool"
     """A tool that ends the episode was called."""
     POLICY_ERROR = "policy_error"
-    """The policy's output could not be used too often."""
+    """The policy's output was unusable too often."""
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
@@ -71,7 +70,7 @@ class Outcome(enum.StrEnum):
 
     @property
     def is_retryable(self) -> bool:
-        """The same task may be tried again: the machinery failed, and nobody asked for the episode to end."""
+        """The same task may be tried again: infrastructure failed, and the episode was not cancelled."""
         return self.is_infrastructure and self is not Outcome.CANCELLED
 
 

@@ -32,7 +32,7 @@ class Patches:
     values: npt.NDArray[np.float32]
     """The processor's ``pixel_values``: float32 [patches, values of a patch]."""
     rows: int
-    """Of the grid of tokens, which is coarser than that of patches."""
+    """Rows of the grid of tokens, which is coarser than that of patches."""
     columns: int
 
 
@@ -47,7 +47,6 @@ class PlacedImage:
     start: int
     """Index of its first token."""
     rows: int
-    """Of its grid of tokens."""
     columns: int
     image: ImagePart
 

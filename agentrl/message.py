@@ -66,7 +66,6 @@ class Message:
     tool_call_id: str | None = None
     """For role ``tool``: which call this answers."""
     name: str | None = None
-    """For role ``tool``: the tool's name."""
     reasoning: str | None = None
     """Thinking that the family's parser separated from the content."""
 

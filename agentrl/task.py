@@ -20,17 +20,14 @@ class Task:
 
     id: str
     environment: str
-    """Registry name of the environment."""
     seed: int = 0
-    """Seed for the environment's reset."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Options for the environment's reset."""
     prompt: str | None = None
     """Text put before the first observation."""
     ground_truth: Any = None
     """For reward functions; never shown to the policy."""
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """What else its row of a file holds, for reward functions; never shown to the policy."""
+    """Other columns of its row, for reward functions; never shown to the policy."""
     type: str | None = None
     """Kind of task, for tables per type."""
     max_turns: int | None = None

@@ -15,7 +15,7 @@ class with ``__call__``; one object is made per episode, and ``async with`` open
 The arguments of its constructor are options, which a config gives. A parameter of the type `ToolContext` or
 `agentrl.sandbox.Sandbox` is filled in by the runtime, and hidden from the policy.
 
-What the policy can mend is a `ToolError`, whose text the policy reads; a tool that raises anything else has failed
+An error that the policy can fix is a `ToolError`, whose text it reads; a tool that raises anything else has failed
 itself, and the policy reads a short notice while the error is counted. Infrastructure errors pass.
 
 - Keeps what a tool raises from stopping more than its call: the program, the event loop, or the episode's task.
@@ -110,7 +110,7 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = ("max_tokens", "max_concurrent")
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What OpenAI-style services take."""
+"""Names that OpenAI-style services accept."""
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -130,11 +130,11 @@ class ToolRules:
     timeout_s: float | None = None
     """Deadline of a call; ``agent.tool_timeout_s`` when left out."""
     max_tokens: int | None = None
-    """Most tokens of a result, if fewer than ``agent.max_observation_tokens``; what is longer is cut, visibly."""
+    """Maximum length of a result, if below ``agent.max_observation_tokens``; longer ones are cut, visibly."""
     max_concurrent: int | None = None
-    """Most calls at once, over all episodes of the run."""
+    """Maximum number of calls at once, over all episodes of the run."""
     max_per_second: float | None = None
-    """Most calls that begin in a second, over all episodes of the run."""
+    """Maximum number of calls that begin in a second, over all episodes."""
 
     def __post_init__(self) -> None:
         for name in ("stop", "inline", "parallel", "pure"):
@@ -157,8 +157,8 @@ class ToolRules:
 
     def changed(self) -> dict[str, Any]:
         """The rules that are not the default, by name."""
-        told = {rule.name: (getattr(self, rule.name), rule.default) for rule in dataclasses.fields(self)}
-        return {name: value for name, (value, default) in told.items() if value != default}
+        values = {rule.name: (getattr(self, rule.name), rule.default) for rule in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in values.items() if value != default}
 
 
 class Declared(TypedDict, total=False):
@@ -179,7 +179,7 @@ class ToolResult:
     """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
-    """What the policy reads: text, or anything that JSON can say."""
+    """Text or a JSON value for the policy to read."""
     _: dataclasses.KW_ONLY
     reward: float = 0.0
     """Added to the turn that called, and to the reward component ``tool/NAME``."""
@@ -213,7 +213,6 @@ class ToolContext(ABC):
     seed: int
     """Of the episode's task."""
     timeout_s: float
-    """Deadline of a call of this tool."""
 
     @abstractmethod
     async def act(self, action: str) -> str:
@@ -230,7 +229,6 @@ class Provisions:
 
     context: ToolContext | None = None
     sandbox: Any = None
-    """An `agentrl.sandbox.Sandbox`."""
 
 
 class Tool:
@@ -248,7 +246,6 @@ class Tool:
             )
         self.rules = ToolRules(**_known_rules(self.name, declared))
         self.options: Mapping[str, Any] = {}
-        """Arguments of a stateful tool's constructor."""
         functools.update_wrapper(self, target, updated=())
         if not inspect.getdoc(self._function):
             raise UsageError(
@@ -389,7 +386,7 @@ class Tool:
 
 
 class Toolset(ABC):
-    """Several tools that are known only once somebody was asked, such as those of an MCP server.
+    """Several tools that become known at run time, such as those of an MCP server.
 
     One object serves a run; the arguments of the constructor are the options that a config gives.
     """

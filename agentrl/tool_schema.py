@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 LONGEST_SHOWN = 80
-"""Characters of a wrong value that are shown."""
 DEEPEST = 64
-"""Lists and objects within each other that arguments may have: Python itself gives up at some hundreds."""
+"""Maximum nesting of lists and objects in arguments: Python itself gives up at some hundreds."""
 _WORDS = {
     "integer": "a whole number",
     "number": "a number",

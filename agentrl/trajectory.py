@@ -62,7 +62,7 @@ def joined(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedE
         return second if first is None else first
     if first.shape[1] != second.shape[1]:
         raise LedgerError(
-            "experts of the same sequence are told for different numbers of layers",
+            "routed experts of one sequence have different numbers of layers",
             got=f"{second.shape[1]} numbers per token, after {first.shape[1]}",
             hint="all servers must serve the same model",
         )
@@ -96,15 +96,15 @@ class Source(enum.IntEnum):
     PROMPT = 0
     """The first messages of a sequence, rendered."""
     TEMPLATE = 1
-    """What the chat template puts around messages: role headers, turn boundaries."""
+    """Tokens of the chat template around messages: role headers, turn boundaries."""
     OBSERVATION = 2
     """Text of the environment, a tool or a user, after the first turn."""
     SAMPLED = 3
     """Sampled by the policy; the only source that carries loss."""
     FORCED = 4
-    """Written in the policy's name by somebody else: demonstrations, prefilled answers."""
+    """Written for the policy, not sampled: demonstrations, prefilled answers."""
     MISTAKE = 5
-    """Written in the policy's name so that what follows can be learnt; never learnt itself."""
+    """Deliberate mistake in a demonstration: the recovery is learned, the mistake is not."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,9 +125,8 @@ class Turn:
     index: int
     """Number of the turn within the episode, from 0, counted over all sequences."""
     start: int
-    """Index in the sequence of the first token of the answer."""
+    """Index in the sequence of the answer's first token."""
     end: int
-    """Index after the last token of the answer."""
     role: str = "assistant"
     """Who speaks; with several agents, the agent's name."""
     reward: float = 0.0
@@ -372,7 +371,6 @@ class Trajectory:
     task_id: str
     environment: str
     seed: int
-    """Seed given to the environment's reset."""
     group_id: str
     """Members of a group share task and environment seed."""
     attempt: int = 0
@@ -381,7 +379,6 @@ class Trajectory:
     outcome: Outcome | None = None
     """``None`` while the episode runs."""
     error: str | None = None
-    """The message of the error that ended the episode, if one did."""
     reward: float | None = None
     """Return of the episode after scoring; ``None`` when there is none (never a stand-in for 0)."""
     reward_components: dict[str, float] = field(default_factory=dict)
@@ -395,7 +392,7 @@ class Trajectory:
     """The messages of each conversation, in the order in which they were opened or rewritten. This field and the next
     two are there until the episode is scored, and not stored."""
     answers: list[Message] = field(default_factory=list, repr=False, compare=False)
-    """What the policy said, one message for each turn: text, tool calls and thinking apart."""
+    """The policy's answers, one parsed message for each turn."""
     completions: list[str] = field(default_factory=list, repr=False, compare=False)
     """The same answers as whole texts, with the thinking and the markup of tool calls, without special tokens."""
 

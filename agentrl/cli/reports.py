@@ -14,8 +14,8 @@ from agentrl.evaluation.report import (
     Report,
     ReportFiles,
     choose_examples,
+    curves,
     draw_learning_curve,
-    drawable,
     write_report,
 )
 from agentrl.evaluation.session import FinishedEvaluation
@@ -91,7 +91,7 @@ def curve_kept_up(folder: Path) -> Iterator[None]:
 def draw_curve(run: RunDirectory) -> None:
     """Draw ``learning_curve.png`` from the steps so far; readers see the old picture or the new one."""
     metrics = read_metrics(run.metrics_file)
-    if drawable(metrics):
+    if curves(metrics):
         partial = run.path / f".{CURVE_FILE}"
         draw_learning_curve(metrics, partial)
         partial.replace(run.path / CURVE_FILE)

@@ -87,9 +87,9 @@ async def evaluate_panel(
 
 
 CHECK_S = 10.0
-"""Most seconds until a service has taken the connection of the check, and until it has answered."""
+"""Deadline of the check's connection, and of its answer."""
 NO_CHAT = (404, 405, 501)
-"""What servers answer that have no chat at the address."""
+"""Status codes of servers that have no chat at the address."""
 BASE_ADDRESS = "give the service's base address, up to and with /v1: --url http://127.0.0.1:8000/v1"
 
 

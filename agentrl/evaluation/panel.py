@@ -31,7 +31,7 @@ class Panel:
     policy: str
     """``engine``, ``expert`` or ``random``."""
     model: str | None
-    """What the engine serves; ``None`` for scripted policies."""
+    """The served model; ``None`` for scripted policies."""
     n_tasks: int
     samples: int
     """Episodes per task."""

@@ -40,14 +40,9 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(name, words) for name, words in (*CURVES, *own) if _points(metrics, name)]
 
 
-def drawable(metrics: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if there is anything to draw."""
-    return bool(curves(metrics))
-
-
 def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Draw success and reward over the training steps of ``metrics.jsonl`` as a PNG."""
-    if not drawable(metrics):
+    if not curves(metrics):
         raise ValueError(f"no metric to draw: expected one of {', '.join(name for name, _ in CURVES)}")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
@@ -79,10 +74,8 @@ class Report:
     results: Mapping[str, EvaluationResult] = field(default_factory=dict)
     """Evaluations by the name of their column, for example ``before`` and ``after``."""
     metrics: Sequence[Mapping[str, Any]] = ()
-    """The lines of the run's ``metrics.jsonl``."""
     examples: Sequence[Trajectory] = ()
     notes: Sequence[str] = ()
-    """Paragraphs under the title."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +96,7 @@ def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportF
         UsageError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    curve = folder / CURVE_FILE if drawable(report.metrics) else None
+    curve = folder / CURVE_FILE if curves(report.metrics) else None
     if curve is not None:
         draw_learning_curve(report.metrics, curve)
     files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve)

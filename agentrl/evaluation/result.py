@@ -70,7 +70,7 @@ def clustered_success(successes_by_task: Sequence[Sequence[bool]]) -> MeanInterv
 
 def _effective_trials(tasks: Sequence[Sequence[bool]], share: float, episodes: int) -> float:
     if len(tasks) in (1, episodes) or share in (0.0, 1.0):
-        return len(tasks)  # one sample each, or nothing from which the agreement within tasks could be told
+        return len(tasks)  # one sample each, or no way to measure the agreement within tasks
     between = variance([fmean(samples) for samples in tasks]) / len(tasks)
     if between == 0:
         return episodes
@@ -134,17 +134,16 @@ class EvaluationResult:
 
     panel: Panel
     episodes: Sequence[EvaluatedEpisode]
-    """All of them, in the panel's order; infrastructure failures that outlived their retries included."""
+    """All, in the panel's order, infrastructure failures included."""
     success: MeanInterval | None
-    """Over episodes that say something about the policy; ``None`` when the environment never told."""
+    """Over measured episodes; ``None`` when the environment never reported success."""
     reward: MeanInterval | None
-    """``None`` when no episode has a reward."""
     by_task_type: Mapping[str, TypeResult]
     outcomes: Mapping[Outcome, int]
     pass_at_k: Mapping[int, float]
     pass_hat_k: Mapping[int, float]
     turns: float
-    """Mean turns of an episode."""
+    """Mean per episode."""
     tokens: float
     """Mean tokens of an episode that the policy sampled, or a scripted policy wrote."""
     seconds: float
@@ -171,10 +170,7 @@ class EvaluationResult:
             "seed": self.panel.seed,
             "success": _estimate_json(self.success),
             "reward": _estimate_json(self.reward),
-            "by_task_type": {
-                name: {"n_tasks": found.n_tasks, "success": _estimate_json(found.success), "reward": found.reward}
-                for name, found in self.by_task_type.items()
-            },
+            "by_task_type": {name: asdict(found) for name, found in self.by_task_type.items()},
             "outcomes": {outcome.value: count for outcome, count in self.outcomes.items()},
             "failed": self.failed,
             "retries": self.retries,

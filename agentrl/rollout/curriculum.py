@@ -33,17 +33,15 @@ class GroupOutcome:
     """Successes of one group at its task."""
 
     position: int
-    """Of the group in the run."""
     environment: str
-    """Label of its environment."""
     task_id: str
     task_type: str | None
     horizon: int | None
-    """At which it was played; ``None`` where none grows."""
+    """Turns allowed; ``None`` without a curriculum of horizons."""
     episodes: int
-    """That say something about the policy."""
+    """Trainable episodes."""
     tries: int
-    """Those among them that tell whether the task was solved."""
+    """Episodes that report success or failure."""
     successes: int
 
     def check_told(self, setting: str) -> None:
@@ -94,7 +92,6 @@ class Pools:
     def __init__(self, settings: PoolsConfig, *, seed: int) -> None:
         self.settings = settings
         self.step = 0
-        """Training steps done."""
         self._seed = seed
         self._evidence: dict[Key, Evidence] = {}
 

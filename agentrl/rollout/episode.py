@@ -49,11 +49,10 @@ class RuntimeEpisode(Episode):
         self.goal: str | None = None
         self.observation: Content = ""
         self.last_result: StepResult | None = None
-        """What the latest step led to."""
         self.info: dict[str, Any] = {}
-        """Everything that reset and steps told, newest values."""
+        """Info of reset and steps, newest values."""
         self.tool_reward = 0.0
-        """What tools gave, beside the environment's rewards."""
+        """Rewards of tools, without the environment's."""
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
         self._opened = EpisodeTools(

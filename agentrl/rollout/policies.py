@@ -25,7 +25,7 @@ from agentrl.trajectory import TokenSequence, Turn
 
 
 class EpisodeView(Protocol):
-    """Part of an episode that a policy may use besides its messages."""
+    """Part of an episode that a policy may use, apart from its messages."""
 
     turns: TurnLog
     loop: AgentLoop
@@ -51,7 +51,7 @@ class EpisodePolicy(ABC):
 
 
 MAX_RESUBMISSIONS = 8
-"""How often an answer that was aborted without being asked to is taken up again."""
+"""Maximum number of requests for an answer that the engine aborts by itself."""
 
 
 class EngineEpisodePolicy(EpisodePolicy):
@@ -183,11 +183,11 @@ def session_id(trajectory_id: str, sequence: int) -> str:
 
 def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
     rest = request.params.max_tokens - len(part.token_ids)
-    told = 0 if part.routed_experts is None else len(part.routed_experts)
+    known = 0 if part.routed_experts is None else len(part.routed_experts)
     return replace(
         request,
         prompt_ids=[*request.prompt_ids, *part.token_ids],
-        routed_experts_from=None if request.routed_experts_from is None else request.routed_experts_from + told,
+        routed_experts_from=None if request.routed_experts_from is None else request.routed_experts_from + known,
         params=replace(request.params, max_tokens=rest),
     )
 

@@ -30,7 +30,6 @@ from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 DEADLINE_S = 60.0
-"""Seconds that a reward function may take for an episode."""
 SIGNATURE = "def reward(trajectory, task) -> float"
 
 
@@ -190,11 +189,10 @@ class Convention:
     """Calling convention of one library's functions."""
 
     arguments: Callable[[Trajectory, Task], dict[str, Any]]
-    """Everything that they may ask for, by parameter name."""
+    """All arguments on offer, by parameter name."""
     read: Callable[[Any], Any]
-    """The number in what they return."""
+    """Extracts the number from the returned value."""
     may_abstain: bool = False
-    """``None`` means that the function does not apply."""
 
 
 def _convention(signature: inspect.Signature) -> Convention:

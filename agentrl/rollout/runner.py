@@ -289,7 +289,6 @@ class Assignment:
     group_id: str
     member: int
     seed: int
-    """Decides the episode's sampling."""
 
     @property
     def id(self) -> str:

@@ -50,14 +50,11 @@ class Group:
     """The episodes of one task, complete or still running."""
 
     position: int
-    """Of the group among all groups of the run."""
     draw: SampledTask
-    """The task, and where it comes from."""
     size: int
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
     extra_names: tuple[str, ...] = ()
-    """Names of the extra rollouts of its task: the greedy policy's, and experts'."""
     extra_rollouts: dict[str, Trajectory] = field(default_factory=dict)
     """Finished extra rollouts by name; they are not members, and count in no statistics of the policy."""
 
@@ -115,7 +112,7 @@ class Group:
 
     def outcome(self) -> GroupOutcome:
         """Count how often it solved its task so far."""
-        told = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
+        known = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
         return GroupOutcome(
             position=self.position,
             environment=self.draw.environment,
@@ -123,8 +120,8 @@ class Group:
             task_type=self.task.type,
             horizon=self.draw.horizon,
             episodes=len(self.trainable),
-            tries=len(told),
-            successes=sum(told),
+            tries=len(known),
+            successes=sum(known),
         )
 
     def to_record(self) -> dict[str, Any]:
@@ -201,7 +198,6 @@ class GroupScheduler:
         self.max_staleness = max_staleness
         self.version = version
         self.used = 0
-        """Groups that batches have taken."""
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members

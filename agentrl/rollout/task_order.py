@@ -22,13 +22,12 @@ class SampledTask:
     """A task whose turn it is."""
 
     environment: str
-    """Label of its environment."""
     place: int
     """In the environment's endless order of tasks."""
     task: Task
-    """With no more turns than the horizon."""
+    """Its turns are limited to the horizon."""
     horizon: int | None = None
-    """Turns of its episodes as the curriculum has it; ``None`` where none grows."""
+    """Turns allowed by the curriculum; ``None`` without one."""
 
 
 class TaskSampler:
@@ -56,9 +55,7 @@ class TaskSampler:
     ) -> None:
         settings = curriculum or CurriculumConfig()
         self.position = 0
-        """Draws so far."""
         self.step = 0
-        """Training steps learnt from."""
         self._cursors = {label: TaskCursor(source, seed=seed, shuffle=shuffle) for label, source in sources.items()}
         self._weights = {label: 1.0 if weights is None else weights[label] for label in sources}
         self._turns = dict.fromkeys(sources, 0)

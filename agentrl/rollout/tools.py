@@ -103,7 +103,6 @@ def _key(arguments: Mapping[str, Any]) -> str:
 
 T = TypeVar("T")
 SANDBOX_START_S = 120.0
-"""Deadline of a sandbox that starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +113,11 @@ class Called:
     """``None``: there is no tool of that name."""
     result: ToolResult
     failed: bool = False
-    """The policy reads an error."""
     was_kept: bool = False
-    """The tool said it before, and was not asked again."""
+    """The result was kept from an earlier call."""
     seconds: float = 0.0
     cause: BaseException | None = None
-    """What the tool raised, where it failed itself."""
+    """The exception of a tool that failed itself."""
 
 
 class EpisodeTools:

@@ -31,7 +31,6 @@ class EpisodeLimits:
     max_refused: int | None = None
     """The action with this number that the environment does not accept ends the episode."""
     answer_timeout_s: float = 600.0
-    """Deadline of the engine's answer."""
     tool_timeout_s: float = 30.0
     score_timeout_s: float | None = 60.0
 
@@ -142,7 +141,6 @@ class TurnLog:
         self.counters = counters
         self.budget = Budget(limits, waits.clock)
         self.state_key: str | None = None
-        """Key of the environment's state now, where it has one."""
         self.latest: Turn | None = None
         self._seed = seed
         self._observer = observer

@@ -30,7 +30,7 @@ class WaitKind(enum.StrEnum):
 
 
 AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.SCORER})
-"""Waits that end by themselves, whatever the engine does."""
+"""Waits that end without the engine."""
 
 
 @dataclass(slots=True)
@@ -173,9 +173,7 @@ class RolloutCounters:
     """Running counts, readable at any time."""
 
     running: int = 0
-    """Episodes in flight."""
     outcomes: Counter[Outcome] = field(default_factory=Counter)
-    """Attempts that ended, by outcome."""
     retries: int = 0
     turns: int = 0
     prompt_tokens: int = 0
