@@ -147,7 +147,7 @@ async def test_demonstrations_are_of_all_environments(mixed_run):
     run = mixed_run("sft.episodes=6")
     path = await prepare_model(run.config, run.folder)
     renderer = build_renderer(run.config, path, load_tokenizer(path))
-    with pytest.raises(UsageError, match="no demonstration of letters:Digits can be learnt from"):
+    with pytest.raises(UsageError, match="no demonstration of letters:Digits can be trained on"):
         await collect_demonstrations(run.config, renderer)
     same = load_config(run.folder.config_file, ["environments.digits.name=letters:Letters"])
     found = await collect_demonstrations(same, renderer)

@@ -124,7 +124,7 @@ def test_a_warm_start_that_does_not_get_there_says_so(tiny_run, settings, seen):
     watcher = Recorder()
     every = 1 if "last" in seen else 1000
     warm_start(tiny_run("sft={episodes: 8, " + settings + f", check_every: {every}, check_tasks: 4}}"), watcher=watcher)
-    assert "all demonstrations are learnt before sft.stop_at" in watcher.messages[-1]
+    assert "all demonstrations were used before sft.stop_at was reached" in watcher.messages[-1]
     assert seen in watcher.messages[-1]
 
 

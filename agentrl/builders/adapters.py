@@ -1,4 +1,4 @@
-"""Adapters that go to servers alone, beside weights that the servers keep."""
+"""Adapters that are sent to servers alone; the servers keep the base weights."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def read_chats(path: str | Path) -> list[Chat]:
 
 
 def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> Lessons:
-    """Conversations as tokens, of which the assistant's are to be learnt.
+    """Conversations as tokens, of which the assistant's are trained on.
 
     Args:
         chats: In the order of the file.

@@ -104,7 +104,7 @@ def with_required_reports(config: Config, section: ServerEngineConfig) -> Server
         return section
     if not usable_gpus(os.environ):
         raise ConfigError(
-            "trainer.moe.router_replay needs servers that tell experts, which vLLM and SGLang do on GPUs only",
+            "trainer.moe.router_replay needs servers that report routed experts, which vLLM and SGLang do on GPUs only",
             got=f"engine {config.engine.type} without a GPU",
             hint="set engine=local, or trainer.moe.router_replay=false",
         )
@@ -117,11 +117,11 @@ def check_engine_reports(config: Config, engine: PolicyEngine) -> None:
     """Check that an engine reports what the trainer needs: with replayed routed experts, the experts of each token.
 
     Raises:
-        ConfigError: it tells none.
+        ConfigError: it reports none.
     """
     if config.trainer.router_replay and not engine.capabilities.routed_experts:
         raise ConfigError(
-            "trainer.moe.router_replay needs an engine that tells which experts tokens went to",
+            "trainer.moe.router_replay needs an engine that reports the experts of each token",
             got=f"engine {config.engine.type}, which does not",
             expected=f"engine=local, or servers that were started with {RETURN_ROUTES}",
             hint="add it to engine.arguments, or set trainer.moe.router_replay=false",

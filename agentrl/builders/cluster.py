@@ -126,7 +126,7 @@ async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], Non
     Args:
         config: The run.
         folder: Its folder.
-        say: Is told what a person should know.
+        say: Receives messages for a person.
 
     Raises:
         UsageError: no Ray, no cluster, no room.
@@ -241,7 +241,7 @@ async def open_placed_pool(
         run: Its cluster.
         model: What they serve.
         version: Of the weights that the first sync will bring.
-        say: Is told what happens to them.
+        say: Receives messages about their state.
         on_loss: Is called from a thread when one has ended by itself.
 
     Raises:

@@ -181,7 +181,7 @@ def _check_one(config: AgentConfig) -> None:
 
 
 class RewardModelScorer(Scorer):
-    """Lets a reward model read episodes, one at a time and beside the event loop.
+    """Lets a reward model read episodes, one at a time, in a thread.
 
     Args:
         settings: Which.
@@ -332,7 +332,7 @@ def _settings(judge: JudgeConfig) -> ServiceSettings:
 
 
 def _decoder(policy: EpisodePolicy) -> Decode:
-    """Text of the policy's tokens; of one without tokens nobody asks."""
+    """Decode the policy's tokens; a policy without tokens is never asked."""
     renderer = policy.renderer if isinstance(policy, EngineEpisodePolicy | ScriptedEpisodePolicy) else None
     return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain
 

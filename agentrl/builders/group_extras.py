@@ -34,7 +34,7 @@ def own_members(config: AlgorithmConfig) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupExtras:
-    """Extra rollouts and a served teacher: what the trainer gets with groups besides the policy's own rollouts."""
+    """Extra rollouts and a served teacher: what a group has besides the policy's own rollouts."""
 
     runners: ExtraRunners
     teacher: TeacherServers | None
@@ -49,14 +49,14 @@ class GroupExtras:
         """
         experts = [trajectory for group in groups for trajectory in group.experts]
         trained = [trajectory for group in groups for trajectory in group.trainable]
-        told = {} if self.teacher is None else await _asked(self.teacher, [*trained, *experts])
+        answers = {} if self.teacher is None else await _asked(self.teacher, [*trained, *experts])
         return StepExtras(
             greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
             experts=experts,
-            teacher_logp={name: [word.logp for word in words] for name, words in told.items()},
+            teacher_logp={name: [word.logp for word in words] for name, words in answers.items()},
             teacher_top={
                 name: [word.top for word in words if word.top is not None]
-                for name, words in told.items()
+                for name, words in answers.items()
                 if all(word.top is not None for word in words)
             },
         )

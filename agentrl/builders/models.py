@@ -58,12 +58,12 @@ def resolve_model(config: Config) -> Config:
     if (reader := config.agent.reward_model) is not None:
         read = reader.model_copy(update={"path": _resolved(reader.path)})
         changes["agent"] = config.agent.model_copy(update={"reward_model": read})
-    beside: dict[str, Section] = {}
+    models: dict[str, Section] = {}
     if (critic := config.trainer.critic) is not None and critic.path is not None:
-        beside["critic"] = critic.model_copy(update={"path": _resolved(critic.path)})
+        models["critic"] = critic.model_copy(update={"path": _resolved(critic.path)})
     if (judge := config.trainer.process_reward) is not None and judge.path is not None:
-        beside["process_reward"] = judge.model_copy(update={"path": _resolved(judge.path)})
-    changes["trainer"] = config.trainer.model_copy(update=beside)
+        models["process_reward"] = judge.model_copy(update={"path": _resolved(judge.path)})
+    changes["trainer"] = config.trainer.model_copy(update=models)
     return config.model_copy(update=changes)
 
 

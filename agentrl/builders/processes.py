@@ -52,7 +52,7 @@ async def open_processes(
         model_path: Weights of version `version`.
         base_path: The model that the run started from.
         version: Of the weights.
-        say: Is told how far the start is, and what happens to the processes.
+        say: Receives the progress of the start, and messages about the processes.
         on_loss: Called from any thread when a process is lost without which the run cannot go on.
 
     Raises:

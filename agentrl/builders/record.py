@@ -26,7 +26,7 @@ class EpisodeRecorder(RolloutObserver):
     Args:
         store: Gets every turn.
         status: Counts episodes and tokens.
-        watcher: Is told when the status changes.
+        watcher: Called when the status changes.
     """
 
     def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher) -> None:
@@ -53,12 +53,12 @@ class EpisodeRecorder(RolloutObserver):
 
 
 class UpdateLog:
-    """The run's metrics file, its trackers and its watcher, which are told of every update; open as a context.
+    """The run's metrics file, its trackers and its watcher, which receive every update; open as a context.
 
     Args:
         run: Its folder and config.
         status: Of the run; kept up to date.
-        watcher: Is told.
+        watcher: Receives every update.
 
     Raises:
         UsageError: the disk is full.
@@ -108,7 +108,7 @@ _COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")
 
 
 class StepClock:
-    """Starts with the step; every phase is told when it ends.
+    """Starts with the step; every phase is reported when it ends.
 
     Args:
         parts: The run; its waits, counters and engine are read.

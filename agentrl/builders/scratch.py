@@ -142,7 +142,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
         if type(runner.loop).demonstrate is AgentLoop.demonstrate:
             say(
                 f"agent loop {type(runner.loop).__name__} has no demonstrate(action): the new model's vocabulary is "
-                "learnt from the environment's text and bare actions"
+                "built from the environment's text and bare actions"
             )
             runner.loop = BareActions()
         runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
@@ -156,7 +156,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
                 say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
             failed, in_a_row = failed or played, in_a_row + 1
             if in_a_row >= MAX_FAILED:
-                say(f"{in_a_row} episodes in a row failed; the vocabulary is learnt from the text until then")
+                say(f"{in_a_row} episodes in a row failed; the vocabulary is built from the text collected until then")
                 break
     finally:
         await pool.close()

@@ -82,7 +82,7 @@ async def open_pool(
         folder: Gets the copy of the model that is served, and the servers' logs.
         version: Of the weights that the first sync will bring.
         trainer_gpus: GPUs that the trainer computes on; launched servers avoid them where enough others are left.
-        say: Is told how far the start is, and what happens to the servers.
+        say: Receives the progress of the start, and messages about the servers.
 
     Raises:
         UsageError: no interpreter with the engine, too few GPUs, a server that cannot work.
@@ -185,7 +185,7 @@ def make_launcher(
         folder: Gets that copy, and the servers' logs.
         dtype: Number format of the weights.
         trainer_gpus: GPUs that the trainer computes on; servers avoid them where enough others are left.
-        say: Is told how far the start is.
+        say: Receives the progress of the start.
         ports: One for each server; free ones when left out.
         host: Address on which they listen.
         names: What they are called; ``server-0`` and so on when left out.
@@ -232,9 +232,13 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
 
 
 def untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
-    """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
-    told, is_whole = Path(found) / "config.json", not is_adapter_folder(found)
-    if is_whole and told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
+    """Return a folder or name with the output head as a separate tensor: `found`, or a copy made of it."""
+    settings, is_whole = Path(found) / "config.json", not is_adapter_folder(found)
+    if (
+        is_whole
+        and settings.is_file()
+        and json.loads(settings.read_text(encoding="utf-8")).get("tie_word_embeddings") is False
+    ):
         return Path(found)
     model = load_model(found, dtype=dtype, device="cpu")
     if is_whole and not model.config.get_text_config().tie_word_embeddings:

@@ -92,7 +92,7 @@ def build_training(
         model_path: Weights to start from.
         reference_path: The model that KL is measured from, when it is not the one to start from (a resumed run).
         version: Version of the weights at `model_path`.
-        observer: Is told of every turn.
+        observer: Called after every turn.
         keep: Says whether a group is worth training on.
         pool: The engine, where the config asks for servers, or for engines on a cluster.
         ranks: Train together.

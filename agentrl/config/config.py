@@ -66,7 +66,7 @@ class ModelConfig(Section):
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one."""
     lora: LoraConfig | None = None
-    """Train adapters beside frozen weights; see docs/lora.md."""
+    """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
 
     @model_validator(mode="after")
     def _scratch_is_used(self) -> Self:
@@ -411,7 +411,7 @@ class SFTConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds ``min_lr_ratio``, which nobody but its default ever set."""
+        """The config.yaml of an older run holds ``min_lr_ratio``, which no config ever set."""
         return _without(data, "min_lr_ratio", 0.1)
 
     @model_validator(mode="after")

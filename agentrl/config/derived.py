@@ -31,7 +31,7 @@ class EnvironmentConfigs:
     label: str
     """As the user calls it; `SOLE` for the only one."""
     weight: float
-    """Its part of the groups, beside the weights of the others."""
+    """Its share of the groups, relative to the weights of the others."""
     config: Config
     """The run's config with this environment alone, and the agent as it is there."""
 

@@ -52,7 +52,7 @@ class ScriptedEngineConfig(Section):
 
 
 def address(text: str) -> str:
-    """An address as servers are told of it.
+    """The form of an address that servers receive.
 
     Raises:
         ValueError: it has no scheme, or no host.

@@ -63,7 +63,7 @@ class PooledBy(enum.StrEnum):
     """Whose success is counted together."""
 
     TASK = "task"
-    """Each task has a rate of its own; for a set of tasks that the run walks more than once."""
+    """Judge each task by its own success rate; for a set of tasks that the run plays more than once."""
     TYPE = "type"
     """All tasks of one type together; for environments whose tasks say their type."""
     ENVIRONMENT = "environment"
@@ -336,7 +336,7 @@ class MixedEnvironmentConfig(EnvironmentConfig):
     """One of several environments, under a label of the user's: the keys of ``environment``, and these."""
 
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Its share of the groups that are played, beside the weights of the others."""
+    """Share of the groups, relative to the weights of the others."""
     evaluation_split: str | None = None
     """Split of its evaluations; ``evaluation.split`` when left out."""
     agent: AgentChanges = Field(default_factory=AgentChanges)

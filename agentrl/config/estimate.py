@@ -175,7 +175,7 @@ class Memory:
     optimizer: int
     reference: int
     critic: int
-    """Weights, gradients and moments of a critic with a model of its own."""
+    """Weights, gradients and moments of a critic with its own model."""
     process_reward: int
     """Weights, gradients and moments of an implicit process reward model, and the weights of its frozen start."""
     engine_copy: int
@@ -466,8 +466,8 @@ def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
         return []
     trained = trained_size(lora, size)
     how = f"of rank {lora.rank}, in float32 (model.lora)"
-    beside = f"; {trained.own:,} of the model's own are trained, too" if trained.own else ""
-    return [EstimateRow("adapters", f"{trained.adapters:,} parameters", how + beside)]
+    others = f"; {trained.own:,} parameters of the model are trained, too" if trained.own else ""
+    return [EstimateRow("adapters", f"{trained.adapters:,} parameters", how + others)]
 
 
 def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:

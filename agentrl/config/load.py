@@ -239,8 +239,8 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
             replaced += [one for one in changed if one.is_by(data.get(one.section))]
     config = _validate(data, name, parsed, chosen)
     dropped = (one.dropped(data.get(one.section)) for one in replaced)
-    for told in dict.fromkeys(filter(None, dropped)):
-        _log.warning("%s", told)
+    for notice in dict.fromkeys(filter(None, dropped)):
+        _log.warning("%s", notice)
     return config
 
 

@@ -23,7 +23,7 @@ class CriticConfig(Section):
     """Critic of PPO; other settings (optimizer, warm-up, schedule, epochs, mini-batches) are taken from ``trainer``."""
 
     kind: Literal["own", "shared"] = "own"
-    """``own``: a model of its own, with an output of one number. ``shared``: such an output on the policy's hidden
+    """``own``: a separate model with a scalar output. ``shared``: such an output on the policy's hidden
     states, which takes next to no memory, and lets the value loss change the policy's weights, too."""
     path: str | None = None
     """The model that an ``own`` critic starts from, of the policy's vocabulary; the policy's weights when left out."""
@@ -34,7 +34,7 @@ class CriticConfig(Section):
     clip: float | None = Field(0.5, gt=0)
     """How far a step moves a value before the value loss no longer rewards it; ``null`` bounds nothing."""
     coef: float = Field(0.5, gt=0, allow_inf_nan=False)
-    """Weight of the value loss beside the policy's loss; only ``shared``."""
+    """Weight of the value loss relative to the policy's loss; only ``shared``."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -95,7 +95,7 @@ class NumericsConfig(Section):
     mismatch: float = Field(0.01, gt=0)
     """Mean |pi_old - mu| above which trainer and engine are not the same model."""
     kl: float = Field(0.5, gt=0)
-    """KL of the policy to pi_old, within a step, above which it runs away."""
+    """KL of the policy to pi_old, within a step, above which an alarm is raised."""
     kl_reference: float = Field(10.0, gt=0)
     """KL to the reference above which nothing is left of it."""
     entropy_share: float = Field(0.05, ge=0, lt=1)
@@ -109,7 +109,7 @@ class NumericsConfig(Section):
 
 
 class LoraConfig(Section):
-    """Adapters (LoRA) beside frozen weights; needs the extra ``agentrl[lora]``."""
+    """Adapters (LoRA) on frozen base weights; needs the extra ``agentrl[lora]``."""
 
     rank: int = Field(16, ge=1)
     """Rank of the update of each matrix."""

@@ -271,9 +271,9 @@ def evaluate(
     words = [*_parts(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
     interruption = Interruption()
 
-    async def measured(request: EvaluationRequest, told: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
+    async def measured(request: EvaluationRequest, report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
         with interruption.stops():
-            return (await run_evaluation(request, on_episode=told)).result
+            return (await run_evaluation(request, on_episode=report)).result
 
     def work() -> EvaluationResult:
         config = evaluation_config(
@@ -296,14 +296,14 @@ def evaluate(
             seed=seed,
             folder=evaluations_folder(config, model),
         )
-        with _counted(request.n_tasks * samples, progress, on_episode) as told:
-            return asyncio.run(measured(request, told))
+        with _counted(request.n_tasks * samples, progress, on_episode) as report:
+            return asyncio.run(measured(request, report))
 
     return _apart(work, interruption)
 
 
 def _apart(work: Callable[[], T], interruption: Interruption) -> T:
-    """Do the work here, or in a thread of its own where this one has a running event loop.
+    """Do the work here, or in a new thread where this one has a running event loop.
 
     Raises:
         KeyboardInterrupt: the work was ended by Ctrl-C before it had a result.
@@ -384,11 +384,11 @@ def _counted(
         return
     with counting(total) as counter:
 
-        def told(episode: EvaluatedEpisode) -> None:
+        def report(episode: EvaluatedEpisode) -> None:
             counter.add(episode.trajectory)
             on_episode(episode)
 
-        yield told
+        yield report
 
 
 def _check_session(config: Config) -> None:

@@ -40,7 +40,7 @@ class Progress:
     pending: Mapping[str, float] | None
     """Metrics of the last step, when the run was stopped before they were written."""
     scheduler: Mapping[str, Any]
-    """Task order, what the curriculum has learnt, and finished unused trajectories."""
+    """Task order, state of the curriculum, and finished unused trajectories."""
 
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:

@@ -58,14 +58,14 @@ class Demo:
 
 
 class DemoRunner:
-    """Runs the parts of a demo one after the other, each in a folder of its own.
+    """Runs the parts of a demo one after the other, each in its own folder.
 
     Args:
         folder: Where everything goes; made, and must not exist.
         seed: Of the model, the tasks and the sampling.
         n_tasks: Unseen tasks of each evaluation.
         overrides: Changes of the shipped config, ``key=value``.
-        watcher: Is told how the runs go.
+        watcher: Receives the progress of the runs.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class LearningRun(abc.ABC):
 
     Args:
         run: Folder and config.
-        watcher: Is told how it goes.
+        watcher: Receives the progress.
     """
 
     name: ClassVar[str]

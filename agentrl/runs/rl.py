@@ -16,8 +16,8 @@
                 ▲                                                    │
                 └───────────────────── set_version ◄─────────────────┘
 
-With `max_staleness` 0 nothing runs beside `trainer.step`, the engine computes with the trainer's own tensors, and a run
-that was killed and resumed has the numbers of one that was not. Above 0 episodes go on while the trainer trains.
+With `max_staleness` 0 nothing runs concurrently with `trainer.step`, the engine computes with the trainer's own
+tensors, and a killed and resumed run has the numbers of one that was not. Above 0, episodes go on during training.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from agentrl.weights import SyncReport
 T = TypeVar("T")
 
 SYNC_GRACE_S = 15.0
-"""Seconds that a weight sync gets to end after somebody asked to stop: a healthy one does."""
+"""Seconds that a weight sync gets to end after a stop was requested; a healthy one ends within them."""
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Orchestrator:
 
     Args:
         run: Folder and config; checkpoints in the folder are gone on with.
-        watcher: Is told how it goes.
+        watcher: Receives the progress.
     """
 
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
@@ -255,11 +255,11 @@ class Orchestrator:
     def _without_learning(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> list[str]:
         """Return the message about steps that learn nothing, when one is due."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        told = None if self._learning is None else self._learning.look(metrics, trajectories)
-        return [] if told is None else [told]
+        alarm = None if self._learning is None else self._learning.look(metrics, trajectories)
+        return [] if alarm is None else [alarm]
 
     async def _synced(self, version: int) -> SyncReport | None:
-        """Bring the new weights to the engine; ``None`` when somebody asked to stop, and no server took them in time.
+        """Bring the new weights to the engine; ``None`` if a stop was requested and no server took them in time.
 
         Then the step is done all the same: a run that goes on begins with a sync.
         """
@@ -269,7 +269,7 @@ class Orchestrator:
             return None
 
     async def _update(self, groups: Sequence[Group]) -> StepReport:
-        """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
+        """Run one step of the trainer, concurrently with episodes in flight (if allowed) and the watch over servers."""
         trainer = self._parts.trainer
         step = functools.partial(
             trainer.step,
@@ -333,7 +333,7 @@ class Orchestrator:
         self._watcher.on_checkpoint(checkpoint.step, checkpoint.path)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
-        """The result of `work`; when somebody asks to stop, it is cancelled unless it ends within the grace."""
+        """Return the result of `work`; on a stop request it is cancelled unless it ends within the grace period."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -347,7 +347,7 @@ class Orchestrator:
                 await asyncio.gather(task, return_exceptions=True)
         if task.cancelled():
             if not self._stop.is_set():
-                raise TrainingError("a part of the run was cancelled, but nobody asked the run to stop")
+                raise TrainingError("a part of the run was cancelled, but no stop was requested")
             raise self._failure or _Interrupted
         return task.result()
 
@@ -369,7 +369,7 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: Interrup
 
     Args:
         run: Folder and config.
-        watcher: Is told how it goes.
+        watcher: Receives the progress.
         interruption: Stops the run from another thread; the main thread has signals as well.
 
     Raises:

@@ -63,9 +63,9 @@ async def collect_demonstrations(
     Args:
         config: Environment, agent, and ``sft``.
         renderer: Of the model that will learn from them.
-        observer: Is told of every turn.
+        observer: Called after every turn.
         on_episode: Called after each episode.
-        on_stall: Is told who waits for what when nothing has moved for ``rollout.stall_report_s``.
+        on_stall: Receives who waits for what when nothing has moved for ``rollout.stall_report_s``.
 
     Returns:
         Those that solved their task (all trainable ones where the environment does not tell), in the order of tasks.
@@ -97,7 +97,7 @@ async def collect_demonstrations(
 async def _played(
     environment: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
 ) -> dict[int, Trajectory]:
-    """Play the demonstrations of one environment, and return those that can be learnt from, by number."""
+    """Play the demonstrations of one environment, and return those that can be trained on, by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}
     found: dict[int, Trajectory] = {}
     concurrency = environment.config.rollout.max_concurrent
@@ -121,7 +121,7 @@ def _worth_learning(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]:
     if played and not good:
         last = played[max(played)]
         raise UsageError(
-            f"no demonstration of {last.environment} can be learnt from",
+            f"no demonstration of {last.environment} can be trained on",
             got=f"{len(played)} episodes, the last one {last.outcome}: {last.error or 'task not solved'}",
             expected="an expert that solves tasks within the agent's budgets",
         )
@@ -208,7 +208,7 @@ class WarmStart(LearningRun):
         settings = self.config.sft
         if settings.stop_at is not None and (self._success is None or self._success < settings.stop_at):
             seen = "nothing was measured" if self._success is None else f"the last was {self._success:.1%}"
-            self.say(f"all demonstrations are learnt before sft.stop_at {settings.stop_at:.0%}: {seen}")
+            self.say(f"all demonstrations were used before sft.stop_at was reached, {settings.stop_at:.0%}: {seen}")
 
 
 def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:

@@ -187,7 +187,7 @@ Work = Callable[[Ranks], None]
 NODE_LOSS_S = 30.0
 """In which Ray notices that a node is gone: at once where its connections break, else by its health check."""
 CAUSE_S = 10.0
-"""How long a rank that failed is taken for one that tells of another."""
+"""Seconds during which a failed rank may only be reporting the failure of another one."""
 ONE_DEVICE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """An actor sees its own GPU only."""
 
@@ -272,7 +272,7 @@ class RankActors(StartedRanks):
             return None
         causes = {numbers[end]: self._cause(end) for end in ended}
         if running and not any(self._says_it_all(cause) for cause in causes.values()):
-            # what failed in a collective tells of another rank, whose end may not have come here yet
+            # a failed collective points to another rank, whose end may not have been noticed yet
             ended, _ = ray.wait(running, num_returns=1, timeout=CAUSE_S)
             causes |= {numbers[end]: self._cause(end) for end in ended}
         rank = min(causes, key=lambda number: (not self._says_it_all(causes[number]), number))

@@ -28,7 +28,7 @@ NODE_LABEL = "ray.io/node-id"
 """Ray gives every node its id under this label."""
 POLL_S = 1.0
 LISTENS_S = 10.0
-"""In which whoever keeps a cluster must take a connection."""
+"""Seconds within which a Ray cluster must accept a connection."""
 FROM_OUTSIDE = "ray://"
 OWN_WAYS = {"kill_child_processes_on_worker_exit": False}
 """An actor that ends must not take the guard of its server with it, which ends the server's whole tree."""
@@ -108,7 +108,7 @@ class Cluster:
 
         Args:
             bundles: Ranks and engines; rank 0 is left out where this process is on no node.
-            say: Is told when that will take a while.
+            say: Receives a message when that takes a while.
 
         Raises:
             UsageError: there is none in time.
@@ -197,7 +197,7 @@ class Cluster:
             error: What Ray says.
         """
         alive = {node.id for node in self._nodes()}
-        cause = f"{type(error).__name__}: {error}" if error is not None else "an end that nobody asked for"
+        cause = f"{type(error).__name__}: {error}" if error is not None else "an unrequested end"
         return TrainingError(
             f"{what} was lost on {place.node}",
             got=f"{_shortened(cause)}" if place.node.id in alive else "a node that left the cluster",
@@ -257,7 +257,7 @@ def _check_somebody_listens(address: str) -> None:
     """Find out at once what Ray would try for minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: no process listens there.
     """
     if address != "auto":
         host, _, port = address.removeprefix(FROM_OUTSIDE).rpartition(":")
@@ -293,10 +293,10 @@ def interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                told = fcntl.ioctl(probe, GET_ADDRESS, struct.pack("256s", name.encode()[:NAME_BYTES]))
+                answer = fcntl.ioctl(probe, GET_ADDRESS, struct.pack("256s", name.encode()[:NAME_BYTES]))
             except OSError:  # an interface without an address
                 continue
-            if socket.inet_ntoa(told[ADDRESS]) == address:
+            if socket.inet_ntoa(answer[ADDRESS]) == address:
                 return name
     return None
 

@@ -38,7 +38,7 @@ class EngineHost(NodeActor):
     """Base of actors that serve an engine."""
 
     async def live(self) -> None:
-        """Never ends: whoever waits for it learns of the end of the actor."""
+        """Never return: a caller that awaits it notices the end of the actor."""
         await asyncio.Event().wait()
 
 
@@ -104,7 +104,7 @@ class LocalEngineActor(EngineHost):
         return self._engine
 
     async def start(self) -> Capabilities:
-        """Load the model and serve, with the weights of its files, whatever was served before."""
+        """Load the model and serve, with the weights of its files, even if others were served before."""
         if self._engine is not None:
             await self._engine.close()
         self._engine = await asyncio.to_thread(self._make)
