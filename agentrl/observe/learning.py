@@ -10,7 +10,7 @@ from agentrl.errors import Outcome
 from agentrl.trajectory import Trajectory
 
 FIRST, FACTOR = 3, 3
-"""A message comes after 3 such steps in a row, and again after 9, 27, 81, …"""
+"""Steps in a row before a message: 3, then 9, 27, 81, …"""
 NONE = 1e-8
 """Mean size of advantages below which there are none."""
 MANY = 0.5
@@ -36,7 +36,7 @@ def learns_nothing(metrics: Mapping[str, float]) -> bool:
 
 
 def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
-    """Number of training steps in ``metrics.jsonl`` without learning."""
+    """Count the training steps in ``metrics.jsonl`` without learning."""
     return sum(learns_nothing(line) for line in lines)
 
 
@@ -65,12 +65,7 @@ class LearningWatch:
 
 
 def explanation(steps: int, trajectories: Sequence[Trajectory]) -> str:
-    """Explain why nothing is learned, from the episodes of the newest step, and what to try.
-
-    Args:
-        steps: Steps in a row without learning.
-        trajectories: Of the newest one.
-    """
+    """Explain why `steps` steps in a row learned nothing, from the newest one's `trajectories`, and what to try."""
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     return (
         f"nothing is being learned: in the last {steps} steps all episodes of a task had the same return, so that none "
@@ -90,15 +85,15 @@ def _cause(ended: Sequence[Trajectory]) -> str:
     else:
         rewards = ", ".join(f"{reward:g}" for reward in sorted({t.reward for t in ended if t.reward is not None})[:3])
         what = f"The returns of the newest step are {rewards or 'unknown'}"
-    told = f"{what} ({_outcomes(ended)}{_remark(ended)})"
+    result = f"{what} ({_outcomes(ended)}{_remark(ended)})"
     unusable = _unusable_share(ended)
     if unusable >= MANY:
         return (
-            f"{told}, and {unusable:.0%} of the answers could not be used as actions. Try a warm start (agentrl sft) "
+            f"{result}, and {unusable:.0%} of the answers could not be used as actions. Try a warm start (agentrl sft) "
             "or a model that follows the format, and look at agent.loop and agent.max_answer_tokens"
         )
     return (
-        f"{told}. Try a warm start (agentrl sft), easier tasks (environment.options), a stronger model, "
+        f"{result}. Try a warm start (agentrl sft), easier tasks (environment.options), a stronger model, "
         "or more episodes per task (algorithm.group_size)"
     )
 

@@ -45,7 +45,7 @@ class RunStatus:
 
 
 class RunWatcher:
-    """Is told how a run goes. Methods are called in the run's event loop: be quick, and never raise."""
+    """Observer of a run. Methods are called in the run's event loop: they must be quick, and never raise."""
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
         """The run's folder exists; `status` is the object that will change."""
@@ -63,4 +63,4 @@ class RunWatcher:
         """A checkpoint is on disk."""
 
     def on_message(self, text: str) -> None:
-        """Something that a person should read: a stall report, a warning."""
+        """A message for the user: a stall report, a warning."""

@@ -142,7 +142,7 @@ class RunDirectory:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep other processes from working in this run; the system lets go of it however this process ends.
+        """Lock the run against other processes; the system releases the lock however this process ends.
 
         When the block fails and leaves nothing finished, a run that this process made is removed: see `undo_start`.
 
@@ -259,7 +259,7 @@ def _put_back(link: Path, target: str | None) -> None:
 
 
 OBSERVED = "agentrl.observe"
-"""What is logged here is about damaged records on disk, and trackers that failed."""
+"""Logger of damaged records on disk and of trackers that failed."""
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
 
     Args:
         file: The log.
-        say: Tells the user about damaged records and failed trackers.
+        say: Shows the user warnings about damaged records and failed trackers.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     log = logging.FileHandler(file, encoding="utf-8", delay=True)
@@ -287,11 +287,7 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Screen(logging.Handler):
-    """Passes warnings on to the user.
-
-    Args:
-        say: Shows one.
-    """
+    """Shows warnings to the user by calling `say`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)

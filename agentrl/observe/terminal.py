@@ -12,13 +12,7 @@ from pathlib import Path
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -34,11 +28,11 @@ QUIET_S = 15.0
 
 
 class Heartbeat:
-    """A line whenever it has been quiet for a while.
+    """Prints a line after `quiet_s` seconds without one.
 
     Args:
-        words: What to say then; called in a thread of its own, so that a busy event loop does not hold it up.
-        quiet_s: Seconds without a line before it.
+        words: Makes the line; called in a thread of its own, so that a busy event loop does not delay it.
+        quiet_s: Seconds without a line.
     """
 
     def __init__(self, words: Callable[[], str], *, quiet_s: float = QUIET_S) -> None:
@@ -51,14 +45,7 @@ class Heartbeat:
         self._said = time.monotonic()
 
     def beat(self, now: float) -> float:
-        """Speak if it is time to.
-
-        Args:
-            now: The monotonic clock, in seconds.
-
-        Returns:
-            Seconds until it may be time again.
-        """
+        """Print the line if it is due at `now` (monotonic clock, in seconds); return the seconds until the next."""
         if now - self._said >= self._quiet_s:
             self._said = now
             note(f"{self._words()}, {now - self._began:.0f} s")
@@ -150,7 +137,7 @@ def columns_of(metrics: Iterable[str]) -> list[Shown]:
 
 
 def _worth_showing(metrics: Mapping[str, float]) -> set[str]:
-    """Return all metrics but troubles that there were not."""
+    """Return all metrics but those of troubles that did not occur."""
     return set(metrics) - {column.metric for column in COLUMNS if column.is_trouble and not metrics.get(column.metric)}
 
 
@@ -186,10 +173,7 @@ def status_words(status: RunStatus) -> str:
 
 
 class LineWatcher(RunWatcher):
-    """Plain lines, for logs.
-
-    Between them `heartbeat` says now and then what the run is busy with.
-    """
+    """Plain lines, for logs; between them `heartbeat` reports what the run is doing."""
 
     def __init__(self) -> None:
         self._status = RunStatus()
@@ -285,8 +269,8 @@ class EpisodeCounter:
 
     total: int
     done: int = 0
-    told: int = 0
-    """Episodes that say whether they solved their task."""
+    judged: int = 0
+    """Episodes with a known success."""
     solved: int = 0
     failed: int = 0
     bar: Progress | None = field(default=None, repr=False)
@@ -299,7 +283,7 @@ class EpisodeCounter:
         infrastructure = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
         self.failed += infrastructure
         if not infrastructure and trajectory.success is not None:
-            self.told += 1
+            self.judged += 1
             self.solved += trajectory.success
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.words())
@@ -313,7 +297,7 @@ class EpisodeCounter:
 
     def words(self) -> str:
         """Describe the results so far."""
-        success = f"success {self.solved / self.told:.1%}" if self.told else "success unknown"
+        success = f"success {self.solved / self.judged:.1%}" if self.judged else "success unknown"
         return f"{success}, {self.failed} failed" if self.failed else success
 
 

@@ -1,4 +1,4 @@
-"""Conformance kits and small models, for the tests of users and of agentrl."""
+"""Conformance checks of environments, tools, sandboxes and engines."""
 
 from __future__ import annotations
 

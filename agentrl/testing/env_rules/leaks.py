@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,22 @@ _LONG_ACTION = 8
 def hides_the_answer(subject: Subject) -> str:
     """No answer stands in what the policy reads first: prompt, opening, hint, tools, info of reset.
 
-    Answers are a task's ground truth, and attributes of the environment that are called so. An answer is told when, in
-    every task, it follows a word like "answer", or is a text of some length, and it differs between tasks.
+    Answers are a task's ground truth, and attributes of the environment that are called so. An answer counts as shown
+    when, in every task, it follows a word like "answer", or is a text of some length, and it differs between tasks.
     """
-    told: dict[str, list[str]] = {}
+    shown: dict[str, list[str]] = {}
     with subject.session() as session:
         for task in subject.tasks:
             text = _first_texts(session, task)
             for source, answers in _answers(session, task).items():
                 found = [answer for answer in answers if _tells(text, answer)]
-                told.setdefault(source, []).extend(found[:1])
-    if not told:
+                shown.setdefault(source, []).extend(found[:1])
+    if not shown:
         raise Missing("no task says what its answer is")
-    for source, found in told.items():
+    for source, found in shown.items():
         if len(found) >= len(subject.tasks) and len(set(found)) >= min(_FEW, len(found)) > 1:
             raise Suspect(f"{source} stands in what the policy reads first, for example {found[0][:60]!r}")
-    return f"looked for {', '.join(told)}"
+    return f"looked for {', '.join(shown)}"
 
 
 def _first_texts(session: EnvSession, task: Task) -> str:
@@ -154,62 +154,41 @@ IN_OPEN = 0x20
 _EVENTS_BYTES = 4096
 
 
-class WatchedFile:
-    """A file that is watched.
+@contextmanager
+def _watching(path: Path) -> Iterator[Callable[[], bool]]:
+    """Provide a function that returns True if the file was opened since its last call; False without inotify."""
+    libc = ctypes.CDLL(None)
+    descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) if hasattr(libc, "inotify_init1") else -1
 
-    Args:
-        descriptor: Of inotify; ``None`` where there is none, and nothing is noticed.
-    """
-
-    def __init__(self, descriptor: int | None) -> None:
-        self._descriptor = descriptor
-
-    def was_opened(self) -> bool:
-        """Tell whether it was opened since the last time."""
+    def was_opened() -> bool:
         try:
-            return self._descriptor is not None and bool(os.read(self._descriptor, _EVENTS_BYTES))
+            return descriptor >= 0 and bool(os.read(descriptor, _EVENTS_BYTES))
         except BlockingIOError:
             return False
 
-
-@contextmanager
-def watched(path: Path) -> Iterator[WatchedFile]:
-    """Watch a file."""
-    descriptor = _inotify(path)
     try:
-        yield WatchedFile(descriptor)
+        if descriptor >= 0:
+            libc.inotify_add_watch(descriptor, os.fsencode(path), IN_OPEN)
+        yield was_opened
     finally:
-        if descriptor is not None:
+        if descriptor >= 0:
             os.close(descriptor)
-
-
-def _inotify(path: Path) -> int | None:
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "inotify_init1"):
-        return None
-    descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-    if descriptor < 0:
-        return None
-    if libc.inotify_add_watch(descriptor, os.fsencode(path), IN_OPEN) < 0:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 @rule("let actions and tools work in a sandbox, or in a folder of their own")
 def reads_no_files(subject: Subject) -> str:
-    """No action and no tool of the episode opens a file that lies beside it: answers and tests do, too."""
+    """No action and no tool of the episode opens files of this machine: answers and tests are such files."""
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder, subject.session() as session:
         path = Path(folder) / "answer.txt"
         path.write_text(mark, encoding="utf-8")
         tried = 0
-        with watched(path) as file:
+        with _watching(path) as was_opened:
             for what, shown in _tries(session, subject, str(path)):
                 tried += 1
                 if mark in shown:
                     raise Suspect(f"{what} shows a file of this machine: let it run in a sandbox")
-                if file.was_opened():
+                if was_opened():
                     raise Suspect(f"{what} opens a file of this machine: let it run in a sandbox")
     return f"{tried} ways tried"
 
@@ -247,7 +226,7 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
     read = 0
     with subject.session() as session:
         if session.find("visible") is None or session.find("secrets") is None:
-            raise Missing("no visible() and secrets(), which tell of a sandbox")
+            raise Missing("no visible() and secrets(), which describe a sandbox")
         tasks = subject.tasks[:LOOKED_AT]
         for task in tasks:
             session.reset(task)

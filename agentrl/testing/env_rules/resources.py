@@ -11,7 +11,6 @@ import tracemalloc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 
 _PATIENCE_S = 2.0
-"""Seconds for threads and processes that were told to end."""
+"""Seconds in which threads and processes may end."""
 _OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
 _TASKS = Path("/proc/self/task")
 
@@ -72,13 +71,13 @@ FEWEST_EPISODES = 32
 SLACK_BYTES = 4096
 """Growth that is no leak: of tables that are made larger in leaps."""
 SLACK_BYTES_PER_EPISODE = 64
-"""Growth that nobody will notice: 64 MB in a million episodes."""
+"""Negligible growth: 64 MB in a million episodes."""
 SLACK_RESIDENT_BYTES = 32 << 20
 _STEPS = 10
 _WARM_ROUNDS = 2
 """Rounds after which what is kept on purpose is mostly there."""
 _DOUBTS = 4
-"""Times that growth is measured on before it counts: caches that fill late, as on a slow machine, come to an end."""
+"""Further measurements before growth counts: caches that fill late, as on a slow machine, stop growing."""
 
 
 @rule("close files, threads and processes in `close`, even without a reset; keep no list of instances")
@@ -95,7 +94,7 @@ def releases_everything(subject: Subject) -> str:
         raise Broken(f"left after close of {len(lives)} environments: {more}")
     kept = sum(reference is not None and reference() is not None for reference in references)
     if kept:
-        raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: who refers to them?")
+        raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: something refers to them")
     return f"nothing left of {len(lives)} environments"
 
 
@@ -109,14 +108,13 @@ def _live(subject: Subject, steps: int | None) -> weakref.ref[Any] | None:
         return weakref.ref(bare) if hasattr(bare, "__weakref__") else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """Memory in use."""
+class _Reading(NamedTuple):
+    """Memory in use, in bytes."""
 
     allocated: int
-    """Bytes of Python's allocator."""
+    """Of Python's allocator."""
     resident: int
-    """Bytes of the process."""
+    """Of the process."""
 
 
 @rule("drop in `reset` what an episode collected; bound caches")
@@ -142,7 +140,9 @@ def keeps_its_memory(subject: Subject) -> Finding:
                 break
     if suspicion is not None:
         raise suspicion
-    return _finding(readings[-3:], episodes)
+    grown = readings[-1].allocated - readings[-3].allocated
+    figures = {"episodes": float(episodes), "growth_bytes": float(grown)}
+    return Finding(f"{grown:+,} bytes over {episodes:,} episodes", figures)
 
 
 def _rounds_in_time(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]], subject: Subject) -> int:
@@ -165,12 +165,6 @@ def _suspicion(readings: Sequence[_Reading], episodes: int) -> Broken | Suspect 
     if min(middle.resident - start.resident, end.resident - middle.resident) > SLACK_RESIDENT_BYTES / 2:
         return Suspect(f"the process grew by {resident >> 20} MiB over {episodes:,} episodes, outside Python's memory")
     return None
-
-
-def _finding(readings: Sequence[_Reading], episodes: int) -> Finding:
-    grown = readings[-1].allocated - readings[0].allocated
-    figures = {"episodes": float(episodes), "growth_bytes": float(grown)}
-    return Finding(f"{grown:+,} bytes over {episodes:,} episodes", figures)
 
 
 def _round(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]]) -> None:
@@ -211,7 +205,7 @@ def _new_garbage_only() -> Iterator[None]:
 
 @contextmanager
 def _tracing() -> Iterator[None]:
-    """Trace allocations, unless somebody else does already."""
+    """Trace allocations, unless they are traced already."""
     if tracemalloc.is_tracing():
         yield
         return
