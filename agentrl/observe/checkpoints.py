@@ -186,6 +186,9 @@ class CheckpointWriter:
         checkpoints: Of the run.
         background: Whether to write from a thread while the run goes on.
         on_saved: Called in the caller's thread with each that is whole.
+
+    Raises:
+        UsageError: `save`, `look` and `wait`, when the disk is or was full.
     """
 
     def __init__(self, checkpoints: Checkpoints, *, background: bool, on_saved: Callable[[Checkpoint], None]) -> None:
@@ -200,9 +203,6 @@ class CheckpointWriter:
         Args:
             step: Training steps done.
             write: Fills the folder that it is given; in the background, from copies.
-
-        Raises:
-            UsageError: the disk is full, now or for the one before.
         """
         self.wait()
         if self.background:
@@ -211,20 +211,12 @@ class CheckpointWriter:
             self._on_saved(self._checkpoints.save(step, write))
 
     def look(self) -> None:
-        """Report a checkpoint that has been written meanwhile.
-
-        Raises:
-            UsageError: it could not be, as the disk is full.
-        """
+        """Report a checkpoint that has been written meanwhile."""
         if self._running is not None and self._running.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written.
-
-        Raises:
-            UsageError: it could not be, as the disk is full.
-        """
+        """Wait until nothing is being written."""
         if self._running is not None:
             running, self._running = self._running, None
             self._on_saved(running.result())

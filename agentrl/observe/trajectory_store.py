@@ -52,6 +52,9 @@ class TrajectoryStore:
     Args:
         folder: The run's ``trajectories``.
         step: The training step that begins.
+
+    Raises:
+        UsageError: every method, when the disk is full.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
@@ -61,44 +64,24 @@ class TrajectoryStore:
         self._file = JsonLinesWriter(step_file(folder, step))
 
     def start(self, trajectory: Trajectory) -> None:
-        """An attempt begins.
-
-        Raises:
-            UsageError: the disk is full.
-        """
+        """Write that an attempt begins."""
         self._written[trajectory.id] = []
         self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _header(trajectory.to_record())})
 
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
-        """A turn is complete.
-
-        Raises:
-            UsageError: the disk is full.
-        """
+        """Write a complete turn."""
         tokens = self._new_tokens(trajectory)
         self._file.append({"kind": "turn", "id": trajectory.id, "turn": turn.index, "sequences": tokens})
 
     def end(self, trajectory: Trajectory) -> None:
-        """An attempt ended.
-
-        Raises:
-            UsageError: the disk is full.
-        """
+        """Write that an attempt ended."""
         tokens = self._new_tokens(trajectory)
         del self._written[trajectory.id]
         record = trajectory.to_record()
         turns = [sequence["turns"] for sequence in record["sequences"]]
         lengths = [len(sequence) - sequence.shared for sequence in trajectory.sequences]
-        self._file.append(
-            {
-                "kind": "end",
-                "id": trajectory.id,
-                "trajectory": _header(record),
-                "sequences": tokens,
-                "turns": turns,
-                "lengths": lengths,
-            }
-        )
+        end = {"trajectory": _header(record), "sequences": tokens, "turns": turns, "lengths": lengths}
+        self._file.append({"kind": "end", "id": trajectory.id, **end})
 
     def rotate(self, step: int) -> None:
         """Go on in the file of another training step; the old one is made durable."""

@@ -458,8 +458,6 @@ async def check_engine(
 ) -> EngineReport:
     """Check what `agentrl.engine` promises, on one engine, from its start to its close.
 
-    Requests that are to be met in flight are watched, not timed: the kit acts when it sees that one has begun.
-
     Args:
         factory: Makes the engine; it has no session and no request yet. Called once more where there is a `kill`.
         reference: Log-probabilities of the model that the engine serves, on its current weights: called with ids and

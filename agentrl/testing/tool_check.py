@@ -22,11 +22,11 @@ from agentrl.testing.report import Broken, CheckReport, Missing, Rule, check_rul
 from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""What OpenAI-style services take."""
+"""Names that OpenAI-style services accept."""
 LONGEST_DESCRIPTION = 1024
 """Characters; services cut or refuse more."""
 BLOCKED_S = 0.05
-"""For so long a call may keep the event loop from everything else."""
+"""Longest time for which a call may block the event loop."""
 
 
 def check_tool(
