@@ -87,7 +87,7 @@ class PreparedWeights(ABC):
 
     @abstractmethod
     async def give_to(self, server: InferenceServer) -> None:
-        """Give them to a paused server, several at a time if need be; raises `EngineError` if it does not take them."""
+        """Give them to a paused server, or raise `EngineError`; may run for several servers at once."""
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:

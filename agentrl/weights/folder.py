@@ -40,7 +40,7 @@ LOCK = ".lock"
 
 
 class OwnedFolder:
-    """A folder of this process under `root`, which first loses the folders of dead processes."""
+    """A folder of this process under `root`, from which the folders of dead processes are removed first."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ class OwnedFolder:
         self._remove = weakref.finalize(self, _remove, self.path, self._lock, os.getpid())
 
     def close(self) -> None:
-        """Remove the folder, as the end of the process does, too. Idempotent."""
+        """Remove the folder; otherwise removed when the process ends. Idempotent."""
         self._remove()
 
 

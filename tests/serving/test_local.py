@@ -222,6 +222,19 @@ async def test_metrics_count_tokens_and_time(request_of, play_sessions):
     await engine.close()
 
 
+async def test_requests_that_follow_one_another_closely_meet_in_one_step(request_of):
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=4))
+
+    async def ask(number):
+        for _ in range(number * 6):
+            await asyncio.sleep(0)
+        return await engine.generate(request_of([5, 6], str(number), max_tokens=1))
+
+    await asyncio.gather(*map(ask, range(4)))
+    assert engine.metrics().details["steps"] == 1
+    await engine.close()
+
+
 class Worker:
     """Callers that are at work until they are told to stop."""
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrl.engine import Capabilities
+from agentrl.engine import Capabilities, ServerLoad
 from agentrl.errors import EngineError, TrainingError, UsageError
 from agentrl.serving.pool import PoolSettings
 from agentrl.serving.pool.group import PoolGroup
@@ -106,6 +106,26 @@ async def test_a_server_that_cannot_be_closed_keeps_no_other_open(group):
         member.server.close = closes(member.server.url)
     await group.close()
     assert closed == ["a", "b"]
+
+
+async def test_a_server_with_a_queue_gets_fewer_requests_unless_a_pause_made_the_queue(group):
+    counts = {"preemptions": 0, "prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
+    crowded = ServerLoad(running=8, waiting=50, cache_used=0.95, **counts)
+
+    async def load():
+        return crowded
+
+    member = group.members[0]
+    member.server.load, before = load, member.limit
+    group.is_paused = True
+    for _ in range(3):
+        await group.keeper._check(member)
+    assert (member.reading, member.limit) == (None, before)
+    group.is_paused = False
+    for _ in range(3):
+        await group.keeper._check(member)
+    assert member.reading is crowded
+    assert 8 <= member.limit < before
 
 
 async def test_a_health_check_that_fails_at_once_is_no_late_answer(group):
