@@ -14,14 +14,12 @@ from agentrl.serving.launch import LaunchCommand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKind:
-    """One engine. Its functions take the same arguments as every other engine's."""
+    """One engine of servers; the signatures are those of `agentrl.serving.vllm`."""
 
     name: str
-    """Of the package that has it."""
+    """Name of its package."""
     command: Callable[..., LaunchCommand]
-    """As `agentrl.serving.vllm.launch_command`."""
     client: Callable[..., InferenceServer]
-    """As `agentrl.serving.vllm.VLLMServer`."""
 
 
 KINDS: Mapping[type[ServerEngineConfig], ServerKind] = {
@@ -32,11 +30,7 @@ KINDS: Mapping[type[ServerEngineConfig], ServerKind] = {
 
 
 def server_kind(section: ServerEngineConfig) -> ServerKind:
-    """Return the engine of a config.
-
-    Raises:
-        UsageError: it has no servers.
-    """
+    """Return the engine of a config, or raise `UsageError` if it has no servers."""
     if type(section) not in KINDS:
         known = " or ".join(kind.__name__ for kind in KINDS)
         raise UsageError("there are no servers of this engine", got=type(section).__name__, expected=known)

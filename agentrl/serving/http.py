@@ -253,12 +253,9 @@ FIRST_VERSION = "default"
 
 
 def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Version of each of `count` tokens, from spans ``[start, end)``.
+    """Version of each of `count` tokens, from spans ``[start, end)`` that cover them one after the other.
 
     A span may be empty: SGLang writes one for an answer that was paused before its first token.
-
-    Raises:
-        EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
     """
     versions: list[int] = []
     is_whole = True
@@ -273,11 +270,7 @@ def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]
 
 
 def decode_version(label: str) -> int:
-    """Return the version that a label means; 0 for the weights that the server started with.
-
-    Raises:
-        EngineError: these weights were not named by agentrl.
-    """
+    """Return the version of a label, 0 for the weights that the server started with; others raise `EngineError`."""
     if label == FIRST_VERSION:
         return 0
     try:

@@ -77,9 +77,9 @@ def cut_answer(answer: ScriptedAnswer, stops: frozenset[int], room: int) -> tupl
     """Return the tokens that an engine would have sampled of the script, and why it would have stopped.
 
     Args:
-        answer: What the script gave. If it holds no stop token, the smallest of `stops` is appended.
-        stops: The request's stop tokens.
-        room: Most tokens: `max_tokens`, or what the context leaves.
+        answer: Answer of the script. If it holds no stop token, the smallest of `stops` is appended.
+        stops: Stop tokens of the request.
+        room: Most tokens that `max_tokens` and the context allow.
     """
     token_ids = list(answer.token_ids)
     if answer.stop_reason is None and stops and not stops.intersection(token_ids):
@@ -100,7 +100,6 @@ class _Playing:
     request: GenerateRequest
     answer: ScriptedAnswer
     token_ids: list[int]
-    """All that will be played."""
     stop_reason: StopReason
     cached_tokens: int
     submitted: float

@@ -291,11 +291,7 @@ def step_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, over the sequences of a `ForwardStep`; shapes [1, heads, tokens, head_dim].
-
-    Raises:
-        UsageError: the model changes the scores in a way that is not known here.
-    """
+    """Attention for transformers over the sequences of a `ForwardStep`; shapes [1, heads, tokens, head_dim]."""
     if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
         raise UsageError("the local engine cannot run this model", got=f"attention with {', '.join(changed)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

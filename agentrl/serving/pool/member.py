@@ -81,8 +81,8 @@ class AdaptiveConcurrency:
     Args:
         limit: Requests at once, to begin with: those that the server samples at once. While its cache has room, a queue
             of requests on their way into it never takes the limit below that.
-        least: The limit never falls below it.
-        most: It never grows above it.
+        least: Lower bound of the limit.
+        most: Upper bound of the limit.
     """
 
     limit: int

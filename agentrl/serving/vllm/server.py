@@ -133,8 +133,6 @@ LONGEST_ABORT_WAIT_S = 1.0
 
 @dataclass(slots=True)
 class _Running:
-    """A request at the server."""
-
     wire_id: str
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -211,7 +209,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         return replace(decode_answer(answer, request.params.stop_token_ids), decode_s=seconds)
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
-        """Tell what an error status means: vLLM answers 500 before it ends after a failure of its engine."""
+        """Interpret an error status: vLLM answers 500 before it ends after a failure of its engine."""
         if refused.status in (400, 422):
             return UsageError(f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.said!r}")
         if refused.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
@@ -221,8 +219,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def abort(self, request_id: str) -> bool:
         """End a request early; returns once it is over.
 
-        vLLM says nothing about ids that it does not know, so that a request on its way there would be missed: the
-        abort is repeated until the request ends.
+        vLLM ignores ids that it does not know, such as those of requests on their way: the abort is repeated until the
+        request ends.
         """
         running = self._running.get(request_id)
         if running is None:
@@ -258,10 +256,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         await self._check_version(version)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        """`load_weights`, of an adapter; from the first one on it answers all requests.
-
-        Requests that are held go on with the new one.
-        """
+        """`load_weights`, of an adapter, which answers all requests from now on, those that are held, too."""
         await self._check_paused()
         await self.from_adapter(folder, version, is_first=not self._is_adapted)
         self._is_adapted = True
