@@ -1,8 +1,6 @@
 """Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a model that otherwise stays as it is.
 
-With W of a linear layer frozen, the layer computes W x + scale B (A x); only A and B are trained. peft puts them into
-the layers in place; here is what training needs besides: the base as reference, merged weights under the base's
-names, and adapters as files.
+A layer computes W x + scale B (A x) with W frozen. peft puts A and B into it; the rest of what training needs is here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Models and training states as files.
-
-A checkpoint holds the state of the optimizer and of all signals, or nothing; a copy of it may be written while
-training goes on.
-"""
+"""Models and training states as files; a copy of a state may be written while training goes on."""
 
 from __future__ import annotations
 

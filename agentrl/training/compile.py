@@ -1,8 +1,7 @@
 """Liger's kernels (https://arxiv.org/abs/2410.10989) in place of a model's norms, rotary positions and feed-forward.
 
-Each fuses what transformers computes in several steps: less memory traffic, and fewer activations. The output head
-stays agentrl's own, which never makes a tensor of [tokens, vocabulary]. Liger replaces rotary positions for all models
-of the same type in this process, and norms and feed-forward parts of those that are made later, too.
+The output head stays agentrl's own, which never makes a tensor of [tokens, vocabulary]. Liger also replaces parts of
+models of the same type that are made later in this process.
 
 Layers may also be compiled by torch.compile, and recompute activations in the backward pass (gradient checkpointing).
 """

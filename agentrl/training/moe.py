@@ -8,8 +8,6 @@ probability that its router gave it:
 f is no function of the weights, and P is a mean over tokens, so L is a sum over tokens once f is known. A pass without
 gradients counts f over the whole update, on all ranks, before its micro-batches add up their parts of P: neither their
 number nor that of ranks changes the gradient. A token that a shared prefix computes once counts for every sequence.
-
-`RouterBalance` and `RoutesCount` are hooks of the policy's passes (`agentrl.training.forward.runner`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ once. It is computed in two passes, and a pair may be cut into any micro-batches
 sums, and from them the derivative of the loss by each sum; the second one propagates these derivatives.
 
 The reference is the model at the start, whose sums are computed once: there is no second model.
-
-`make_pairs` pairs the episodes of a task, of which one is preferred.
 """
 
 from __future__ import annotations

@@ -11,12 +11,11 @@ One step, in order:
                                   ▼
                               StepReport
 
-Signals (`agentrl.training.signals`) are what is known of tokens besides, from a reference, a teacher, a critic, …
 pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
 takes it from its own forward pass; the others are scored before that update.
 
-With several ranks (`agentrl.training.distributed`), each has a trainer of its own, and all of them do what rank 0 is
-asked for: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
+With several ranks (`agentrl.training.distributed`), each has a trainer of its own, and computes its share of the same
+micro-batches.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ class ValueTargets:
 
     def loss(self, values: torch.Tensor, where: torch.Tensor, weights: torch.Tensor, tally: SumsByName) -> torch.Tensor:
         """Sum up the weighted loss of the current critic's `values` at the tokens `where`: both [selected]."""
-        learnt = weights[where] > 0
-        where, values = where[learnt], values[learnt]
+        learned = weights[where] > 0
+        where, values = where[learned], values[learned]
         tokens = ValueInput(values=values, old_values=self.old_values[where], targets=self.targets[where])
         loss = value(tokens, clip=self.clip)
         tally.add("critic/loss", loss.values)
