@@ -9,10 +9,11 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.builders.adapters import check_adapter_sync
 from agentrl.builders.chat_file import read_chats
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import build_loop, check_reward_weights
+from agentrl.builders.episodes import build_loop
 from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
 from agentrl.builders.ray.connection import RAY
+from agentrl.builders.rewards import check_reward_weights
 from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig

@@ -18,10 +18,12 @@ from types import FrameType
 from agentrl.builders.chat_file import ENVIRONMENT
 from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import build_env_pool, build_loop, check_rewards, check_tools
+from agentrl.builders.episodes import build_env_pool, build_loop
 from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.builders.resume_rules import Change, changes, check_same_run
+from agentrl.builders.rewards import check_rewards
+from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.load import dump_config, load_config

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.help import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import check_rewards, check_tools
 from agentrl.builders.machine import check_machine, gpu_rows
+from agentrl.builders.rewards import check_rewards
 from agentrl.builders.run import Run, RunResult, resume_run, start_run
+from agentrl.builders.tools import check_tools
 from agentrl.builders.workers import followed_launcher
 from agentrl.cli.arguments import Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode

@@ -11,8 +11,10 @@ from typing import Any
 import orjson
 
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import build_env_pool, build_runner, check_rewards, check_tools, reward_fingerprints
+from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import SCRATCH, resolve_model
+from agentrl.builders.rewards import check_rewards, reward_fingerprints
+from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env_lookup import check_split, resolve_environment

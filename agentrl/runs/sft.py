@@ -14,12 +14,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from agentrl.builders.chat_file import lessons, read_chats
-from agentrl.builders.episodes import (
-    RunEnvironment,
-    build_run_environments,
-    build_task_sampler,
-    close_run_environments,
-)
+from agentrl.builders.episodes import RunEnvironment, build_run_environments, build_task_sampler, close_run_environments
 from agentrl.builders.models import (
     build_renderer,
     check_rendering,

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
 from agentrl.rollout.tools import Called, EpisodeTools, tool_session

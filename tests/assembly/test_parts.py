@@ -11,7 +11,7 @@ from support.tokenizers import build_tokenizer
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.checks import check_curriculum
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import build_env_pool, build_runner, find_tool
+from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import (
     build_renderer,
     check_rendering,
@@ -22,6 +22,7 @@ from agentrl.builders.models import (
 from agentrl.builders.resume_rules import RULES, rule_of
 from agentrl.builders.run import resume_run, start_run, stop_signals
 from agentrl.builders.scratch import MAX_FAILED, has_expert, scratch_corpus
+from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import parts_of
 from agentrl.config.load import all_keys

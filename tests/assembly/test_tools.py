@@ -8,12 +8,7 @@ import sqlite3
 import pytest
 
 import agentrl
-from agentrl.builders.episodes import (
-    build_tools,
-    check_tools,
-    find_tool,
-    sandbox_maker,
-)
+from agentrl.builders.tools import build_tools, check_tools, find_tool, sandbox_maker
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, register, unregister

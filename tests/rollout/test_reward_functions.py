@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.builders.episodes import check_reward_weights, find_reward
+from agentrl.builders.rewards import check_reward_weights, find_reward
 from agentrl.config import load_config
 from agentrl.config.environment import AgentChanges, AgentConfig
 from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, UnknownNameError, UsageError

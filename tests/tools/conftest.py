@@ -2,7 +2,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
 from agentrl.rollout.tools import tool_session

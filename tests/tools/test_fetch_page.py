@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 
 PAGE = """<html><head><title>x</title><style>p {}</style></head><body><h2>Ferns</h2>

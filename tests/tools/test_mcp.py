@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import ToolCall
 from agentrl.rollout.tools import tool_session

@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import EnvironmentFailure, UsageError
 
 PASSAGES = [

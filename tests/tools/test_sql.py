@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import ConfigError, UsageError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.builders.episodes import find_tool
+from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 
 

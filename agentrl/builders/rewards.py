@@ -1,0 +1,225 @@
+"""What scores the episodes of a run: reward functions, a judge or a reward model, as the config says."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.config.config import Config, ModelConfig
+from agentrl.config.derived import parts_of
+from agentrl.config.environment import AgentConfig, JudgeConfig, RewardModelConfig
+from agentrl.env_lookup import resolve_environment
+from agentrl.errors import ConfigError
+from agentrl.observe.model_folder import find_model
+from agentrl.registry import Kind, lookup
+from agentrl.remote.chat import ChatService, ServiceSettings
+from agentrl.reward import Score, Scorer, fingerprint
+from agentrl.rollout.env_pool import EnvPool, ThreadWorker
+from agentrl.rollout.judges import Decode, Judge, require_tokens, transcript
+from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
+from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
+from agentrl.task import Task
+from agentrl.training.reward_model import RewardModel
+from agentrl.trajectory import Trajectory
+
+
+def build_scorer(config: AgentConfig, model: ModelConfig, pool: EnvPool, policy: EpisodePolicy) -> Scorer:
+    """The scorer of an ``agent`` section; what it opened is closed with the pool.
+
+    Args:
+        config: Who scores.
+        model: Device and number format of a reward model.
+        pool: Of the environment.
+        policy: Who plays.
+
+    Raises:
+        ConfigError: two are asked for, or the judge's prompt is no template.
+        UsageError: there is no such reward model.
+        UnknownNameError: no such reward function.
+    """
+    _check_one(config)
+    if config.judge is not None:
+        service = ChatService(_settings(config.judge))
+        pool.belongings.push_async_callback(service.close)
+        return Judge(service, config.judge, _decoder(policy))
+    if config.reward_model is not None:
+        return RewardModelScorer(config.reward_model, model, _decoder(policy))
+    thread = ThreadWorker()
+    pool.belongings.push_async_callback(thread.close)
+    return find_reward(config, thread)
+
+
+def _check_one(config: AgentConfig) -> None:
+    asked = {
+        "reward": config.reward != AgentConfig().reward,
+        "judge": config.judge is not None,
+        "reward_model": config.reward_model is not None,
+    }
+    if sum(asked.values()) > 1:
+        raise ConfigError(
+            "an episode has one scorer",
+            got=" and ".join(f"agent.{name}" for name, is_asked in asked.items() if is_asked),
+            expected="one of them",
+            hint="environment_weight of a judge or a reward model adds the environment's own reward",
+        )
+
+
+class RewardModelScorer(Scorer):
+    """Lets a reward model read episodes, one at a time, in a thread.
+
+    Args:
+        settings: Which.
+        model: Its device and number format.
+        decode: Text of the policy's tokens.
+
+    Raises:
+        UsageError: there is no such model, or it has no output for a reward.
+    """
+
+    def __init__(self, settings: RewardModelConfig, model: ModelConfig, decode: Decode) -> None:
+        self._settings, self._decode = settings, decode
+        self._model = RewardModel(
+            find_model(settings.path), dtype=model.dtype, device=model.device, max_tokens=settings.max_tokens
+        )
+        self._one_at_a_time = asyncio.Lock()
+
+    async def score(self, trajectory: Trajectory, task: Task) -> Score:
+        """Its reward, plus the weighted reward of the environment.
+
+        Raises:
+            UsageError: the episode has no tokens to be read.
+        """
+        require_tokens(trajectory, "a reward model")
+        earned = trajectory.environment_reward
+        text = transcript(trajectory, self._decode)
+        async with self._one_at_a_time:
+            judged = await asyncio.to_thread(self._model.score, text)
+        return Score(
+            reward=judged + self._settings.environment_weight * earned,
+            components={"reward_model": judged, "environment": earned},
+        )
+
+
+def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
+    """Find what ``agent.reward`` names: one scorer alone, or the weighted sum of several rewards.
+
+    Args:
+        config: Names, weights and options.
+        thread: Runs functions that block.
+
+    Raises:
+        UnknownNameError: no such reward function.
+        ConfigError: something that is no reward function, options that it does not take, or two of one name.
+    """
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in config.reward]
+    found = [_found(entry, thread) for entry in entries]
+    if len(found) == 1 and not isinstance(found[0], FunctionReward) and entries[0].get("weight", 1) == 1:
+        return found[0]
+    labels = _labels([str(entry["name"]) for entry in entries])
+    return WeightedSum(
+        [
+            WeightedReward(name=label, weight=float(entry.get("weight", 1.0)), scorer=scorer)
+            for label, entry, scorer in zip(labels, entries, found, strict=True)
+        ]
+    )
+
+
+def _found(entry: Mapping[str, Any], thread: ThreadWorker) -> Scorer:
+    name = str(entry["name"])
+    options = {key: value for key, value in entry.items() if key not in ("name", "weight")}
+    target = lookup(Kind.REWARD, name)
+    if isinstance(target, Scorer):
+        if options:
+            raise ConfigError(f"reward {name} takes no options", got=", ".join(options), expected="none")
+        return target
+    if inspect.isclass(target) and issubclass(target, Scorer):
+        try:
+            return target(**options)
+        except TypeError as error:
+            raise ConfigError(f"options of reward {name} do not fit", got=error) from error
+    return FunctionReward(name, target, options, thread)
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Short names, or whole ones where two of them would be the same."""
+    short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
+    return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
+
+
+def reward_fingerprints(config: AgentConfig) -> dict[str, str]:
+    """Hash the code of the functions that ``agent.reward`` names, by name; the default has no hash."""
+    names = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.reward]
+    return {name: fingerprint(lookup(Kind.REWARD, name)) for name in names if name not in AgentConfig().reward}
+
+
+def check_rewards(config: Config) -> None:
+    """Check, before a run has a folder, what scores the episodes of all environments.
+
+    Raises:
+        UnknownNameError: no such reward function.
+        ConfigError: a function that takes other arguments, or nothing rewards the episodes of an environment that gives
+            no rewards itself.
+    """
+    for part in parts_of(config):
+        agent, spec = part.config.agent, resolve_environment(part.config.sole_environment.name)
+        _check_one(agent)
+        find_reward(agent, ThreadWorker())
+        is_scored = agent.judge is not None or agent.reward_model is not None
+        if spec.reward_range == (0.0, 0.0) and agent.reward == AgentConfig().reward and not is_scored:
+            raise ConfigError(
+                f"environment {spec.name} gives no rewards of its own",
+                got="agent.reward environment",
+                expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
+                hint="see docs/reward-functions.md",
+            )
+
+
+def check_reward_weights(config: Config) -> None:
+    """Check that an estimator which normalises the components of rewards is not expected to read their weights.
+
+    Raises:
+        ConfigError: it would ignore them.
+    """
+    if Input.COMPONENTS not in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
+        return
+    for part in parts_of(config):
+        entries = [entry for entry in part.config.agent.reward if isinstance(entry, dict)]
+        weighted = {str(entry["name"]): entry.get("weight", 1) for entry in entries if entry.get("weight", 1) != 1}
+        if weighted:
+            labels = dict(zip(_labels(list(weighted)), weighted.values(), strict=True))
+            words = ", ".join(f"{label}: {weight:g}" for label, weight in labels.items())
+            raise ConfigError(
+                f"{config.algorithm.advantage} weighs the components of a reward itself, and ignores weights in "
+                "agent.reward",
+                got=", ".join(f"weight {weight:g} of {name}" for name, weight in weighted.items()),
+                expected="no weights there",
+                hint=f"set algorithm.advantage_options={{weights: {{{words}}}}}",
+            )
+
+
+def longest_score_s(judge: JudgeConfig) -> float:
+    """Seconds that a judge may take for an episode."""
+    return judge.engine.timeout_s * judge.attempts
+
+
+def _settings(judge: JudgeConfig) -> ServiceSettings:
+    engine = judge.engine
+    return ServiceSettings(
+        url=engine.url,
+        model=engine.model,
+        api_key_variable=engine.api_key_variable,
+        timeout_s=engine.timeout_s,
+        retries=engine.retries,
+        max_concurrent=engine.max_concurrent,
+        section="agent.judge.engine",
+    )
+
+
+def _decoder(policy: EpisodePolicy) -> Decode:
+    """Decode the policy's tokens; a policy without tokens is never asked."""
+    renderer = policy.renderer if isinstance(policy, EngineEpisodePolicy | ScriptedEpisodePolicy) else None
+    return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain

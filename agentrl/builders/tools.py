@@ -1,0 +1,114 @@
+"""The tools of a run, and the sandbox that they work in, as the config says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentrl.config.config import Config
+from agentrl.config.derived import parts_of
+from agentrl.config.environment import AgentConfig
+from agentrl.errors import ConfigError, UsageError
+from agentrl.registry import Kind, lookup
+from agentrl.sandbox import Sandbox, open_sandbox, read_spec
+from agentrl.tool import Tool, Toolset, tool
+from agentrl.tool_schema import Arguments, WrongArguments
+
+LIMITS = ("timeout_s", "max_tokens", "max_concurrent", "max_per_second")
+"""Rules of a tool that a config may change."""
+
+
+def build_tools(agent: AgentConfig) -> list[Tool | Toolset]:
+    """The configured tools, with their options.
+
+    Raises:
+        ConfigError: options that a tool does not take, or two tools of one name.
+        UnknownNameError: no such tool.
+    """
+    found = [find_tool(entry) for entry in agent.tools]
+    counts = Counter(one.name for one in found if isinstance(one, Tool))
+    if twice := sorted(name for name, count in counts.items() if count > 1):
+        raise ConfigError("agent.tools holds two tools of one name", got=", ".join(twice), expected="one of a name")
+    return found
+
+
+def find_tool(entry: str | Mapping[str, Any]) -> Tool | Toolset:
+    """Find what an entry of ``agent.tools`` names: a registry name or ``module:attr``, alone or with options.
+
+    A plain function becomes a tool. Limits of calls (`LIMITS`) may be among the options of any tool.
+
+    Raises:
+        ConfigError: options that it does not take.
+        UnknownNameError: no such tool.
+    """
+    options = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "name"}
+    name = entry if isinstance(entry, str) else str(entry["name"])
+    found = lookup(Kind.TOOL, name)
+    if inspect.isclass(found) and issubclass(found, Toolset):
+        return _make_toolset(name, found, options)
+    if not callable(found):
+        raise ConfigError(f"{name} is no tool", got=type(found).__name__, expected="a function with @agentrl.tool")
+    made = found if isinstance(found, Tool) else tool(found)
+    limits = {name: options.pop(name) for name in LIMITS if name in options}
+    if limits:
+        made = made.with_rules(limits)
+    if not options and not made.is_stateful:
+        return made
+    return made.with_options(options)
+
+
+def _make_toolset(name: str, kind: type[Toolset], options: Mapping[str, Any]) -> Toolset:
+    arguments = Arguments(f"tools {name}", types.MethodType(kind.__init__, kind))
+    try:
+        return kind(**arguments.read(options))
+    except WrongArguments as error:
+        raise ConfigError(f"options of tools {name} do not fit: {error}", expected=arguments.described()) from error
+
+
+def sandbox_maker(agent: AgentConfig) -> Callable[[], Sandbox] | None:
+    """Makes the sandboxes of episodes, as ``agent.sandbox`` says.
+
+    Raises:
+        ConfigError: the section is not understood.
+    """
+    if agent.sandbox is None:
+        return None
+    try:
+        return functools.partial(open_sandbox, read_spec(agent.sandbox))
+    except UsageError as error:
+        what = f"agent.sandbox: {error.what}"
+        raise ConfigError(what, got=error.got, expected=error.expected, hint=error.hint) from error
+
+
+def uses_sandbox(tools: Sequence[Tool | Toolset]) -> bool:
+    """Check whether one of the tools works in the episode's sandbox."""
+    return any(isinstance(one, Tool) and one.needs_sandbox for one in tools)
+
+
+def check_tools(config: Config) -> None:
+    """Check the tools of all environments before anything is played.
+
+    Raises:
+        ConfigError: a tool needs a sandbox that is not configured, or none needs the one that is.
+    """
+    agents = [part.config.agent for part in parts_of(config)]
+    users = [agent for agent in agents if uses_sandbox(build_tools(agent))]
+    for agent in agents:
+        sandbox_maker(agent)
+    if users and config.agent.sandbox is None:
+        names = [one.name for one in build_tools(users[0]) if isinstance(one, Tool) and one.needs_sandbox]
+        raise ConfigError(
+            f"the tools {', '.join(names)} need a sandbox" if len(names) > 1 else f"tool {names[0]} needs a sandbox",
+            expected="the section agent.sandbox",
+            hint="set agent.sandbox={type: local}",
+        )
+    if config.agent.sandbox is not None and not users:
+        raise ConfigError(
+            "agent.sandbox is ignored: no tool uses it",
+            expected="a tool that does, such as python, bash or read_file, in agent.tools",
+            hint="or remove agent.sandbox",
+        )
