@@ -109,9 +109,7 @@ def grpo_passk(episodes: EpisodeBatch) -> torch.Tensor:
 def gdpo(episodes: EpisodeBatch, *, weights: Mapping[str, float] | None = None) -> torch.Tensor:
     """A = sum_c w_c (C_c - mean_g) / (std_g + 1e-6), whitened over the episodes: [tokens] (GDPO, arXiv 2601.05242).
 
-    Args:
-        episodes: With reward components C_c.
-        weights: w_c by name; 1 for those that are not named. One of 0 leaves a component out.
+    ``weights`` are w_c by name, 1 where not given; a weight of 0 leaves a component out.
 
     Raises:
         TrainingError: there are no components, or a weight is given to one that does not exist.
@@ -214,13 +212,8 @@ def hgpo(
     than h states behind it, does not count. This is the recipe of the authors' code (verl-agent, ``recipe/hgpo``),
     which counts the state itself as the first of the context.
 
-    Args:
-        episodes: The step.
-        depth: H.
-        alpha: How much more a longer common past counts; 0 not at all.
-        omega: With it, A is that of `grpo` plus omega times the above, as in `gigpo`; the authors leave `grpo` out.
-        gamma: Discount of the returns, per turn.
-        normalize: Divide by standard deviations.
+    ``depth`` is H. With ``omega``, A is that of `grpo` plus omega times the above, as in `gigpo`; the authors leave
+    `grpo` out. Without ``normalize`` nothing is divided by a deviation.
     """
     returns = turn_returns(episodes, gamma)
     total, weights = torch.zeros_like(returns), torch.zeros_like(returns)

@@ -62,15 +62,9 @@ def correction(
     ``token``: min(rho_t, C), C = 2. ``sequence``: min(product of rho over the sequence, C), C = 5. ``icepop``: rho_t
     inside [0.5, 5], else 0 for that token only. ``off``: 1.
 
-    The band of icepop is its authors' default (Ring-1T, arXiv 2510.18855).
+    The band of icepop is its authors' default (Ring-1T, arXiv 2510.18855). ``cap`` and ``band`` replace C and the band.
 
-    Args:
-        mode: Which.
-        old_logp: log pi_old, [tokens].
-        behaviour_logp: log mu, [tokens].
-        sequence: Sequence of each token, int64 [tokens].
-        cap: C, when not the mode's own.
-        band: Of icepop, when not its own.
+    Log-probabilities are [tokens]; ``sequence`` is the sequence of each token, int64 [tokens].
     """
     difference = (old_logp - behaviour_logp).detach()
     log_rho = log_ratio(old_logp, behaviour_logp).detach()
@@ -103,10 +97,7 @@ Unit = Literal["token", "sequence"]
 def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """abs(q) at most `limit`, or abs(mean q) for whole sequences: bool [tokens].
 
-    Args:
-        tokens: The tokens.
-        limit: The greatest distance that trains.
-        of: ``token`` rejects single tokens; ``sequence`` all tokens of a sequence, by its mean.
+    ``of`` is ``token`` to reject single tokens, or ``sequence`` to reject all tokens of a sequence, by its mean.
     """
     return _distance(tokens, _difference(tokens), of).abs() <= limit
 
@@ -161,13 +152,7 @@ def loglinear(
     """Log pi_old = log mu + a (log pi - log mu), a = (v_old - v_mu) / (v_pi - v_mu): [tokens], without gradient.
 
     Weights are taken to have moved evenly from the version that sampled a token, v_mu, to the one in training,
-    v_pi = v_old + 1; v_old is that at the start of the step (AReaL).
-
-    Args:
-        logp: log pi, [tokens].
-        behaviour_logp: log mu, [tokens].
-        version: v_mu of each token: [tokens].
-        old_version: v_old.
+    v_pi = v_old + 1; v_old is that at the start of the step (AReaL). ``version`` is v_mu of each token: [tokens].
     """
     age = (old_version - version).to(logp.dtype)
     return (behaviour_logp + age / (age + 1) * (logp - behaviour_logp)).detach()

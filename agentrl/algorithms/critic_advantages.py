@@ -147,9 +147,7 @@ class ValueInput:
 def value(tokens: ValueInput, *, clip: float | None = 0.5) -> TokenLoss:
     """1/2 max((v - G)^2, (clip(v, V - eps, V + eps) - G)^2), eps = 0.5: [tokens] (arXiv 1707.06347's baselines).
 
-    Args:
-        tokens: The tokens.
-        clip: eps; ``None`` leaves values unbounded.
+    ``clip`` is eps; ``None`` leaves values unbounded.
     """
     plain = (tokens.values - tokens.targets).square()
     if clip is None:

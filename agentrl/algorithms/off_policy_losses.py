@@ -56,14 +56,7 @@ def luffy(
     """-A f(pi), f(x) = x / (x + 0.1), at an expert's tokens, without a clip; `ppo` at the policy's own.
 
     LUFFY, arXiv 2504.14945, section 3.3. The expert's episodes are members of the group: one in eight.
-
-    Args:
-        tokens: With their expert marks.
-        clip: As for `ppo`, also the next three.
-        clip_low: lo.
-        clip_high: hi.
-        dual_clip: c.
-        shaping: What is added to x.
+    ``shaping`` is the number that is added to x; the other options are those of `ppo`.
     """
     expert = given(tokens.expert, Input.EXPERT)
     own = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
@@ -100,10 +93,8 @@ def successes(tokens: LossInput, *, above: float | None = None) -> torch.Tensor:
 def sft(tokens: LossInput, *, above: float | None = None) -> TokenLoss:
     """-log pi, the cross-entropy of demonstrated tokens.
 
-    Args:
-        tokens: The tokens.
-        above: Learn only from episodes with a greater return: rejection-sampling fine-tuning (RFT, arXiv 2308.01825).
-            What is left out is in no denominator.
+    With ``above``, only episodes with a greater return train: rejection-sampling fine-tuning (RFT, arXiv 2308.01825).
+    What is left out is in no denominator.
     """
     kept = successes(tokens, above=above) if tokens.chosen is None else tokens.chosen
     return TokenLoss(values=torch.where(kept, -tokens.logp, 0.0), clipped=~kept)

@@ -27,12 +27,8 @@ def ppo(
 ) -> TokenLoss:
     """max(-A r, -A clip(r, 1 - lo, 1 + hi)), and min(that, -A c) where A < 0 (arXiv 1707.06347, 1912.09729).
 
-    Args:
-        tokens: The tokens.
-        clip: lo and hi in one number; 0.2 when neither this nor a side is given.
-        clip_low: lo.
-        clip_high: hi.
-        dual_clip: c; ``None`` leaves negative advantages unbounded.
+    ``clip`` is lo and hi in one number, 0.2 when neither it nor a side (``clip_low``, ``clip_high``) is given;
+    ``dual_clip`` is c, and ``None`` leaves negative advantages unbounded.
     """
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
     return clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
@@ -120,13 +116,7 @@ def decoupled_ppo(
 ) -> TokenLoss:
     """min(rho, 5) times `ppo`, rho = pi_old / mu: always weighted (arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
-    Args:
-        tokens: The tokens.
-        clip: As for `ppo`, also the next three.
-        clip_low: lo.
-        clip_high: hi.
-        dual_clip: c.
-        cap: The greatest weight.
+    ``cap`` is the greatest weight; the other options are those of `ppo`.
     """
     loss = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     rho = log_ratio(tokens.old_logp, tokens.behaviour_logp).exp().detach()
@@ -143,12 +133,8 @@ def vapo(
 ) -> TokenLoss:
     """`dapo`, and 0.1 times -log pi at tokens of episodes with R > 0 (VAPO, arXiv 2504.05118, section 4.3).
 
-    Args:
-        tokens: The tokens.
-        clip_low: As for `dapo`, also the next two.
-        clip_high: hi.
-        dual_clip: c.
-        positive_weight: Weight of the language-modelling loss, counted over all tokens.
+    ``positive_weight`` is the weight of that language-modelling loss, counted over all tokens; the other options are
+    those of `dapo`.
     """
     loss = dapo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     imitation = torch.where(tokens.episode_return > 0, -tokens.logp, 0.0)
@@ -201,10 +187,7 @@ def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
 def kl_cov(tokens: LossInput, *, share: Share = 2e-4, coef: NotNegative = 1.0) -> TokenLoss:
     """-A r, plus coef abs(d) at the top share of tokens by covariance (KL-Cov, arXiv 2505.22617, section 4.2).
 
-    Args:
-        tokens: The tokens.
-        share: k, of the tokens of an update.
-        coef: Weight of abs(log pi - log pi_old).
+    ``share`` is of the tokens of an update; d is log pi - log pi_old.
     """
     chosen = top_covariance(tokens, share=share) if tokens.chosen is None else tokens.chosen
     difference = log_ratio(tokens.logp, tokens.old_logp)
@@ -258,16 +241,8 @@ def clip_cov(
 
     As in the authors' code, the share is drawn from tokens that the clip of `ppo` leaves alone.
 
-    Args:
-        tokens: The tokens.
-        clip: As for `ppo`, also the next three.
-        clip_low: lo.
-        clip_high: hi.
-        dual_clip: c.
-        share: Of all tokens of an update.
-        cov_low: Where the band of (A - mean A)(log pi - mean log pi) begins.
-        cov_high: Where it ends.
-        seed: Added to the seed of the choice, which follows from ``run.seed`` and the number of the update.
+    ``share`` is of all tokens of an update; the band, ``cov_low`` to ``cov_high``, is of (A - mean A)(log pi - mean log
+    pi). ``seed`` is added to that of the choice, which follows from ``run.seed`` and the number of the update.
     """
     chosen = tokens.chosen
     if chosen is None:
@@ -287,11 +262,8 @@ def dppo(
     A rare token may then gain many times its probability, and a frequent one no more than delta. The thresholds are
     those of the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
 
-    Args:
-        tokens: The tokens.
-        delta_low: The greatest loss of probability that still trains.
-        delta_high: The greatest gain.
-        cap: The greatest weight r of a token's gradient: large, because truncation biases (section 5.4); 20 as in verl.
+    ``delta_low`` and ``delta_high`` are the greatest loss and gain of probability that still train; ``cap`` is the
+    greatest weight r of a token's gradient: large, because truncation biases (section 5.4); 20 as in verl.
     """
     pi, mu = tokens.logp.detach().exp(), tokens.behaviour_logp.exp()
     return _kept_inside(tokens, pi - mu > delta_high, mu - pi > delta_low, cap)

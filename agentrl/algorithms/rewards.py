@@ -31,7 +31,7 @@ class EpisodeRewards:
     turn_valid: torch.Tensor
     """Bool [turns]: the answer could be parsed and the environment accepted the action."""
     final: torch.Tensor
-    """What the whole episode was given beside its turns: [episodes]."""
+    """Reward of the whole episode, in addition to that of its turns: [episodes]."""
     group: torch.Tensor
     """Group of each episode: int64 [episodes], from 0."""
     sampled: torch.Tensor
@@ -92,7 +92,7 @@ def clip(rewards: EpisodeRewards, *, low: float = -1.0, high: float = 1.0) -> Ep
 
 
 def win_rate(rewards: EpisodeRewards) -> EpisodeRewards:
-    """The return becomes the share of the group's others that it beats; a draw is half a win, and so is nobody to beat.
+    """The return becomes the share of the group's others that it beats; a draw is half a win, and so is a group of one.
 
     SPPO, arXiv 2405.00675, section 4: the probability of winning against the policy itself, from its own samples.
     """
@@ -140,8 +140,7 @@ class RewardKL:
         horizon: float | None = None,
     ) -> None:
         for name, value in {"coef": coef, "target": target, "horizon": horizon}.items():
-            if value is not None and not value > 0:
-                raise ConfigError(f"shaping {self.name}: {name} is out of range", got=value, expected="above 0")
+            _check(self.name, value is None or value > 0, name, value, "above 0")
         if (target is None) != (horizon is None):
             raise ConfigError("shaping kl: target and horizon belong together", expected="both or none")
         self.coef = coef

@@ -23,11 +23,7 @@ def segment_mean(values: torch.Tensor, segment: torch.Tensor, count: int) -> tor
 def segment_std(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbiased: bool = True) -> torch.Tensor:
     """Standard deviation of each segment: [count]; 0 for a segment of one, and for equal values.
 
-    Args:
-        values: [n].
-        segment: int64 [n].
-        count: Number of segments.
-        unbiased: Divide by one less than the number of members.
+    ``unbiased`` divides by one less than the number of members.
     """
     squares = segment_sum(centred(values, segment, count).square(), segment, count)
     return (squares / (segment_sizes(segment, count) - int(unbiased)).clamp(min=1)).sqrt()

@@ -215,7 +215,7 @@ def given(part: torch.Tensor | None, what: Input) -> torch.Tensor:
     """The tensor.
 
     Raises:
-        TrainingError: nobody has provided it.
+        TrainingError: it was not provided.
     """
     if part is None:
         raise TrainingError(
