@@ -102,6 +102,16 @@ def test_an_image_has_tokens_of_its_own_that_nobody_sampled() -> None:
     assert sequence.images == (placed(2, 2, 2),)
 
 
+def test_images_do_not_overlap_the_latest_of_several() -> None:
+    sequence = shown(A)
+    sequence.extend([0, 0, 0], Source.OBSERVATION)
+    sequence.place(placed(9, 1, 2, B))
+    with pytest.raises(LedgerError, match="some between 11 and 12"):
+        sequence.place(placed(10, 1, 1))
+    sequence.place(placed(11, 1, 1))
+    assert [image.start for image in sequence.images] == [2, 9, 11]
+
+
 def test_a_fork_shares_whole_images() -> None:
     sequence = shown(A)
     assert sequence.fork(6).images == sequence.images

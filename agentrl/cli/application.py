@@ -42,8 +42,8 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    # torch's threads, once it is imported, sleep instead of spinning while they wait: beside other busy processes
-    # spinning makes many small operations more than ten times slower
+    # torch's threads sleep instead of spinning while they wait: next to other busy processes spinning makes many small
+    # operations more than ten times slower
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
@@ -98,7 +98,7 @@ def _add(root: typer.Typer, name: str, entry: CommandEntry, *, load: bool) -> No
     if entry.is_group:
         root.add_typer(app, name=name, cls=PlainGroup, help=entry.help, rich_help_panel=entry.panel)
         return
-    (command,) = app.registered_commands
+    command = next(command for command in app.registered_commands if command.name in (None, name))
     command.name, command.rich_help_panel = name, entry.panel
     root.registered_commands.append(command)
 

@@ -19,6 +19,11 @@ Words: TypeAlias = Annotated[
         help="Configs, each on top of the one before; then overrides.",
     ),
 ]
+EnvName: TypeAlias = Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")]
+ModelName: TypeAlias = Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")]
+Rewards: TypeAlias = Annotated[
+    list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +36,10 @@ class ConfigWords:
 
 
 def config_words(words: Sequence[str]) -> ConfigWords:
-    """Tell the names of configs from the overrides.
-
-    Raises:
-        UsageError: a value that the shell split at its spaces.
-    """
+    """Separate the names of configs from the overrides; refuse a value that the shell split at its spaces."""
     sources = [word for word in words if "=" not in word]
-    if len(sources) > 1 and _is_torn(words):
+    torn = any(word.count(opening) != word.count(closing) for word in words for opening, closing in ("{}", "[]"))
+    if len(sources) > 1 and torn:
         raise UsageError(
             "a value was split at its spaces",
             got=" and ".join(sources),
@@ -48,21 +50,16 @@ def config_words(words: Sequence[str]) -> ConfigWords:
     return ConfigWords(source=source, overrides=[word for word in words if "=" in word])
 
 
-def _is_torn(words: Sequence[str]) -> bool:
-    """Whether the shell seems to have cut a value at its spaces."""
-    return any(word.count(opening) != word.count(closing) for word in words for opening, closing in ("{}", "[]"))
-
-
 def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -> Config:
     """The config that the words describe; `shortcuts` are overrides that options stand for."""
-    told = config_words(words or [])
-    if told.source is None and not told.overrides and not shortcuts:
+    given = config_words(words or [])
+    if given.source is None and not given.overrides and not shortcuts:
         raise UsageError(
             "nothing says what to run",
             expected="a config (agentrl config list), or --env NAME",
             hint="for example: agentrl train quickstart",
         )
-    return load_config(told.source, [*shortcuts, *told.overrides])
+    return load_config(given.source, [*shortcuts, *given.overrides])
 
 
 def shortcut(key: str, value: object) -> list[str]:

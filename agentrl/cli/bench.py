@@ -1,4 +1,4 @@
-"""`agentrl bench`: benchmarks live beside the sources, in the checkout's folder `benchmarks`."""
+"""`agentrl bench`: runs the benchmarks in the folder `benchmarks` of a source checkout."""
 
 from __future__ import annotations
 
@@ -70,11 +70,7 @@ def bench(
 def _chosen(
     name: str, run: Callable[..., dict[str, Any]], named: dict[str, str | None], words: list[str] | None
 ) -> dict[str, Any]:
-    """The options that were given, by name or as words.
-
-    Raises:
-        UsageError: the benchmark does not take one of them.
-    """
+    """The options that were given, by name or as words; refuse those that the benchmark does not take."""
     given = {option: value for option, value in named.items() if value is not None} | json_pairs(words)
     known = inspect.signature(run).parameters.keys()
     if refused := given.keys() - known:
@@ -85,9 +81,8 @@ def _chosen(
 
 
 def _first_line(path: Path) -> str:
-    """Of the docstring; the module is not run."""
-    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return told.partition("\n")[0]
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
 
 
 def find_benchmarks(folder: Path) -> dict[str, Path]:

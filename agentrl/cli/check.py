@@ -60,17 +60,13 @@ class Checked:
         return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
 
 
+@left_for_sure()
 def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> None:
     """Look at an environment and print what the rules say.
 
     Raises:
         AgentRLError: it breaks rules.
     """
-    with left_for_sure():
-        _check_and_print(look, name, json_file, settings)
-
-
-def _check_and_print(look: Look, name: str, json_file: str | None, settings: Mapping[str, Any]) -> None:
     with watching(name) as watch, standard_output_closed():
         report = look(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
@@ -81,17 +77,13 @@ def _check_and_print(look: Look, name: str, json_file: str | None, settings: Map
         raise AgentRLError(f"environment {report.name} breaks rules", got=broken)
 
 
+@left_for_sure()
 def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
     """Look at every installed environment and print a summary; those that miss a package or data are left out.
 
     Raises:
         AgentRLError: one breaks rules.
     """
-    with left_for_sure():
-        _check_and_print_all(look, json_file, settings)
-
-
-def _check_and_print_all(look: Look, json_file: str | None, settings: Mapping[str, Any]) -> None:
     checked = []
     for name in names(Kind.ENVIRONMENT):
         checked.append(_check_named(look, name, settings))
@@ -178,7 +170,8 @@ def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str],
     reports, skipped = [], {}
     for spec in [SandboxSpec(type=name) for name in names(Kind.SANDBOX)] if specs is None else specs:
         try:
-            reports.append(_check(spec, only))
+            with watching(spec.type) as watch:
+                reports.append(asyncio.run(check_sandbox(spec, only=only, watch=watch)))
         except UsageError as error:
             if specs is not None:
                 raise
@@ -195,8 +188,3 @@ def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str],
     broken = [f"{report.name}: {row.check}" for report in reports for row in report.with_status(CheckStatus.FAILED)]
     if broken:
         raise AgentRLError("sandboxes break rules", got=", ".join(broken))
-
-
-def _check(spec: SandboxSpec, only: Sequence[str]) -> CheckReport:
-    with watching(spec.type) as watch:
-        return asyncio.run(check_sandbox(spec, only=only, watch=watch))

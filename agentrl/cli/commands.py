@@ -10,7 +10,7 @@ class CommandEntry:
     """Where a command lives, and its line in `agentrl --help`."""
 
     module: str
-    """Module with a `typer.Typer` named ``app``; one command in it, or a group."""
+    """Module with a `typer.Typer` named ``app``: a group, a lone command, or several commands that have names."""
     help: str
     panel: str
     is_group: bool = False
@@ -31,11 +31,11 @@ COMMANDS: dict[str, CommandEntry] = {
     "sandbox": CommandEntry("agentrl.cli.sandbox", "Check, use and serve sandboxes.", PARTS, is_group=True),
     "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or every key there is.", RUNS, is_group=True),
     "plan": CommandEntry("agentrl.cli.plan", "See what memory a run needs, before it runs.", RUNS),
-    "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
+    "sft": CommandEntry("agentrl.cli.learn", "Warm-start a model on an environment's expert.", RUNS),
     "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
-    "dpo": CommandEntry("agentrl.cli.dpo", "Learn from pairs of a run's episodes: the better one of a task.", RUNS),
-    "reward-model": CommandEntry("agentrl.cli.reward_model", "Train a reward model on a run's episodes.", RUNS),
+    "dpo": CommandEntry("agentrl.cli.learn", "Learn from pairs of a run's episodes: the better one of a task.", RUNS),
+    "reward-model": CommandEntry("agentrl.cli.learn", "Train a reward model on a run's episodes.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "See the episodes of a run or an evaluation token by token.", LOOK),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
     "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", LOOK),

@@ -11,8 +11,8 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from agentrl.cli.arguments import config_words
-from agentrl.cli.exits import told_when_interrupted
+from agentrl.cli.arguments import Rewards, config_words
+from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help import examples
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
@@ -62,9 +62,7 @@ def evaluate(
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Evaluate on the prompts of this file, each answered once.")
     ] = None,
-    reward: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")
-    ] = None,
+    reward: Rewards = None,
     seed: Annotated[int, typer.Option(help="Chooses the tasks, and seeds the sampling.")] = 0,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 0 is greedy.")] = None,
@@ -104,11 +102,11 @@ def evaluate(
         seed=seed,
         folder=evaluations_folder(config, model),
     )
-    with counting(n_tasks * samples) as counter, told_when_interrupted(lambda: stopped_words(counter)):
+    with counting(n_tasks * samples) as counter, message_when_interrupted(lambda: _stopped(counter)):
         finished = asyncio.run(
             run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note)
         )
-    print_result(finished.result)
+    _print_result(finished.result)
     note(f"episodes are kept in {finished.folder}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
@@ -116,16 +114,14 @@ def evaluate(
     if report:
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
-    check_measured(finished.result)
+    _check_measured(finished.result)
 
 
-def stopped_words(counter: EpisodeCounter) -> str:
-    """What an interrupted evaluation leaves behind."""
+def _stopped(counter: EpisodeCounter) -> str:
     return f"stopped after {counter.line()}: finished episodes are kept, and the same command goes on from there"
 
 
-def print_result(result: EvaluationResult) -> None:
-    """The tables of a result."""
+def _print_result(result: EvaluationResult) -> None:
     for found in tables({"": result}):
         table = Table("", Column(overflow="fold"), title=found.title, title_justify="left", box=None, pad_edge=False)
         table.show_header = False
@@ -135,12 +131,8 @@ def print_result(result: EvaluationResult) -> None:
         out.print()
 
 
-def check_measured(result: EvaluationResult) -> None:
-    """Fail when no episode says anything about the policy.
-
-    Raises:
-        AgentRLError: the machinery failed them all.
-    """
+def _check_measured(result: EvaluationResult) -> None:
+    """Fail if no episode measured the policy, as infrastructure failed them all."""
     if result.failed == len(result.episodes):
         outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
         example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
@@ -155,7 +147,7 @@ def check_measured(result: EvaluationResult) -> None:
 def _next_step(outcome: Outcome, environment: str) -> str:
     """What to do about episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"mend what the message names, and try: agentrl env check {environment}"
+        return f"fix what the message names, and try: agentrl env check {environment}"
     if outcome is Outcome.ENGINE_ERROR:
         return "the engine's own message says why; the environment is not to blame"
     return "see the command's warnings above"

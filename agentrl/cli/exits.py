@@ -25,15 +25,8 @@ class ExitCode(enum.IntEnum):
 
 
 @contextmanager
-def told_when_interrupted(words: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C inside the block into a line and an exit code.
-
-    Args:
-        words: What is left of the work, and how to go on.
-
-    Raises:
-        typer.Exit: the block was interrupted.
-    """
+def message_when_interrupted(words: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C inside the block into an exit code and a line: what is left of the work, and how to go on."""
     try:
         yield
     except KeyboardInterrupt:

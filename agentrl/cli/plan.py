@@ -14,7 +14,7 @@ from rich.text import Text
 from agentrl.builders.checks import check_training
 from agentrl.builders.machine import memory_limit
 from agentrl.builders.models import resolve_model
-from agentrl.cli.arguments import Words, read_config, shortcut
+from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
 from agentrl.cli.help import examples
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import shown_bytes
@@ -27,7 +27,7 @@ from agentrl.training.diagnostics.memory_plan import plan as memory_plan
 app = typer.Typer()
 
 LEAST = 1000
-"""Bytes that may stand without a unit: fewer are gigabytes that somebody forgot to say."""
+"""Smallest number of bytes without a unit: fewer are probably gigabytes with the unit left out."""
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -41,8 +41,8 @@ UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, 
 )
 def plan(
     words: Words = None,
-    env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
+    env: EnvName = None,
+    model: ModelName = None,
     memory: Annotated[
         str | None, typer.Option(help="Of each rank, such as 80GiB; that of this machine when left out.")
     ] = None,

@@ -125,7 +125,7 @@ async def _expert_of(env: AnyEnv) -> Any:
 
 
 def shown(content: Content, numbers: Iterator[int]) -> str:
-    """An observation in the terminal: an image is kept in a file, and told in words where it has any."""
+    """An observation as text for the terminal: an image becomes the path of its file, with its description."""
     if isinstance(content, str):
         return content
     return "\n".join(p.text.rstrip() if isinstance(p, TextPart) else _kept(p, next(numbers)) for p in content)

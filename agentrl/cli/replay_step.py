@@ -58,17 +58,17 @@ def _show(found: Replay) -> None:
 
 def lines(found: Replay) -> list[str]:
     """What was found, most telling first."""
-    told = []
+    texts = []
     if found.weights_not_finite:
-        told.append(f"weights that are not finite before anything is computed: {', '.join(found.weights_not_finite)}")
+        texts.append(f"weights that are not finite before anything is computed: {', '.join(found.weights_not_finite)}")
     if found.first_forward is not None:
-        told.append(f"first output that is not finite: {found.first_forward}")
+        texts.append(f"first output that is not finite: {found.first_forward}")
     elif any(each.not_finite for each in found.micro_batches):
-        told.append("all modules give what is finite: it begins after them, in the output head or the loss")
+        texts.append("all modules give what is finite: it begins after them, in the output head or the loss")
     if found.first_backward is not None:
-        told.append(f"first gradient that is not finite: {found.first_backward}")
-    if not told:
-        told.append("no module gives what is not finite" + ("" if found.now.non_finite else ": nothing is wrong here"))
+        texts.append(f"first gradient that is not finite: {found.first_backward}")
+    if not texts:
+        texts.append("no module gives what is not finite" + ("" if found.now.non_finite else ": nothing is wrong here"))
     if found.now.non_finite:
-        told.append(f"not finite in the end: {', '.join(found.now.non_finite)}")
-    return told
+        texts.append(f"not finite in the end: {', '.join(found.now.non_finite)}")
+    return texts

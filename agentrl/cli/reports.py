@@ -31,7 +31,7 @@ DRAWN_EVERY_S = 60.0
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
-    """A report beside the evaluation's episodes; with the learning curve of the run that the model comes from."""
+    """Write a report next to the evaluation's episodes, with the learning curve of the model's run."""
     result = finished.result
     run = None if result.panel.model is None else find_run(result.panel.model)
     report = Report(
@@ -67,7 +67,9 @@ def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
         return "No training step is finished."
     note = f"{len(metrics)} training steps. The last one: {step_words(metrics[-1]['step'], len(metrics), metrics[-1])}."
     idle = steps_without_learning(metrics)
-    return f"{note} {idle} of the steps learnt nothing: all episodes of a task had the same return." if idle else note
+    if not idle:
+        return note
+    return f"{note} In {idle} of the steps nothing was learned: all episodes of a task had the same return."
 
 
 @contextmanager

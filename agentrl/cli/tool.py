@@ -44,8 +44,8 @@ def list_tools() -> None:
 def summary(name: str) -> str:
     """What a tool does, in a line."""
     found = lookup(Kind.TOOL, name)
-    told = found.schema["function"]["description"] if isinstance(found, Tool) else found.__doc__ or ""
-    return str(told).strip().partition("\n")[0]
+    text = found.schema["function"]["description"] if isinstance(found, Tool) else found.__doc__ or ""
+    return str(text).strip().partition("\n")[0]
 
 
 @app.command(epilog=examples("agentrl tool show calculator"))

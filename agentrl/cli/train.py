@@ -18,7 +18,7 @@ from agentrl.builders.rewards import check_rewards
 from agentrl.builders.run import Run, RunResult, resume_run, start_run
 from agentrl.builders.tools import check_tools
 from agentrl.builders.workers import followed_launcher
-from agentrl.cli.arguments import Words, config_words, read_config, shortcut
+from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
@@ -55,14 +55,12 @@ app = typer.Typer()
 )
 def train(
     words: Words = None,
-    env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
+    env: EnvName = None,
+    model: ModelName = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="FILE", help="Tasks of the environment; without one, prompts to answer once.")
     ] = None,
-    reward: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")
-    ] = None,
+    reward: Rewards = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Go on with this run; overrides may follow.")
     ] = None,
@@ -128,7 +126,7 @@ def _tasks_row(part: EnvironmentConfigs) -> tuple[str, str, str]:
 
 
 def print_run(result: RunResult, config: Config) -> None:
-    """Print where a run ended, whether it learnt anything, and the next command."""
+    """Print where a run ended, whether it learned anything, and the next command."""
     where = f" --env {next(iter(config.environments))}" if config.environments else ""
     if config.environment is not None and config.environment.name == PROMPTS:
         where = " --prompts FILE"
@@ -143,14 +141,12 @@ def print_run(result: RunResult, config: Config) -> None:
 
 
 def _without_learning(result: RunResult, config: Config) -> str:
-    """Describe the steps that learnt nothing, if they were half of the run or more."""
+    """Describe the steps in which nothing was learned, if they were half of the run or more."""
     lines = read_metrics(RunDirectory(result.folder).metrics_file)
     idle = steps_without_learning(lines)
     if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
         return ""
-    return (
-        f", but nothing was learnt in {idle} of {len(lines)} steps, in which all episodes of a task had the same return"
-    )
+    return f", but nothing was learned in {idle} of {len(lines)} steps: all episodes of a task had the same return"
 
 
 def _report(folder: Path) -> None:
@@ -161,14 +157,14 @@ def _report(folder: Path) -> None:
 
 
 def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
-    told = config_words(words or [])
-    if told.source is not None or shortcuts:
+    given = config_words(words or [])
+    if given.source is not None or shortcuts:
         raise UsageError(
             "a run is resumed with its own config",
-            got=told.source or " ".join(shortcuts),
+            got=given.source or " ".join(shortcuts),
             expected="--resume RUN_DIR, and at most key=value changes",
         )
-    return resume_run(folder, told.overrides)
+    return resume_run(folder, given.overrides)
 
 
 def _finish(run: Run) -> None:

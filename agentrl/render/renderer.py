@@ -242,7 +242,7 @@ def _ids(encoder: TextEncoder, tokens: tuple[str, ...]) -> frozenset[int]:
 
 STAND_IN = "@@STAND-IN@@"
 KNOWN_SUFFIXES = 4096
-"""Renderings of new messages that are kept: the members of a group are told the same again and again."""
+"""Renderings of new messages that are kept: the members of a group often get the same ones."""
 LONGEST_KNOWN = 500
 """Characters of a message that is kept; long ones seldom come twice."""
 _BEFORE = "x"
@@ -426,27 +426,27 @@ class Renderer:
         asked = self.header
         numbered = enumerate(message.tool_calls, start=earlier_calls)
         calls = tuple(replace(call, id=self.call_id(call.name, index)) for index, call in numbered)
-        told = self.template.render([user(_BEFORE), replace(message, tool_calls=calls)])
-        if self._opened and not told.startswith(asked):
-            told = self._with_empty_thought(told)
-        text = told.removeprefix(asked)
+        given = self.template.render([user(_BEFORE), replace(message, tool_calls=calls)])
+        if self._opened and not given.startswith(asked):
+            given = self._with_empty_thought(given)
+        text = given.removeprefix(asked)
         end = len(text) if self.boundary.opens_message else max(map(text.rfind, self._ends()))
-        if not told.startswith(asked) or end < 0:
+        if not given.startswith(asked) or end < 0:
             raise TemplateError(
                 "the chat template begins an answer in another way when it is given than when it is asked for",
-                got=repr(told),
+                got=repr(given),
                 expected=f"a text that starts with {asked!r}",
                 hint="set agent.enable_thinking to what the answers hold, or use another chat template",
             )
         return text[:end]
 
-    def _with_empty_thought(self, told: str) -> str:
+    def _with_empty_thought(self, given: str) -> str:
         """A conversation whose answer has no thinking, as if the thinking that the header opens were closed at once."""
         closed = self.thinking.written("", self.header)
         before = self.header[: self.header.rindex(self.thinking.open)]
-        answer = told.removeprefix(before)
-        if not told.startswith(before):
-            return told
+        answer = given.removeprefix(before)
+        if not given.startswith(before):
+            return given
         return self.header + (answer if answer.startswith(self.thinking.close) else closed + answer)
 
     def plain_answer(self, text: str, *, thought: str | None = None) -> str:

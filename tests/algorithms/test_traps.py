@@ -48,6 +48,24 @@ def episodes(**parts):
     return EpisodeBatch(**{**defaults, **parts})
 
 
+def test_rewards_of_tokens_are_added_to_those_of_their_turns_and_episodes():
+    before = EpisodeBatch(
+        returns=torch.tensor([1.0, 2.0]),
+        group=torch.tensor([0, 0]),
+        turn_reward=torch.tensor([0.0, 1.0, 2.0]),
+        turn_episode=torch.tensor([0, 0, 1]),
+        turn_state=torch.tensor([0, 1, 0]),
+        token_turn=torch.tensor([0, 0, 1, 2]),
+    )
+    after = before.with_token_reward(torch.tensor([-0.25, -0.5, 0.5, -1.0]))
+    assert after.turn_reward.tolist() == [-0.75, 1.5, 1.0]
+    assert after.returns.tolist() == [0.75, 1.0]
+    assert after.token_rewards().tolist() == [-0.25, -0.5, 1.5, 1.0]
+    twice = after.with_token_reward(torch.tensor([0.25, 0.5, -0.5, 1.0]))
+    assert (twice.turn_reward.tolist(), twice.returns.tolist()) == ([0.0, 1.0, 2.0], [1.0, 2.0])
+    assert twice.token_rewards().tolist() == before.token_rewards().tolist()
+
+
 def test_a_symmetric_clip_beside_asymmetric_ones_is_an_error_even_where_they_agree():
     with pytest.raises(ConfigError, match="symmetric and an asymmetric clip"):
         clip_range(0.2, 0.2, None, default=PPO_CLIP)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import agentrl.cli.sft
+import agentrl.cli.learn
 import agentrl.observe.terminal
 from agentrl.observe.progress import Phase, RunStatus
 from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, counting, status_words
@@ -90,7 +90,7 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("agentrl.cli.sft.warm_start", interrupted)
+    monkeypatch.setattr("agentrl.cli.learn.warm_start", interrupted)
     ended = agentrl("sft", "--env", "household/train", "--model", "scratch", "environment.options={size: tiny}")
     assert ended.code == 130
     assert "has no model, for a warm start saves it at its end; begin again" in ended.err

@@ -92,9 +92,9 @@ def test_a_run_that_learns_nothing_says_so(agentrl: Cli, workplace: Path, small:
     ended = agentrl("train", *words, "agent.max_turns=1")
     assert ended.code == 0, ended.err
     assert ended.err.count("step 3: nothing is being learned: in the last 3 steps") == 1
-    assert "done after step 3, but nothing was learnt in 3 of 3 steps" in ended.err
+    assert "done after step 3, but nothing was learned in 3 of 3 steps" in ended.err
     assert "All 4 episodes of the newest step failed" in ended.err
-    assert "3 of the steps learnt nothing" in (workplace / "runs" / "latest" / "report.md").read_text()
+    assert "In 3 of the steps nothing was learned" in (workplace / "runs" / "latest" / "report.md").read_text()
 
 
 def test_a_run_is_not_resumed_with_another_environment(agentrl: Cli, trained_run: Path) -> None:

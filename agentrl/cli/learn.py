@@ -1,0 +1,149 @@
+"""Commands of runs that only learn: `agentrl sft`, `agentrl dpo`, `agentrl reward-model`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from agentrl.builders.checks import check_preferences, check_reward_training, check_warm_start
+from agentrl.builders.pairs import check_sources, first_run
+from agentrl.builders.run import RunResult, start_run
+from agentrl.builders.workers import followed_launcher
+from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
+from agentrl.cli.exits import message_when_interrupted
+from agentrl.cli.help import examples
+from agentrl.cli.train import print_dry_run
+from agentrl.config import Config, dump_config, load_config, shipped_configs
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.estimate import warm_start_rows
+from agentrl.errors import UsageError
+from agentrl.observe.console import note, out
+from agentrl.observe.terminal import watching
+from agentrl.runs.preferences import learn_preferences, train_reward
+from agentrl.runs.sft import warm_start
+
+app = typer.Typer()
+
+Sources: TypeAlias = Annotated[
+    list[Path] | None,
+    typer.Option("--from", metavar="RUN", help="A run, its trajectories folder or a file of it; may be repeated."),
+]
+
+
+@app.command(
+    "sft",
+    epilog=examples(
+        "agentrl sft quickstart",
+        "agentrl sft quickstart sft.episodes=500 --dry-run",
+        "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl sft --data chats.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train quickstart model.path=runs/latest",
+        configs=shipped_configs(),
+    ),
+)
+def sft(
+    words: Words = None,
+    env: EnvName = None,
+    model: ModelName = None,
+    data: Annotated[str | None, typer.Option(help="Learn the conversations of this file, as JSON lines.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
+) -> None:
+    """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says."""
+    if followed_launcher():
+        return
+    shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
+    config = read_config(words, shortcuts=shortcuts)
+    asyncio.run(check_warm_start(config))
+    if dry_run:
+        print_dry_run(config, warm_start_rows(config))
+        return
+    saved, use = "a warm start saves it at its end", "train it: agentrl train … model.path={folder}"
+    _learn(config, warm_start, kind="sft", next_step=use, saved=saved)
+
+
+@app.command(
+    "dpo",
+    epilog=examples(
+        "agentrl dpo --from runs/latest",
+        "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
+        "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
+        "preferences.loss=spin preferences.pairs=demonstrations",
+    ),
+)
+def dpo(
+    words: Words = None,
+    sources: Sources = None,
+    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config, and run nothing.")] = False,
+) -> None:
+    """Learn from pairs of stored episodes of one task, the better against the worse; the model is its own reference.
+
+    Without a config it is that of the first run, and its model is where the training starts.
+    """
+    if followed_launcher():
+        return
+    config = _pairs_config(words, sources or [], model)
+    check_preferences(config)
+    check_sources(config.preferences or PreferencesConfig())
+    if dry_run:
+        out.print(dump_config(config), markup=False, highlight=False)
+        return
+    _learn(config, learn_preferences, kind="dpo", next_step="measure it: agentrl eval --model {folder}")
+
+
+@app.command(
+    "reward-model",
+    epilog=examples(
+        "agentrl reward-model --from runs/latest",
+        "agentrl reward-model --from runs/grpo --model Qwen/Qwen2.5-0.5B preferences.learning_rate=1e-5",
+        "agentrl train quickstart agent.reward_model.path=runs/latest",
+    ),
+)
+def reward_model(
+    words: Words = None,
+    sources: Sources = None,
+    model: Annotated[str | None, typer.Option(help="The language model to start from.")] = None,
+) -> None:
+    """Train a reward model that gives the better of two episodes of a task the greater reward.
+
+    Without a config it is that of the first run, and its model gets a new output.
+    """
+    if followed_launcher():
+        return
+    config = _pairs_config(words, sources or [], model)
+    check_reward_training(config)
+    use = "use it: agentrl train … agent.reward_model.path={folder}"
+    _learn(config, train_reward, kind="reward-model", next_step=use)
+
+
+def _learn(
+    config: Config,
+    function: Callable[..., RunResult],
+    *,
+    kind: str,
+    next_step: str,
+    saved: str = "it is saved at the end",
+) -> None:
+    """Start a run's folder, let `function` learn, and print the next command, with ``{folder}`` filled in."""
+    run = start_run(config, kind=kind)
+    stopped = f"stopped: {run.folder.path} has no model, for {saved}; begin again"
+    with watching() as watcher, message_when_interrupted(lambda: stopped):
+        result = function(run, watcher=watcher)
+    note(f"done: {result.folder}\n{next_step.format(folder=result.folder)}")
+
+
+def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
+    """Read the config of a command that learns from pairs; without one, that of the first source's run."""
+    given = config_words(words or [])
+    if not words and not sources:
+        raise UsageError("nothing says which episodes to learn from", expected="--from RUN, such as --from runs/latest")
+    named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
+    if given.source is not None or not sources:
+        return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])
+    run = first_run(sources)
+    fresh = ["run.name=null", "model.scratch=null", f"model.path={model or run.path}"]
+    return load_config(run.config_file, [*fresh, *named, *given.overrides])
