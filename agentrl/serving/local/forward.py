@@ -339,8 +339,13 @@ class LocalModelRunner:
             hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
             found = self._module.get_output_embeddings()(hidden[0, step.last_tokens])
         else:
-            places = {"position_ids": step.positions, "logits_to_keep": step.last_tokens}
-            found = self._module(input_ids=step.input_ids, use_cache=False, step=step, **places).logits[0]
+            found = self._module(
+                input_ids=step.input_ids,
+                position_ids=step.positions,
+                use_cache=False,
+                logits_to_keep=step.last_tokens,
+                step=step,
+            ).logits[0]
         if self._chosen is not None:
             step.routed_experts = self._chosen.take()
         return cast("Tensor", found)
