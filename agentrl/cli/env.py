@@ -50,7 +50,6 @@ def list_environments() -> None:
 
 
 def _needs(spec: EnvironmentSpec) -> str:
-    """What is not installed, in words."""
     return "" if spec.extra is None or spec.extra.is_installed else f" (needs agentrl[{spec.extra.name}])"
 
 
@@ -172,12 +171,6 @@ def _look(
     json_file: str | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Look at one environment, or at all.
-
-    Raises:
-        UsageError: neither or both are asked for.
-        AgentRLError: one breaks rules.
-    """
     if every == (name is not None):
         raise UsageError("it is not clear what to check", got=name or "nothing", expected="either a name, or --all")
     if name is None:

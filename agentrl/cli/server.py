@@ -63,7 +63,7 @@ LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
 class Server(Protocol):
-    """What is served."""
+    """A server of environments or sandboxes."""
 
     url: str
     """Known once it was started."""

@@ -101,11 +101,7 @@ class _Episode:
 
 
 def _episodes(folder: Path) -> Iterator[_Episode]:
-    """The episodes of an evaluation's folder, or of the run that a folder is or lies in.
-
-    Raises:
-        UsageError: there are none.
-    """
+    """The episodes of an evaluation's folder, or of the run that a folder is or lies in."""
     if _is_evaluation(folder):
         return (_Episode(episode.trajectory, None) for episode in read_episodes(folder / EPISODES_FILE))
     run = find_run(folder) or RunDirectory.open(folder)
@@ -145,11 +141,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _model_of(folder: Path) -> str:
-    """Find the model whose tokenizer wrote the episodes.
-
-    Raises:
-        UsageError: the episodes have no tokens, or there is no model.
-    """
+    """Find the model whose tokenizer wrote the episodes."""
     if _is_evaluation(folder) and (folder / RESULT_FILE).is_file():
         result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
         return _model_of_evaluation(folder, result)
