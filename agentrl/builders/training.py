@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from agentrl.builders.checks import check_training
-from agentrl.builders.engine import build_engine
+from agentrl.builders.adapters import adapter_transport, sends_adapters
+from agentrl.builders.checks import check_engine_reports, check_training
 from agentrl.builders.episodes import (
     RunEnvironment,
     build_run_environments,
@@ -18,9 +20,12 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, own_members
 from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
-from agentrl.builders.trainers import build_on_ranks, build_trainer
+from agentrl.builders.servers import make_transport
+from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
+from agentrl.image import ImageReader
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import Group, GroupScheduler
@@ -30,8 +35,8 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.distributed import Ranks
 from agentrl.training.trainer import Trainer
-from agentrl.training.weights import ModelWeights
-from agentrl.weights import WeightSync
+from agentrl.training.weights import ModelWeights, TrainedWeights
+from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,3 +175,83 @@ def _build_scheduler(
         least_members=least_members,
         extra_runners=extras.runners,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """An engine and what brings it new weights."""
+
+    engine: PolicyEngine
+    sync: WeightSync
+
+
+def build_engine(
+    config: Config,
+    built: TrainerParts,
+    pool: ServerPool | None,
+    *,
+    model_path: str,
+    base_path: str | None,
+    version: int,
+    reader: ImageReader | None,
+) -> EngineParts:
+    """Connect an engine with a trainer: the pool, or one in this process that shares the trainer's weights if it can.
+
+    Args:
+        config: The run.
+        built: Trainer and weights.
+        pool: The engine, where the config asks for servers, or for engines on a cluster.
+        model_path: Weights to start from.
+        base_path: The model that a checkpoint's adapter belongs to.
+        version: Version of the weights at `model_path`.
+        reader: Prepares images.
+
+    Raises:
+        ConfigError: the engine does not report what the trainer needs.
+    """
+    model = built.trainer.model
+    probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
+    if pool is not None:
+        parts = EngineParts(engine=pool, sync=_remote_sync(config, built.source, pool, probe))
+    else:
+
+        def load() -> PreTrainedModel:
+            return load_policy(config, model_path, base_path=base_path)
+
+        parts = _local_engine(config, built, load, probe, version=version, reader=reader)
+    check_engine_reports(config, parts.engine)
+    return parts
+
+
+def _local_engine(
+    config: Config,
+    built: TrainerParts,
+    load: Callable[[], PreTrainedModel],
+    probe: Probe,
+    *,
+    version: int,
+    reader: ImageReader | None,
+) -> EngineParts:
+    assert isinstance(config.engine, LocalEngineConfig), "an engine of servers needs its pool"
+    trainer, source = built.trainer, built.source
+    shared = config.rollout.max_staleness == 0 and not trainer.ranks.are_many
+    model = trainer.model
+    if not shared:
+        model = load() if trainer.ranks.are_many else copy.deepcopy(trainer.model)
+    engine = LocalEngine(
+        model, config.engine, version=version, reader=reader, routed_experts=config.trainer.router_replay
+    )
+    few = config.model.lora is not None  # the frozen weights are there already
+    sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
+    return EngineParts(engine=engine, sync=sync)
+
+
+def _remote_sync(config: Config, source: ModelWeights, pool: ServerPool, probe: Probe) -> RemoteSync:
+    settings, folder = config.engine, Path(config.run.directory)
+    assert isinstance(settings, LocalEngineConfig | ServerEngineConfig)
+    if sends_adapters(settings):
+        return RemoteSync(TrainedWeights(source), pool.group, adapter_transport(settings, folder, source), probe)
+    transport = make_transport(settings, folder)
+    if isinstance(settings, LocalEngineConfig):
+        return RemoteSync(source, pool.group, transport, probe)
+    return RemoteSync(CheckpointSource(source, source.model), pool.group, transport, probe, sleeps=settings.sleep)
