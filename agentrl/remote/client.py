@@ -158,11 +158,6 @@ class RemoteTasks:
         return answer
 
 
-def remote_tasks(url: str, split: str, *, patience_s: float = PATIENCE_S) -> RemoteTasks:
-    """`RemoteTasks` in the shape of a spec's task source."""
-    return RemoteTasks(url, split, patience_s)
-
-
 CLOSE_S = 5.0
 """Seconds that closing may wait for the server, which closes what is left behind by itself."""
 
@@ -360,7 +355,7 @@ def remote_spec(url: str) -> EnvironmentSpec:
     return EnvironmentSpec(
         name=url,
         make=MakeRemote(served),
-        tasks=functools.partial(remote_tasks, url),
+        tasks=functools.partial(RemoteTasks, url),
         isolation=Isolation.INLINE,
         options=OPTIONS,
         **spec_facts(served),

@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox.contract import NO_VARIABLES
 from agentrl.sandbox.control_groups import ControlGroup, find_hierarchy
 from agentrl.sandbox.isolation import (
     PREFIX,
     PYTHON,
-    USER_NAME,
     Walls,
     account_files,
     arguments,
@@ -261,18 +259,8 @@ class LocalSandbox(SupervisedSandbox):
     def _why_lost(self) -> str:
         return "it is closed" if self._program is None else self._program.last_words()
 
-    def _variables(self, more: Mapping[str, str] = NO_VARIABLES) -> dict[str, str]:
-        return {
-            "PATH": f"{PREFIX}/bin:/usr/local/bin:/usr/bin:/bin",
-            "HOME": self.folder,
-            "USER": USER_NAME,
-            "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **self.spec.env,
-            **more,
-        }
+    def _own_variables(self) -> dict[str, str]:
+        return {"PATH": f"{PREFIX}/bin:/usr/local/bin:/usr/bin:/bin"}
 
     def _memory_kills(self) -> int:
         return 0 if self._group is None else self._group.memory_kills()

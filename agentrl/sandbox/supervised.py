@@ -28,6 +28,7 @@ from agentrl.sandbox.contract import (
     SandboxFileError,
     SandboxProcess,
 )
+from agentrl.sandbox.isolation import USER_NAME
 from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 
 OLDEST_PYTHON = (3, 10)
@@ -205,8 +206,21 @@ class SupervisedSandbox(Sandbox):
         self._channel = Channel(why_lost)
 
     @abstractmethod
+    def _own_variables(self) -> dict[str, str]:
+        """The environment variables of this back end: ``PATH``, and what else it has."""
+
     def _variables(self, more: Mapping[str, str] = NO_VARIABLES) -> dict[str, str]:
-        """The environment variables of commands."""
+        return {
+            "LANG": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **self._own_variables(),
+            "HOME": self.folder,
+            "USER": USER_NAME,
+            **self.spec.env,
+            **more,
+        }
 
     def _memory_kills(self) -> int:
         """Count the processes that the kernel has killed for want of memory, where the supervisor does not tell."""

@@ -48,7 +48,7 @@ async def test_a_repeated_call_is_done_once(server: SandboxServer):
         for _ in range(2):
             async with session.put(place, json={"env": {}}) as answer:
                 assert answer.status == 200
-        assert len(server) == 1
+        assert len(server.sandboxes) == 1
         call = {"id": "first", "command": "echo x >> file; cat file", "stdin": "", "env": {}}
         answers = []
         for _ in range(2):
@@ -81,7 +81,7 @@ async def test_a_sandbox_that_nobody_asks_for_is_closed(server: SandboxServer):
     sandbox = open_sandbox({"type": "http", "url": server.url})
     await sandbox.start()
     now = 1e9
-    server.expire()
+    server.sandboxes.expire()
     with pytest.raises(SandboxError, match="nobody asked it for 900 s"):
         await sandbox.exec("true")
     await sandbox.close()

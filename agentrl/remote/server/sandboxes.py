@@ -18,14 +18,12 @@ from aiohttp import web
 from agentrl.errors import UsageError
 from agentrl.remote.server.listening import Listener, guard, read_body
 from agentrl.remote.server.server import (
-    SESSION_NAME,
-    SWEEPS_PER_LEASE,
     ServerSettings,
     error_answers,
     respond,
     to_response,
 )
-from agentrl.remote.server.session import Clock, ServerReply, error_answer
+from agentrl.remote.server.session import Clock, Leases, ServerReply, error_answer
 from agentrl.remote.wire import HEALTH, Body, Problem, Refusal, field, to_json, whole
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
 from agentrl.sandbox.http import (
@@ -266,14 +264,10 @@ class SandboxServer:
     def __init__(self, spec: SandboxSpec, settings: ServerSettings, *, clock: Clock = time.monotonic) -> None:
         self.spec, self.settings, self.url = spec, settings, ""
         self._clock = clock
-        self._opened: dict[str, asyncio.Task[ServedSandbox]] = {}
-        self._closing: set[asyncio.Task[None]] = set()
-        self._ended: dict[str, None] = {}
+        self.sandboxes: Leases[ServedSandbox] = Leases(
+            ("sandbox", "sandboxes"), most=settings.max_sessions, lease_s=settings.lease_s, kept_names=KEPT_NAMES
+        )
         self._listener: Listener | None = None
-        self._sweeper: asyncio.Task[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._opened)
 
     async def start(self) -> None:
         """Open a sandbox to see that it can be done, then listen.
@@ -295,23 +289,14 @@ class SandboxServer:
         )
         self._listener = Listener(application, most_connections=self.settings.most_connections)
         self.url = await self._listener.start(self.settings.host, self.settings.port)
-        self._sweeper = asyncio.create_task(self._sweep())
+        self.sandboxes.start_expiring()
 
     async def close(self) -> None:
         """Stop listening and close all sandboxes. Idempotent."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait({self._sweeper})
-        await self._drop_all()  # which answers the calls that are under way
+        await self.sandboxes.close()  # which answers the calls that are under way
         if self._listener is not None:
             await self._listener.close()
-        await self._drop_all()  # what was opened meanwhile
-
-    def expire(self) -> None:
-        """Close the sandboxes whose lease is over."""
-        for name, opened in list(self._opened.items()):
-            if _is_open(opened) and opened.result().idle_s > self.settings.lease_s:
-                self._drop(name)
+        await self.sandboxes.close()  # what was opened meanwhile
 
     async def _health(self, _request: web.Request) -> web.Response:
         return respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
@@ -319,22 +304,9 @@ class SandboxServer:
     async def _open(self, request: web.Request) -> web.Response:
         """Open a sandbox under the client's name for it, unless that has been done."""
         name = request.match_info["name"]
-        if not SESSION_NAME.fullmatch(name):
-            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no sandbox: 8 to 64 letters, digits, - or _")
-        if name in self._ended:  # by a client that did not wait for the answer
-            raise Refusal(Problem.SESSION, f"the sandbox {name} was closed")
+        self.sandboxes.check_name(name)
         spec = self._narrowed((await read_body(request, LARGEST_CALL))[1])
-        if name not in self._opened:
-            if len(self._opened) >= self.settings.max_sessions:
-                raise Refusal(Problem.BUSY, f"all {self.settings.max_sessions} sandboxes are taken")
-            self._opened[name] = asyncio.create_task(self._begin(spec))
-        opening = self._opened[name]
-        try:
-            served = await asyncio.shield(opening)
-        except Exception:
-            if self._opened.get(name) is opening:
-                del self._opened[name]
-            raise
+        served = await self.sandboxes.open(name, lambda: self._begin(spec))
         return respond({"folder": served.sandbox.folder})
 
     async def _begin(self, spec: SandboxSpec) -> ServedSandbox:
@@ -381,11 +353,7 @@ class SandboxServer:
 
     async def _call(self, request: web.Request) -> web.Response:
         """Carry out a call."""
-        opened = self._opened.get(request.match_info["name"])
-        if opened is None or not _is_open(opened):
-            hint = f"it was closed, or nobody asked it for {self.settings.lease_s:g} s, or the server was started again"
-            raise Refusal(Problem.SESSION, f"there is no such sandbox: {hint}")
-        served, method = opened.result(), request.match_info["method"]
+        served, method = self.sandboxes.find(request.match_info["name"]), request.match_info["method"]
         if method not in SANDBOX_METHODS:
             raise Refusal(Problem.REQUEST, f"there is no method {method!r}: expected {', '.join(SANDBOX_METHODS)}")
         raw, body = await read_body(request, largest_request(method, self.spec.limits))
@@ -394,38 +362,5 @@ class SandboxServer:
 
     async def _end(self, request: web.Request) -> web.Response:
         """Close a sandbox; one that is not there is closed already."""
-        self._drop(request.match_info["name"])
+        self.sandboxes.end(request.match_info["name"])
         return respond({})
-
-    async def _drop_all(self) -> None:
-        for name in list(self._opened):
-            self._drop(name)
-        while self._closing:
-            await asyncio.wait(set(self._closing))
-
-    def _drop(self, name: str) -> None:
-        self._ended[name] = None
-        for oldest in list(self._ended)[:-KEPT_NAMES]:
-            del self._ended[oldest]
-        opened = self._opened.pop(name, None)
-        if opened is not None:
-            closing = asyncio.create_task(_close(opened))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.lease_s / SWEEPS_PER_LEASE)
-            self.expire()
-
-
-def _is_open(opened: asyncio.Task[ServedSandbox]) -> bool:
-    """True if a sandbox is there: it is not still being opened, and its opening did not fail."""
-    return opened.done() and not opened.cancelled() and opened.exception() is None
-
-
-async def _close(opened: asyncio.Task[ServedSandbox]) -> None:
-    if not opened.done():
-        await asyncio.wait({opened})
-    if _is_open(opened):
-        await opened.result().close()

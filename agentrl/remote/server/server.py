@@ -5,11 +5,10 @@ It makes one environment before it listens, which tries the options and shows wh
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.errors import UsageError
 from agentrl.remote.env_methods import ACTION_HINT, PARTS, SERVED_METHODS
 from agentrl.remote.server.listening import Handler, Listener, guard, read_body
-from agentrl.remote.server.session import Clock, ServerReply, Sessions, error_answer
+from agentrl.remote.server.session import Clock, Leases, ServerReply, Session, error_answer
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
@@ -39,13 +38,12 @@ from agentrl.remote.wire import (
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.task import TaskSource
 
-SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
-
 
 def make_application(
     *,
     info: Mapping[str, Any],
-    sessions: Sessions,
+    sessions: Leases[Session],
+    begin: Callable[[str], Coroutine[Any, Any, Session]],
     tasks: Callable[[str], TaskSource],
     splits: Sequence[str],
     token: str | None,
@@ -56,12 +54,13 @@ def make_application(
     Args:
         info: The answer of the info route.
         sessions: The server's sessions.
+        begin: Opens the session of a name.
         tasks: The tasks of a split.
         splits: Their names.
         token: What clients must send; ``None``: nothing.
         host: Where the server listens.
     """
-    routes = _Routes(info, sessions, functools.cache(tasks), splits)
+    routes = _Routes(info, sessions, begin, functools.cache(tasks), splits)
     application = web.Application(middlewares=[error_answers, guard(token, host)])
     application.add_routes(
         [
@@ -79,7 +78,8 @@ def make_application(
 @dataclass(frozen=True, slots=True)
 class _Routes:
     told: Mapping[str, Any]
-    sessions: Sessions
+    sessions: Leases[Session]
+    begin: Callable[[str], Coroutine[Any, Any, Session]]
     tasks: Callable[[str], TaskSource]
     splits: Sequence[str]
 
@@ -106,8 +106,7 @@ class _Routes:
     async def open_session(self, request: web.Request) -> web.Response:
         """Open a session under the client's name for it."""
         name = request.match_info["session"]
-        if not SESSION_NAME.fullmatch(name):
-            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no session: 8 to 64 letters, digits, - or _")
+        self.sessions.check_name(name)
         wanted, served = (await read_body(request, LARGEST_CALL))[1].get("fingerprint"), self.told["fingerprint"]
         if wanted not in (None, served):
             raise UsageError(
@@ -116,7 +115,7 @@ class _Routes:
                 expected=wanted,
                 hint="start the run again",
             )
-        await self.sessions.open(name)
+        await self.sessions.open(name, lambda: self.begin(name))
         return respond({"session": name})
 
     async def call(self, request: web.Request) -> web.Response:
@@ -164,9 +163,6 @@ def respond(value: Any) -> web.Response:
 def to_response(answer: ServerReply) -> web.Response:
     """Make an answer as aiohttp sends it."""
     return web.Response(status=answer.status, body=answer.body, content_type="application/json")
-
-
-SWEEPS_PER_LEASE = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,15 +222,11 @@ class EnvironmentServer:
             reset_timeout_s=settings.reset_timeout_s,
             step_timeout_s=settings.step_timeout_s,
         )
-        self.sessions = Sessions(
-            self._pool,
-            most=settings.max_sessions,
-            lease_s=settings.lease_s,
-            tool_timeout_s=settings.step_timeout_s,
-            clock=clock,
+        self.sessions: Leases[Session] = Leases(
+            ("session", "sessions"), most=settings.max_sessions, lease_s=settings.lease_s
         )
+        self._clock = clock
         self._listener: Listener | None = None
-        self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Make an environment to see what it offers, then listen.
@@ -246,6 +238,7 @@ class EnvironmentServer:
         application = make_application(
             info=await self._look(),
             sessions=self.sessions,
+            begin=self._begin,
             tasks=lambda split: self.spec.tasks(split, **self._options),
             splits=self.spec.splits,
             token=self.settings.token,
@@ -253,13 +246,10 @@ class EnvironmentServer:
         )
         self._listener = Listener(application, most_connections=self.settings.most_connections)
         self.url = await self._listener.start(self.settings.host, self.settings.port)
-        self._sweeper = asyncio.create_task(self._sweep())
+        self.sessions.start_expiring()
 
     async def close(self) -> None:
         """Stop listening, close all sessions and environments. Idempotent."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.wait({self._sweeper})
         if self._listener is not None:
             await self._listener.close()
         await self.sessions.close()
@@ -271,7 +261,7 @@ class EnvironmentServer:
             parts, hint = await handle.call(PARTS), await handle.call(ACTION_HINT)
         return write_served(self.spec, self._options, parts, hint)
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.lease_s / SWEEPS_PER_LEASE)
-            self.sessions.expire()
+    async def _begin(self, name: str) -> Session:
+        stack = AsyncExitStack()
+        handle = await stack.enter_async_context(self._pool.borrow(f"session {name[:8]}"))
+        return Session(handle, stack, tool_timeout_s=self.settings.step_timeout_s, clock=self._clock)

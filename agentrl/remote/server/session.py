@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from agentrl.errors import (
     AgentRLError,
@@ -23,9 +25,11 @@ from agentrl.errors import (
 from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, ResetResult
 from agentrl.remote.wire import Body, Problem, Refusal, to_json
 from agentrl.rollout.env_adapter import call_own_tool
-from agentrl.rollout.env_pool import EnvHandle, EnvPool
+from agentrl.rollout.env_pool import EnvHandle
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
+
+_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
 
 
 def problem_of(error: Exception) -> Problem:
@@ -179,93 +183,127 @@ class Session:
             self._used_at = self._clock()
 
 
-class Sessions:
-    """Opens, finds and closes sessions.
+class Leased(Protocol):
+    """What a client can lease."""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request was answered; 0 while one is carried out."""
+
+    async def close(self) -> None:
+        """Release it."""
+
+
+L = TypeVar("L", bound=Leased)
+SWEEPS_PER_LEASE = 10
+
+
+class Leases(Generic[L]):
+    """What clients have opened, by the names that they gave it; each is closed when nobody uses it for `lease_s`.
 
     Args:
-        pool: Lends environments; as many as there may be sessions.
-        most: Most sessions at once.
-        lease_s: Seconds without a request after which a session is closed.
-        tool_timeout_s: Deadline of a call of an environment's tool.
-        clock: Seconds.
+        noun: What is leased, for error messages, in the singular and the plural.
+        most: Most at once.
+        lease_s: Seconds without a request after which one is closed.
+        kept_names: Closed ones whose names cannot be opened again.
     """
 
-    def __init__(self, pool: EnvPool, *, most: int, lease_s: float, tool_timeout_s: float, clock: Clock) -> None:
-        self._pool = pool
+    def __init__(self, noun: tuple[str, str], *, most: int, lease_s: float, kept_names: int = 0) -> None:
+        self._noun, self._nouns = noun
         self._most = most
         self._lease_s = lease_s
-        self._tool_timeout_s = tool_timeout_s
-        self._clock = clock
-        self._sessions: dict[str, asyncio.Task[Session]] = {}
+        self._opened: dict[str, asyncio.Task[L]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._ended: deque[str] = deque(maxlen=kept_names)
+        self._sweeper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._opened)
 
-    async def open(self, name: str) -> None:
-        """Open a session, unless there is one of this name already.
+    def check_name(self, name: str) -> None:
+        """Check a name before it is opened.
+
+        Raises:
+            Refusal: it is no name, or that of one that was closed.
+        """
+        if not _NAME.fullmatch(name):
+            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no {self._noun}: 8 to 64 letters, digits, - or _")
+        if name in self._ended:  # by a client that did not wait for the answer
+            raise Refusal(Problem.SESSION, f"the {self._noun} {name} was closed")
+
+    async def open(self, name: str, begin: Callable[[], Coroutine[Any, Any, L]]) -> L:
+        """Return the one of this name; `begin` opens it where there is none.
 
         Raises:
             Refusal: there is no room.
-            EnvironmentFailure: the environment cannot be made.
+            Exception: what `begin` raises.
         """
-        if name not in self._sessions:
-            if len(self._sessions) >= self._most:
-                raise Refusal(Problem.BUSY, f"all {self._most} sessions are taken")
-            self._sessions[name] = asyncio.create_task(self._begin(name))
-        opening = self._sessions[name]
+        if name not in self._opened:
+            if len(self._opened) >= self._most:
+                raise Refusal(Problem.BUSY, f"all {self._most} {self._nouns} are taken")
+            self._opened[name] = asyncio.create_task(begin())
+        opening = self._opened[name]
         try:
-            await asyncio.shield(opening)
+            return await asyncio.shield(opening)
         except Exception:
-            if self._sessions.get(name) is opening:
-                del self._sessions[name]
+            if self._opened.get(name) is opening:
+                del self._opened[name]
             raise
 
-    def find(self, name: str) -> Session:
-        """Find an open session.
+    def find(self, name: str) -> L:
+        """Find an open one.
 
         Raises:
             Refusal: there is none of this name.
         """
-        opened = self._sessions.get(name)
+        opened = self._opened.get(name)
         if opened is None or not _is_open(opened):
             hint = f"it was closed, or nobody asked it for {self._lease_s:g} s, or the server was started again"
-            raise Refusal(Problem.SESSION, f"there is no session {name}: {hint}")
+            raise Refusal(Problem.SESSION, f"there is no {self._noun} {name}: {hint}")
         return opened.result()
 
     def end(self, name: str) -> None:
-        """Close a session soon; one that is not there is closed already."""
-        opened = self._sessions.pop(name, None)
+        """Close one soon; one that is not there is closed already."""
+        if name not in self._ended:
+            self._ended.append(name)
+        opened = self._opened.pop(name, None)
         if opened is not None:
             closing = asyncio.create_task(_close(opened))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
     def expire(self) -> None:
-        """Close the sessions whose lease is over."""
-        for name, opened in list(self._sessions.items()):
+        """Close those whose lease is over."""
+        for name, opened in list(self._opened.items()):
             if _is_open(opened) and opened.result().idle_s > self._lease_s:
                 self.end(name)
 
+    def start_expiring(self) -> None:
+        """Call `expire` from time to time, until `close`."""
+        self._sweeper = asyncio.create_task(self._sweep())
+
     async def close(self) -> None:
-        """Close all sessions."""
-        for name in list(self._sessions):
+        """Close all. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait({self._sweeper})
+        for name in list(self._opened):
             self.end(name)
         while self._closing:
             await asyncio.wait(set(self._closing))
 
-    async def _begin(self, name: str) -> Session:
-        stack = AsyncExitStack()
-        handle = await stack.enter_async_context(self._pool.borrow(f"session {name[:8]}"))
-        return Session(handle, stack, tool_timeout_s=self._tool_timeout_s, clock=self._clock)
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / SWEEPS_PER_LEASE)
+            self.expire()
 
 
-def _is_open(opened: asyncio.Task[Session]) -> bool:
-    """True if a session is there: it is not still being opened, and its opening did not fail."""
+def _is_open(opened: asyncio.Task[L]) -> bool:
+    """True if it is there: it is not still being opened, and its opening did not fail."""
     return opened.done() and not opened.cancelled() and opened.exception() is None
 
 
-async def _close(opened: asyncio.Task[Session]) -> None:
+async def _close(opened: asyncio.Task[L]) -> None:
     if not opened.done():
         await asyncio.wait({opened})
     if _is_open(opened):

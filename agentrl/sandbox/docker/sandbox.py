@@ -18,10 +18,8 @@ from typing import TypeVar
 
 from agentrl.errors import AgentRLError, SandboxError, UsageError
 from agentrl.sandbox.channel import Reader
-from agentrl.sandbox.contract import NO_VARIABLES
 from agentrl.sandbox.docker.container import DEFAULT_IMAGE, DockerOptions, Owner, Plan, plan, read_options
 from agentrl.sandbox.docker.daemon import Container, Daemon, Frames, find_daemon
-from agentrl.sandbox.isolation import USER_NAME
 from agentrl.sandbox.spec import SandboxSpec
 from agentrl.sandbox.supervised import TOO_OLD, SupervisedSandbox
 from agentrl.sandbox.supervisor import NOT_FOUND
@@ -242,19 +240,8 @@ class DockerSandbox(SupervisedSandbox):
         said = self._frames.words if self._frames is not None else ""
         return said or f"the container of {self.spec.image or DEFAULT_IMAGE} ended"
 
-    def _variables(self, more: Mapping[str, str] = NO_VARIABLES) -> dict[str, str]:
-        return {
-            "PATH": _PATH,
-            "LANG": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            **self._image_env,
-            "HOME": self.folder,
-            "USER": USER_NAME,
-            **self.spec.env,
-            **more,
-        }
+    def _own_variables(self) -> dict[str, str]:
+        return {"PATH": _PATH, **self._image_env}
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
