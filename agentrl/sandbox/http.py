@@ -85,25 +85,10 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
     return ExecResult(**{**data, "stdout": read_bytes(data["stdout"]), "stderr": read_bytes(data["stderr"])})
 
 
-def write_limits(limits: Limits | None) -> dict[str, float] | None:
-    """Limits by name."""
-    return None if limits is None else limits.given
-
-
 def demanded(limits: Limits) -> list[str]:
     """The limits of a spec that are no defaults: somebody asked for them, and a server may not lower them unsaid."""
     defaults = DEFAULT_LIMITS.given
     return [name for name, value in limits.given.items() if value != defaults[name]]
-
-
-def read_limits(data: Mapping[str, Any] | None) -> Limits | None:
-    """Read what `write_limits` wrote.
-
-    Raises:
-        TypeError: an unknown limit.
-        UsageError: a limit that is no positive number.
-    """
-    return None if data is None else Limits(**data)
 
 
 PATIENCE_S = 20.0
@@ -143,7 +128,7 @@ class HttpSandbox(Sandbox):
     async def _start(self) -> None:
         self._is_open = True
         wanted = {
-            "limits": write_limits(self.spec.limits),
+            "limits": self.spec.limits.given,
             "demanded": demanded(self.spec.limits),
             "env": dict(self.spec.env),
             "network": self.spec.network,
@@ -290,4 +275,5 @@ class HttpProcess(PulledProcess):
 
 def _asked(command: Command, cwd: str | None, env: Mapping[str, str], limits: Limits | None) -> dict[str, Any]:
     words = command if isinstance(command, str) else list(command)
-    return {"command": words, "cwd": cwd, "env": dict(env), "limits": write_limits(limits)}
+    given = None if limits is None else limits.given
+    return {"command": words, "cwd": cwd, "env": dict(env), "limits": given}

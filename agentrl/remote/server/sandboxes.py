@@ -34,7 +34,6 @@ from agentrl.sandbox.http import (
     VERSION,
     largest_request,
     read_bytes,
-    read_limits,
     write_bytes,
     write_result,
 )
@@ -144,12 +143,16 @@ def _folder(body: Body) -> str | None:
     return found
 
 
-def _arguments(body: Body) -> dict[str, Any]:
+def _limits(body: Body) -> Limits | None:
+    given = body.get("limits")
     try:
-        limits = read_limits(body.get("limits"))
+        return None if given is None else Limits(**given)
     except TypeError as error:
         raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
-    return {"cwd": _folder(body), "env": variables(body), "limits": limits}
+
+
+def _arguments(body: Body) -> dict[str, Any]:
+    return {"cwd": _folder(body), "env": variables(body), "limits": _limits(body)}
 
 
 def _data(body: Body, name: str = "data") -> bytes:
@@ -320,10 +323,7 @@ class SandboxServer:
         Raises:
             UsageError: they ask for more.
         """
-        try:
-            asked = read_limits(wanted.get("limits")) or Limits()
-        except TypeError as error:
-            raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
+        asked = _limits(wanted) or Limits()
         self._refuse_higher(asked, field({"demanded": [], **wanted}, "demanded", list))
         limits = self.spec.limits.narrowed(asked)
         network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
