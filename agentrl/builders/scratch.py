@@ -145,7 +145,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
                 "built from the environment's text and bare actions"
             )
             runner.loop = BareActions()
-        runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
+        runner.scorer = EnvironmentReward()  # these returns are not read, and a judge would be asked about each
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
             played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)

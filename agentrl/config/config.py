@@ -395,8 +395,8 @@ class SFTConfig(Section):
     schedule: Literal["constant", "cosine"] = "cosine"
     """Learning rate after the warm-up; cosine ends at a tenth of it."""
     mistakes: float = Field(0.0, ge=0, lt=1)
-    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not learnt; what
-    to do after one is, which demonstrations without them never show."""
+    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on;
+    the recovery after one is, which demonstrations without mistakes never show."""
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
     over the warm start. So a model that starts from nothing learns the language first, and what to say last."""

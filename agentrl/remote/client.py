@@ -347,7 +347,7 @@ def remote_spec(url: str) -> EnvironmentSpec:
     """The spec of the environment that is served at `url`; its name is the address.
 
     Raises:
-        UsageError: nobody answers there, who answers is no environment server or one of another version, or the token
+        UsageError: no answer, an answer of something else than an environment server of this version, or the token
             is wrong.
     """
     _check_version(url, _ask(url, HEALTH))

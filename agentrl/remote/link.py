@@ -39,7 +39,7 @@ _PASSING = frozenset({502, 503, 504})
 
 
 class Unanswered(EnvironmentFailure):
-    """The server was not reached, or had no room, until patience ended; nobody knows whether it got the request."""
+    """The server was not reached, or had no room, until the timeout; whether it got the request is unknown."""
 
 
 class SessionLost(EnvironmentFailure):

@@ -1,6 +1,6 @@
 """The run's endless order of tasks: whose turn it is, which task, and at which horizon.
 
-A draw depends on the seed, on how many draws there have been, and on what was learnt from whole training steps: never
+A draw depends on the seed, on how many draws there have been, and on the outcomes of whole training steps: never
 on which episode was faster. So a run that was killed and resumed draws what an uninterrupted one would have.
 """
 

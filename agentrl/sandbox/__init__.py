@@ -1,4 +1,4 @@
-"""Sandboxes: where code that nobody vouches for runs. `open_sandbox` makes one from a spec.
+"""Sandboxes, which run untrusted code. `open_sandbox` makes one from a spec.
 
 A back end is a subclass of `Sandbox` that is made with a `SandboxSpec`, registered under its name
 (`agentrl.registry.Kind.SANDBOX`, or a plugin's table).

@@ -1,4 +1,4 @@
-"""The contract of a sandbox: where code that nobody vouches for runs."""
+"""The contract of a sandbox, which runs untrusted code."""
 
 from __future__ import annotations
 

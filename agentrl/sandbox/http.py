@@ -86,7 +86,7 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
 
 
 def demanded(limits: Limits) -> list[str]:
-    """The limits of a spec that are no defaults: somebody asked for them, and a server may not lower them unsaid."""
+    """Return the limits of a spec that differ from the defaults; a server may not lower these silently."""
     defaults = DEFAULT_LIMITS.given
     return [name for name, value in limits.given.items() if value != defaults[name]]
 

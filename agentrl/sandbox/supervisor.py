@@ -375,7 +375,7 @@ def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal; whether somebody was there."""
+    """Send a signal; return whether the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

@@ -102,7 +102,7 @@ async def test_an_expired_lease_ends_an_episode_and_the_next_one_begins_a_sessio
     running = serve(STAIRS)
     env = await begun(running.url)
     await asyncio.to_thread(running.expire)
-    with pytest.raises(SessionLost, match=f"{running.url} lost a session: got there is no session.*nobody asked it"):
+    with pytest.raises(SessionLost, match=f"{running.url} lost a session: got there is no session.*idle for"):
         await env.step("up")
     assert (await env.reset(seed=2))[0] == "stairs 2"
     await asyncio.to_thread(running.expire)

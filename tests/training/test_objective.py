@@ -193,7 +193,7 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ({"loss": "luffy", "expert": {"members": 8}}, "leaves no episode.*expected at most 7"),
         (
             {"loss": "luffy", "expert": {}, "correction": {"proximal": "behaviour"}},
-            r"nobody knows the probability mu.*got algorithm\.correction\.proximal behaviour",
+            r"have no sampling probability mu.*got algorithm\.correction\.proximal behaviour",
         ),
         ({"loss": "luffy", "expert": {}, "shaping": {"kl": {"coef": 0.1}}}, r"expected algorithm\.kl_coef"),
         ({"loss": "dpo"}, r"the loss dpo does not learn from episodes: got pairs of trajectories"),

@@ -258,7 +258,7 @@ class Leases(Generic[L]):
         """
         opened = self._opened.get(name)
         if opened is None or not _is_open(opened):
-            hint = f"it was closed, or nobody asked it for {self._lease_s:g} s, or the server was started again"
+            hint = f"it was closed, or idle for {self._lease_s:g} s, or the server was started again"
             raise Refusal(Problem.SESSION, f"there is no {self._noun} {name}: {hint}")
         return opened.result()
 

@@ -260,7 +260,7 @@ def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
     if [differing.numel() for differing in count.differing] != [_TRIED_TOKENS] * layers:
         raise ConfigError(
             "this model cannot replay routes",
-            got=f"{type(model).__name__}, whose layers are not told them",
+            got=f"{type(model).__name__}, whose layers do not receive them",
             hint="set trainer.moe.router_replay=false",
         )
     return replace(layout, replay=replay)

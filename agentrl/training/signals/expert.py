@@ -48,7 +48,7 @@ class ExpertSignal(TokenSignal):
             )
         if algorithm.correction.proximal != "trainer":
             raise ConfigError(
-                "nobody knows the probability mu with which an expert wrote its tokens",
+                "an expert's tokens have no sampling probability mu",
                 got=f"algorithm.correction.proximal {algorithm.correction.proximal}",
                 expected="algorithm.correction.proximal=trainer",
             )
