@@ -32,7 +32,19 @@ _EXPORTS = {
     "train": "agentrl.runs.api",
 }
 
-__all__ = [*_EXPORTS, "tool"]
+__all__ = [
+    "AgentLoop",
+    "AsyncEnv",
+    "ToolContext",
+    "ToolError",
+    "ToolResult",
+    "evaluate",
+    "parse_int",
+    "resume",
+    "sft",
+    "tool",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -97,6 +97,16 @@ async def test_policy_error_after_too_many_refused_actions(make_runner, play, wo
     assert trajectory.reward is not None
 
 
+async def test_an_observation_that_is_no_text_is_an_environment_error(make_runner, play, worlds):
+    class Listing(worlds.Corridor):
+        def reset(self, *, seed=None, options=None):
+            return ("You are", "at 0."), {}
+
+    trajectory = await play(make_runner(Listing, "forward"))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "expected text, or a tuple of TextPart and ImagePart" in trajectory.error
+
+
 async def test_accepted_actions_do_not_count_as_refused(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, "jump", "forward", "forward", "forward", limits=EpisodeLimits(max_refused=2))
     assert (await play(runner)).outcome is Outcome.FINISHED
@@ -372,6 +382,7 @@ async def test_errors_of_loops(make_runner, play, worlds, error, outcome, caplog
     trajectory = await play(runner)
     assert trajectory.outcome is outcome
     assert trajectory.error is not None
+    assert ("agent loop Broken failed in g/0.0" in caplog.text) == isinstance(error, KeyError)
 
 
 async def test_what_the_user_must_change_stops_everything(make_runner, play, worlds):

@@ -160,6 +160,8 @@ async def test_seeds_follow_from_the_run_and_the_place(make):
 async def test_capacity_bounds_the_episodes_in_flight(make):
     player = Player(pauses=lambda task_id, member: 3)
     scheduler = make(player, group_size=8, batch=5, max_concurrent=6)
+    scheduler.start_episodes()
+    assert len(scheduler._running) == 1, "its eight episodes are more than there are places"
     assert len(await scheduler.next_batch()) == 5
     assert player.most_running == 6
 

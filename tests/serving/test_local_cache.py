@@ -42,6 +42,13 @@ def test_a_move_keeps_what_was_computed():
     assert torch.isfinite(row.shelf.keys[0]).all()
 
 
+def test_shelves_that_are_empty_make_room_for_others():
+    store = RowStore(max_tokens=600, max_context=1024)
+    for length in (256, 512, 1024):
+        store.give_back(store.take(length))
+        assert [*store._shelves] == [length]
+
+
 def test_room_counts_the_row_that_a_move_gives_back():
     store = RowStore(max_tokens=768, max_context=768)
     row = store.take(256)

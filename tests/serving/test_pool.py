@@ -211,6 +211,22 @@ async def test_closing_ends_requests_of_a_server_that_hangs(pool_of, request_of,
     monkeypatch.undo()
 
 
+async def test_closing_a_pool_closes_its_servers(pool_of, monkeypatch):
+    pool, servers = pool_of()
+    await pool.start()
+    closed = []
+    for server in servers:
+        close = server.close
+
+        async def recorded(server=server, close=close):
+            closed.append(server)
+            await close()
+
+        monkeypatch.setattr(server, "close", recorded)
+    await pool.close()
+    assert closed == servers
+
+
 async def test_when_all_servers_hang_requests_wait_and_an_abort_still_ends_them(pool_of, request_of):
     pool, servers = pool_of()
     await pool.start()

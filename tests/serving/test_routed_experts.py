@@ -11,13 +11,14 @@ import torch
 from support.models import tiny_model
 
 from agentrl.config.engines import LocalEngineConfig, SGLangEngineConfig, VLLMEngineConfig
-from agentrl.engine import Capabilities
+from agentrl.engine import Capabilities, Generation, StopReason
 from agentrl.errors import UsageError
 from agentrl.models.moe import ChosenExperts, routers
 from agentrl.serving.launch.process import RETURN_ROUTES
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool.group import common_capabilities
 from agentrl.serving.sglang import launch_command as sglang_command
+from agentrl.serving.sglang.server import RunningRequest
 from agentrl.serving.sglang.wire import decode_answer as decode_sglang
 from agentrl.serving.sglang.wire import encode_request as encode_sglang
 from agentrl.serving.vllm import launch_command as vllm_command
@@ -109,6 +110,16 @@ def test_what_vllm_is_asked_and_tells(request_of):
     choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
     answer = decode_vllm({"choices": [choice], "usage": {}}, frozenset())
     assert np.array_equal(answer.routed_experts, EXPERTS.reshape(3, 8))
+
+
+def test_the_rest_of_an_answer_lacks_the_experts_that_are_not_known_yet(request_of):
+    asked = dataclasses.replace(request_of([4, 5, 6]), routed_experts_from=1)
+    told = Generation(token_ids=[7], logprobs=[-1.0], versions=[0], stop_reason=StopReason.ABORT)
+    known = dataclasses.replace(told, routed_experts=EXPERTS)
+    answers = [None, told, known]
+    first = [RunningRequest(asked, answer=answer).routed_experts_from for answer in answers]
+    assert first == [1, 1, 1 + len(EXPERTS)]
+    assert RunningRequest(request_of([4]), answer=known).routed_experts_from is None
 
 
 def test_what_sglang_is_asked_and_tells(request_of):

@@ -376,6 +376,7 @@ async def test_closing_ends_what_runs_and_what_waits():
         for task in (running, waiting):
             with pytest.raises(EngineError, match="closed"):
                 await task
+        assert not client._endings
         await client.close()
 
 

@@ -1,6 +1,7 @@
 """The client of vLLM against a server that speaks its format; tests/engines has the real one."""
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
 
 import pytest
@@ -152,6 +153,17 @@ async def test_requests_name_the_adapter_that_was_loaded(request_of, tmp_path):
     named = [body.get("model") for path, body in fake.calls if path == "/inference/v1/generate"]
     assert named == [None, "policy-adapter"]
     assert [path for path, _ in fake.calls].count("/v1/load_lora_adapter") == 1
+
+
+@pytest.mark.parametrize(("rank", "name"), [(4, "policy-adapter"), (None, None)])
+async def test_an_adapter_that_an_earlier_run_loaded_is_used_if_adapters_are(request_of, rank, name):
+    fake = FakeVLLM()
+    fake.config = {**UNCUT, "lora_config": {"max_lora_rank": 8}}
+    base = {"id": "base", "max_model_len": 512}
+    fake.answers["/v1/models"] = web.Response(text=json.dumps({"data": [base, {**base, "id": "policy-adapter"}]}))
+    async with serving(fake, adapter_rank=rank) as server:
+        await server.generate(request_of([1, 2], "a"))
+    assert [body.get("model") for path, body in fake.calls if path == "/inference/v1/generate"] == [name]
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,17 @@ async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeyp
         await member.hear(TensorLayout(names=["a"], dtype="float32", shapes=[[2]]))
 
 
+async def test_the_trainer_says_that_its_broadcast_broke_off(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("closed by the peer")
+
+    group = TrainerGroup("http://127.0.0.1:1", workers=1, device=torch.device("cpu"), timeout_s=5)
+    monkeypatch.setattr(group, "_send", broken)
+    with pytest.raises(EngineError, match="a broadcast of weights broke off: got closed by the peer"):
+        await group.broadcast(torch.zeros(2))
+    group.close()
+
+
 async def test_groups_are_left_with_their_servers_in_the_end(world_of, collective, monkeypatch):
     world = await world_of(transport=collective)
     await world.next_version()
