@@ -63,6 +63,11 @@ def test_buckets_hold_every_tensor_once_within_their_size(tensors, bucket_bytes)
     assert len(buckets) == {1: 6, 100: 6, 10_000: 3}[bucket_bytes]
 
 
+def test_a_bucket_is_never_larger_by_a_byte():
+    weights = {"a": torch.zeros(1), "b": torch.zeros(1)}
+    assert [len(pack(weights, bucket_bytes=size)) for size in (7, 8)] == [2, 1]
+
+
 def test_buckets_do_not_change_with_the_tensors(tensors):
     [first, *_] = pack(tensors, bucket_bytes=10_000)
     before = tensors["a"].clone()
