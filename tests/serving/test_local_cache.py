@@ -135,15 +135,15 @@ async def test_the_least_recently_used_idle_session_is_evicted(job_of):
 
 async def test_what_is_preempted_is_computed_again(job_of):
     scheduler = _scheduler(max_tokens=512)
-    first, second = job_of("a", 250), job_of("b", 250)
+    first, second = job_of("a", 150), job_of("b", 150)
     for job in (first, second):
         scheduler.submit(job)
-    assert _compute(scheduler) == [250, 250]
-    first.ids.extend(range(20))
-    assert _compute(scheduler) == [20]
+    assert _compute(scheduler) == [150, 150]
+    first.ids.extend(range(150))
+    assert _compute(scheduler) == [150]
     assert (scheduler.preemptions, scheduler.running, second.row) == (1, [first], None)
     scheduler.finish(first)
-    assert _compute(scheduler) == [250]
+    assert _compute(scheduler) == [150]
 
 
 async def test_a_session_whose_next_turn_waits_is_evicted_last(job_of):
