@@ -144,6 +144,9 @@ async def test_what_is_preempted_is_computed_again(job_of):
     assert (scheduler.preemptions, scheduler.running, second.row) == (1, [first], None)
     scheduler.finish(first)
     assert _compute(scheduler) == [150]
+    scheduler.finish(second)
+    scheduler.submit(job_of("next", 151, "b"))
+    assert _compute(scheduler) == [1], "its session is cached again"
 
 
 async def test_a_session_whose_next_turn_waits_is_evicted_last(job_of):
