@@ -22,7 +22,7 @@ demo: setup
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
 	--ignore tests/engines --ignore tests/originals --ignore tests/cluster
 test: setup
-	$(PYTEST) -m "not slow" tests
+	$(PYTEST) --durations=20 -m "not slow" tests
 
 # Those that take several seconds each: every environment's check, runs of several processes, the wheel.
 test-slow: setup
