@@ -281,8 +281,8 @@ def refuse_cluster(config: Config, what: str) -> None:
     """Refuse a cluster where nothing is placed on one.
 
     Args:
-        config: Of what runs.
-        what: How it is called.
+        config: The run's.
+        what: Name of the run in messages.
 
     Raises:
         ConfigError: the config asks for one.

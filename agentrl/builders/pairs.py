@@ -131,7 +131,7 @@ def check_sources(settings: PreferencesConfig) -> list[Path]:
     """
     if not settings.sources:
         raise ConfigError(
-            "nothing says which episodes to learn from",
+            "no episodes to train on are named",
             got="no preferences.sources",
             expected="--from RUN, as often as needed",
         )
@@ -190,7 +190,7 @@ def policy_of(settings: PreferencesConfig) -> str:
     """The model of the policy that played the sources' episodes.
 
     Raises:
-        UsageError: a source lies in no run, which would tell.
+        UsageError: a source does not belong to a run, so that its model is unknown.
         ConfigError: models with different tokens played them.
     """
     models = [find_model(str(first_run([store]).path)) for store in check_sources(settings)]
@@ -231,7 +231,7 @@ def first_run(sources: Sequence[Path]) -> RunDirectory:
     run = _run_of(_store(sources[0]))
     if run is None:
         raise UsageError(
-            "no config is named, and the episodes lie in no run",
+            "neither a config nor a run's own episodes are given",
             got=str(sources[0]),
             expected="a run's own trajectories, or a config",
             hint="agentrl dpo CONFIG --model MODEL --from FILE",

@@ -96,11 +96,11 @@ def train(
         TrainingError: training cannot go on.
     """
     has_environment = env is not None or config is not None
-    told = task_words(_text(tasks), has_environment=has_environment)
+    words_of_tasks = task_words(_text(tasks), has_environment=has_environment)
     words = [
-        *([] if has_environment else told),  # the loop of prompts may be another one
+        *([] if has_environment else words_of_tasks),  # the loop of prompts may be another one
         *_parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward),
-        *(told if has_environment else []),
+        *(words_of_tasks if has_environment else []),
         *_override("model", model),
         *_override("engine", engine),
         *_override("trainer.steps", steps),

@@ -4,12 +4,12 @@
     ---------------  ---------------------------  --------------------------  ----------------------------------------
     scheduler        tasks, admission             complete groups             admission: `set_version` after a sync
     episodes         engine, environment          turns, trajectories         engine, environment, a free place
-    store            turns, as they end           trajectories/step-N.jsonl   nobody
+    store            turns, as they end           trajectories/step-N.jsonl   nothing
     next_batch       complete groups              a batch of groups           groups: episodes that end
-    trainer.step     a batch                      new weights                 nobody (a thread when max_staleness > 0)
+    trainer.step     a batch                      new weights                 nothing (a thread when max_staleness > 0)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
     evaluation       the engine                   eval/ metrics               its own episodes
-    metrics          everything above             a line of metrics.jsonl     nobody
+    metrics          everything above             a line of metrics.jsonl     nothing
     checkpoint       trainer, scheduler           checkpoints/step-N          the disk
 
     tasks ─► scheduler ─► episodes ─► next_batch ─► trainer.step ─► sync ─► [evaluation] ─► metrics ─► [checkpoint]

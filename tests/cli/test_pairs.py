@@ -65,7 +65,7 @@ def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("dpo quickstart", "nothing says which episodes to learn from"),
+        ("dpo quickstart", "no episodes to train on are named"),
         ("dpo quickstart --from nowhere", "there are no trajectories in"),
         ("dpo --from PLAYED preferences.loss=ppo", "does not learn from pairs of episodes"),
         ("dpo --from PLAYED preferences.loss=spin", "preferences.pairs=demonstrations"),

@@ -240,7 +240,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
             count = max(os.cpu_count() or 1, int(cpus + 0.999))
             ray.init(address="local", num_cpus=count, include_dashboard=False, _system_config=OWN_WAYS, **quiet)
         else:
-            _check_somebody_listens(section.address)
+            _check_listener(section.address)
             ray.init(address=section.address, **quiet)
     except Exception as error:  # the boundary of Ray, which raises what it likes
         ray.shutdown()
@@ -253,7 +253,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
     return Cluster(ray, section, leaves=True)
 
 
-def _check_somebody_listens(address: str) -> None:
+def _check_listener(address: str) -> None:
     """Find out at once what Ray would try for minutes.
 
     Raises:
