@@ -15,7 +15,7 @@ What every engine promises (`agentrl.testing.check_engine` tests it):
 - A prompt with images is refused with a `UsageError` unless `capabilities.images`; never are images left out.
 - Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and affects no other request.
 
-- The contract of an inference server: a process that samples for one model and is reached over HTTP.
+`InferenceServer` is the contract of a process that samples for one model and is reached over HTTP.
 """
 
 from __future__ import annotations

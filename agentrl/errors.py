@@ -51,7 +51,7 @@ class Outcome(enum.StrEnum):
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
     CANCELLED = "cancelled"
-    """The run stopped it: shutdown, or the trajectory grew too stale."""
+    """The run was stopped while the episode played."""
 
     @property
     def is_infrastructure(self) -> bool:

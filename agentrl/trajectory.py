@@ -26,7 +26,7 @@ environment answers with one token; then it samples one more:
 >>> branch.token_ids.tolist(), branch.loss_mask.any().item()
 ([5, 6, 7, 8, 2, 9, 9], False)
 
-- Which experts of a mixture each token was routed to, as engines tell it.
+A sequence also keeps the experts that each token was routed to, where the engine reports them.
 """
 
 from __future__ import annotations

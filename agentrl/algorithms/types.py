@@ -181,7 +181,7 @@ class LossInput:
 
     @property
     def ratio(self) -> torch.Tensor:
-        """R = pi / pi_old: [tokens]."""
+        """Return r = exp(log pi - log pi_old), clamped: [tokens]."""
         return log_ratio(self.logp, self.old_logp).exp()
 
     def select(self, index: torch.Tensor) -> LossInput:

@@ -1,7 +1,7 @@
 """An update's loss and gradient: the values that losses read of each token, and their sum over micro-batches.
 
-A sequence whose tokens all have advantage 0 changes no gradient. It is not read at all, and counts in the loss's
-denominators only. Where nothing has a gradient, everything is read: the measurements of a step are never empty.
+A sequence whose tokens all have advantage 0 changes no gradient: it skips the forward pass, but still counts in the
+denominators of the loss. Where no sequence has a gradient, all are computed: the metrics of a step are never empty.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def token_shares(
 class GradientPass:
     """Computes the gradients of a step's updates; the caller applies them.
 
-    The first update fills in `values.trainer_logp`; the loss of `joint` is added to the policy's; without `learns`
-    nothing gets a gradient, and everything is measured.
+    The first update fills in `values.trainer_logp`. The loss of `joint` is added to the policy's. Without `learns` no
+    parameter gets a gradient, and only the metrics are computed.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class PreparedWeights(ABC):
 
 
 class Transport(ABC):
-    """Transport of weights to servers, one per run."""
+    """Transport of weights to servers: `prepare` takes a snapshot, which `give_to` sends to each server."""
 
     @abstractmethod
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:

@@ -100,7 +100,7 @@ class TokenSignal:
         return None
 
     def replay_routes(self, policy: ModelRunner) -> None:
-        """Route as the engine did, where tokens are compared with the policy's, which does so already."""
+        """Use the engine's routed experts in the signal's model, as the policy does."""
 
 
 def update_metrics(prefix: str, updates: Sequence[Update]) -> dict[str, float]:

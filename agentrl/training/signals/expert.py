@@ -65,7 +65,7 @@ class ExpertSignal(TokenSignal):
         return cls() if reads_expert(setup.algorithm) else None
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Mark the tokens of a step in which the expert may have shown nothing."""
+        """Fill `batch.expert` with False where no expert has played in this step."""
         if batch.expert is not None:
             return batch
         return dataclasses.replace(batch, expert=torch.zeros(batch.tokens, dtype=torch.bool))
