@@ -111,6 +111,7 @@ def test_an_answer():
     assert generation.versions == [0, 7, 7]
     assert generation.stop_reason is StopReason.LENGTH
     assert generation.cached_tokens == 2
+    assert decode_answer(_answer(cached_tokens=None), frozenset()).generation.cached_tokens == 0
     assert (generation.queue_s, generation.prefill_s, generation.decode_s) == (0.125, 0.25, 2.0)
 
 
