@@ -117,6 +117,7 @@ print([name for name in sys.modules if name.partition(".")[0] == "ray"])
 """
 
 
+@pytest.mark.slow
 def test_a_run_of_one_machine_imports_no_ray(tmp_path, tiny_words):
     program = WHOLE_RUN.format(**tiny_words(f"run.directory={tmp_path}", "trainer.steps=1"))
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -137,6 +137,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, told, complained
 
 
+@pytest.mark.slow
 def test_the_command_ends_though_a_thread_does_not_and_prints_nothing_but_json() -> None:
     rules = [word for rule in (PLAYS, HERE, CLEAN) for word in ("--only", rule)]
     code, told, _ = outcome(start("broken_worlds:Threaded", "--quick", "--json", "-", *rules))
@@ -144,12 +145,14 @@ def test_the_command_ends_though_a_thread_does_not_and_prints_nothing_but_json()
     assert [row["status"] for row in json.loads(told)["rows"]] == ["passed"] * 3
 
 
+@pytest.mark.slow
 def test_what_an_environment_writes_does_not_spoil_json() -> None:
     code, told, _ = outcome(start("broken_worlds:Writing", "--quick", "--json", "-", "--only", CLEAN))
     assert code == 0
     assert [row["status"] for row in json.loads(told)["rows"]] == ["warned"]
 
 
+@pytest.mark.slow
 def test_the_command_reports_a_call_that_does_not_return() -> None:
     words = ("--quick", "--only", "has tasks", "--call-timeout", "0.5")
     code, told, complained = outcome(start("broken_worlds:Blocking", *words))
@@ -158,6 +161,7 @@ def test_the_command_reports_a_call_that_does_not_return() -> None:
     assert "breaks rules: got plays an episode" in " ".join(complained.split())
 
 
+@pytest.mark.slow
 def test_ctrl_c_still_ends_the_check(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     (tmp_path / "waiting_world.py").write_text(

@@ -254,6 +254,7 @@ def child_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
+@pytest.mark.slow
 def test_run_prints_the_output_and_ends_with_the_commands_code():
     words = [sys.executable, "-c", "from agentrl.cli import main; main()", "sandbox", "run", "--stdin", "--"]
     ended = subprocess.run(
@@ -262,12 +263,14 @@ def test_run_prints_the_output_and_ends_with_the_commands_code():
     assert (ended.returncode, ended.stdout) == (9, "text")
 
 
+@pytest.mark.slow
 def test_run_begins_its_notices_on_a_line_of_their_own():
     command = [*AGENTRL, "sandbox", "run", "--set", "limits.output_bytes=3", "--", "echo", "hello"]
     ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert ended.stdout == "hel\noutput beyond the limit was dropped\n"
 
 
+@pytest.mark.slow
 def test_check_writes_its_report(tmp_path: Path):
     words = [*AGENTRL, "sandbox", "check", "local", "--json", "-"]
     ended = subprocess.run([*words, "--only", "runs-commands"], capture_output=True, text=True, check=False)

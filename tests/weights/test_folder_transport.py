@@ -182,6 +182,7 @@ print(folder.path, flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_removes_its_folder(tmp_path):
     result = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True)
     assert result.stdout.startswith(str(tmp_path)), result.stderr

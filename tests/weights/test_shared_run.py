@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from agentrl.weights.shared_memory import open_handle, pickled
@@ -42,6 +43,7 @@ def test_another_process_opens_a_run_and_sees_the_same_memory():
     assert not bucket.run.any()
 
 
+@pytest.mark.slow
 def test_every_process_opens_a_pickle_of_its_own_that_holds_no_values():
     buckets = pack({**WEIGHTS, "large": torch.ones(100_000)}, bucket_bytes=1_000_000)
     for number in range(2):  # the first process leaves zeros
