@@ -208,17 +208,21 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 def numbered_records(path: Path, damaged: list[int], *, containing: bytes = b"") -> Iterator[NumberedRecord]:
     """Read the records of a file with the numbers of their lines.
 
+    After a record with a checksum, one without counts as damaged: it has lost its own.
+
     Args:
         path: The file.
         damaged: Gets the numbers of the lines that are left out.
         containing: Only lines with these bytes are read.
     """
+    has_checksums = False
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if containing not in line:
                 continue
             try:
-                yield NumberedRecord(number, unsealed(line))
+                yield NumberedRecord(number, unsealed(line, must_be_sealed=has_checksums))
+                has_checksums = has_checksums or _MARKS[1] in line
             except DamagedRecord:
                 if line != b"\n":  # which closes a torn line of a file that was cut at its end
                     damaged.append(number)

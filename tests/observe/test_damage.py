@@ -115,7 +115,8 @@ def test_no_damage_is_read_as_data(tmp_path, caplog, kind):
         finally:
             file.write_bytes(kept[file])
         assert all(whole[name] == record for name, record in found.items()), "what is read is what was written"
-        is_cut_between_lines = kept[file].startswith(damaged) and damaged[-1:] in (b"\n", b"")
+        lost = kept[file].removeprefix(damaged)
+        is_cut_between_lines = kept[file].startswith(damaged) and (damaged[-1:] in (b"\n", b"") or lost[:1] == b"\n")
         assert found == whole or is_cut_between_lines or "left out" in caplog.text
 
     check()
@@ -169,6 +170,16 @@ def test_records_without_checksums_are_read(tmp_path):
     """Those that another program has written, or an earlier version."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 2.5}\n')
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "a": 2.5}]
+
+
+def test_a_record_that_lost_its_checksum_is_left_out(tmp_path, caplog):
+    write_metrics(tmp_path)
+    file = tmp_path / "metrics.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].partition(b"3333,")[0] + b"}\n"
+    file.write_bytes(b"".join(lines))
+    assert [line["step"] for line in read_metrics(file)] == [0, 2, 3]
+    assert "1 damaged record is left out (line 2)" in caplog.text
 
 
 def test_a_metrics_file_that_is_too_short_is_not_filled_up(tmp_path, caplog):
