@@ -10,7 +10,6 @@ import numbers
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
@@ -48,12 +47,12 @@ def checked_step(returned: object) -> StepResult:
         flag = getattr(result, name)
         if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
             raise _wrong(f"{name} of step", flag, "True or False")
-    return replace(
-        result,
+    return StepResult(
         observation=_checked_observation("step", result.observation),
         reward=_checked_reward(result.reward),
         terminated=bool(result.terminated),
         truncated=bool(result.truncated),
+        info=result.info,
     )
 
 

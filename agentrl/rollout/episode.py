@@ -91,7 +91,8 @@ class RuntimeEpisode(Episode):
         self.turns.state_key = stepped.state_key
         self.info.update(result.info)
         self.observation = result.observation
-        self.last_result = replace(result, observation=self._cut(result.observation))
+        shown = self._cut(result.observation)
+        self.last_result = result if shown is result.observation else replace(result, observation=shown)
         if refused and not result.done:
             self.turns.budget.count_refused()
         return self.last_result
