@@ -1,4 +1,4 @@
-"""Registry of names by which a config finds an environment, a tool, a loop, an engine, an algorithm.
+"""Registry of names by which a config finds an environment, a tool, a loop, an algorithm.
 
 A name is looked up, in this order, among what this process registered with `register`, in the tables of installed
 plugins, and, when it has the form ``module:attr``, by import. A plugin is a package with an entry point in the group
@@ -37,7 +37,6 @@ class Kind(enum.StrEnum):
     TOOL = "tool"
     SANDBOX = "sandbox"
     AGENT_LOOP = "agent_loop"
-    ENGINE = "engine"
     REWARD = "reward"
     ADVANTAGE = "advantage"
     LOSS = "loss"
@@ -250,13 +249,6 @@ PLUGINS: dict[str, dict[str, str]] = {
         "bi_level": "agentrl.algorithms.critic_advantages:bi_level",
         "vapo": "agentrl.algorithms.critic_advantages:vapo",
         "prime": "agentrl.algorithms.off_policy_losses:prime",
-    },
-    "engine": {
-        "local": "agentrl.serving.local:LocalEngine",
-        "scripted": "agentrl.serving.scripted:ScriptedEngine",
-        "vllm": "agentrl.serving.vllm:VLLMServer",
-        "sglang": "agentrl.serving.sglang:SGLangServer",
-        "openai": "agentrl.serving.openai:OpenAIEngine",
     },
     "tracker": {
         "tensorboard": "agentrl.observe.metrics:TensorBoardTracker",

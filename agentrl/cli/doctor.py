@@ -71,7 +71,6 @@ def doctor() -> None:
     table.add_row("memory", f"{machine.memory_bytes / GIB:.1f} GiB")
     table.add_row("free disk here", f"{machine.free_disk_bytes / GIB:.1f} GiB")
     table.add_row("GPUs", ", ".join(f"{g.name} ({g.memory_bytes / GIB:.0f} GiB)" for g in machine.gpus) or "none")
-    table.add_row("engines", ", ".join(names(Kind.ENGINE)))
     for engine in ENGINES:
         table.add_row(f"{engine} servers", servers_from(engine, has_gpu=bool(machine.gpus)))
     table.add_row("local sandboxes", shutil.which("bwrap") or NO_BUBBLEWRAP)
