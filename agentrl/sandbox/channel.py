@@ -6,11 +6,11 @@ import asyncio
 import itertools
 import marshal
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from agentrl.errors import SandboxError
+from agentrl.sandbox.spec import ExecResult
 from agentrl.sandbox.supervisor import ANSWER, BROKEN, OUT_OF_MEMORY, REQUEST, TIMED_OUT, TRUNCATED
 
 READY = 0
@@ -18,41 +18,8 @@ READY = 0
 LARGEST_PAYLOAD = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SupervisorReply:
-    """Answer of the supervisor."""
-
-    flags: int
-    code: int
-    seconds: float
-    out: bytes
-    err: bytes
-
-    @property
-    def timed_out(self) -> bool:
-        """The command was killed at its deadline."""
-        return bool(self.flags & TIMED_OUT)
-
-    @property
-    def truncated(self) -> bool:
-        """Output was dropped."""
-        return bool(self.flags & TRUNCATED)
-
-    @property
-    def out_of_memory(self) -> bool:
-        """The supervisor saw a process killed for want of memory."""
-        return bool(self.flags & OUT_OF_MEMORY)
-
-
-class Reader(Protocol):
-    """Source of the supervisor's answers."""
-
-    async def readexactly(self, size: int, /) -> bytes:
-        """The next bytes.
-
-        Raises:
-            asyncio.IncompleteReadError: it ended before.
-        """
+ReadExactly: TypeAlias = Callable[[int], Awaitable[bytes]]
+"""Reads the next bytes of the supervisor's answers; `asyncio.IncompleteReadError` when they end before."""
 
 
 class Channel:
@@ -65,7 +32,7 @@ class Channel:
     def __init__(self, why_lost: Callable[[], str]) -> None:
         self._why_lost = why_lost
         self._numbers = itertools.count(READY + 1)
-        self._waiting: dict[int, asyncio.Future[SupervisorReply]] = {}
+        self._waiting: dict[int, asyncio.Future[ExecResult]] = {}
         self._loss: SandboxError | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -76,7 +43,7 @@ class Channel:
         opening: bytes,
         *,
         deadline_s: float,
-        unwrap: Callable[[asyncio.StreamReader], Reader] = lambda reader: reader,
+        unwrap: Callable[[asyncio.StreamReader], ReadExactly] = lambda stream: stream.readexactly,
     ) -> None:
         """Send the opening and wait until the supervisor is ready.
 
@@ -84,7 +51,7 @@ class Channel:
             end: The host's end of the socket.
             opening: As `agentrl.sandbox.supervised` makes it; empty when it was sent already.
             deadline_s: Seconds to get ready in.
-            unwrap: Takes what comes out of the wrapping in which something between here and there puts it.
+            unwrap: Extracts the answers from the received stream, for transports that wrap them.
 
         Raises:
             SandboxError: it did not get ready.
@@ -103,30 +70,30 @@ class Channel:
         """A number for a request."""
         return next(self._numbers)
 
-    async def ask(self, method: str, *, body: bytes = b"", number: int | None = None, **header: Any) -> SupervisorReply:
-        """Send a request and wait for its answer.
+    async def ask(self, method: str, *, body: bytes = b"", number: int | None = None, **header: Any) -> ExecResult:
+        """Send a request and wait for its answer, which has the form of a command's result.
 
         Raises:
             SandboxError: the sandbox is gone, or could not do it.
         """
         number = self.next_number() if number is None else number
         answer = self._expect(number)
-        await self._send({"method": method, "number": number, **header}, body)
         try:
-            received = await answer
+            await self._write({"method": method, "number": number, **header}, body).drain()
+        except ConnectionError:
+            self._lose(SandboxError("the sandbox is gone", got=self._why_lost()))
+        try:
+            return await answer
         finally:
             self._waiting.pop(number, None)
-        if received.flags & BROKEN:
-            raise SandboxError("a sandbox cannot start a process", got=received.err.decode(errors="replace"))
-        return received
 
     def tell(self, method: str, **header: Any) -> None:
-        """Send a request whose answer nobody awaits; nothing when the sandbox is gone."""
+        """Send a request without waiting for its answer; does nothing once the sandbox is gone."""
         if self._loss is None and self._writer is not None:
             self._write({"method": method, "number": self.next_number(), **header}, b"")
 
     def hang_up(self) -> None:
-        """Whoever waits, or asks for more, gets a `SandboxError`."""
+        """Make all waiting and later calls raise `SandboxError`."""
         self._lose(SandboxError("the sandbox is closed"))
 
     async def close(self) -> None:
@@ -138,36 +105,48 @@ class Channel:
         if self._writer is not None:
             self._writer.close()
 
-    def _expect(self, number: int) -> asyncio.Future[SupervisorReply]:
+    def _expect(self, number: int) -> asyncio.Future[ExecResult]:
         if self._loss is not None:
             raise self._loss
         self._waiting[number] = asyncio.get_running_loop().create_future()
         return self._waiting[number]
 
-    def _write(self, header: dict[str, Any], body: bytes) -> None:
+    def _write(self, header: dict[str, Any], body: bytes) -> asyncio.StreamWriter:
         assert self._writer is not None
-        told = marshal.dumps(header)
-        self._writer.write(REQUEST.pack(len(told), len(body)) + told + body)
+        head = marshal.dumps(header)
+        self._writer.write(REQUEST.pack(len(head), len(body)) + head + body)
+        return self._writer
 
-    async def _send(self, header: dict[str, Any], body: bytes) -> None:
-        assert self._writer is not None
-        self._write(header, body)
-        try:
-            await self._writer.drain()
-        except ConnectionError:
-            self._lose(SandboxError("the sandbox is gone", got=self._why_lost()))
-
-    async def _read(self, reader: Reader) -> None:
+    async def _read(self, read: ReadExactly) -> None:
         try:
             while True:
-                number, answer = await _next_answer(reader)
-                waiting = self._waiting.get(number)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(answer)
+                await self._read_answer(read)
         except (asyncio.IncompleteReadError, ConnectionError):
             self._lose(SandboxError("the sandbox is gone", got=self._why_lost()))
         except SandboxError as broken:
             self._lose(broken)
+
+    async def _read_answer(self, read: ReadExactly) -> None:
+        number, flags, code, seconds, out, err = ANSWER.unpack(await read(ANSWER.size))
+        if max(out, err) > LARGEST_PAYLOAD:
+            raise SandboxError("a sandbox sends nonsense", got=f"a payload of {max(out, err)} bytes")
+        result = ExecResult(
+            exit_code=code,
+            stdout=await read(out),
+            stderr=await read(err),
+            timed_out=bool(flags & TIMED_OUT),
+            truncated=bool(flags & TRUNCATED),
+            out_of_memory=bool(flags & OUT_OF_MEMORY),
+            seconds=seconds,
+        )
+        waiting = self._waiting.get(number)
+        if waiting is None or waiting.done():
+            return
+        if flags & BROKEN:
+            complaint = result.stderr.decode(errors="replace")
+            waiting.set_exception(SandboxError("a sandbox cannot start a process", got=complaint))
+        else:
+            waiting.set_result(result)
 
     def _lose(self, loss: SandboxError) -> None:
         if self._loss is None:
@@ -175,15 +154,5 @@ class Channel:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(self._loss)
-                waiting.exception()  # seen: who waited may have been cancelled
+                waiting.exception()  # seen: its caller may have been cancelled
         self._waiting.clear()
-
-
-async def _next_answer(reader: Reader) -> tuple[int, SupervisorReply]:
-    number, flags, code, seconds, out, err = ANSWER.unpack(await reader.readexactly(ANSWER.size))
-    if max(out, err) > LARGEST_PAYLOAD:
-        raise SandboxError("a sandbox sends nonsense", got=f"a payload of {max(out, err)} bytes")
-    answer = SupervisorReply(
-        flags=flags, code=code, seconds=seconds, out=await reader.readexactly(out), err=await reader.readexactly(err)
-    )
-    return number, answer

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import ClassVar, Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias, TypedDict
 
 from agentrl.errors import ToolError
 from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
@@ -16,9 +16,18 @@ Command: TypeAlias = str | Sequence[str]
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
+class CommandOptions(TypedDict, total=False):
+    """Options that `Sandbox.exec` and `Sandbox.spawn` share, for back ends that pass them on."""
+
+    cwd: str | None
+    env: Mapping[str, str]
+    limits: Limits | None
+
+
 class SandboxFileError(ToolError):
-    """A file of a sandbox cannot be read or written: missing, a folder, no room, no permission. Whoever works there can
-    mend it, so it is text for the model.
+    """A file of a sandbox cannot be read or written: missing, a folder, no room, no permission.
+
+    The policy can react to it, so its text is for the model.
     """
 
 

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl.errors import (
     EnvironmentFailure,
@@ -23,8 +23,8 @@ from agentrl.errors import (
 )
 from agentrl.remote.link import Link
 from agentrl.sandbox.contract import (
-    NO_VARIABLES,
     Command,
+    CommandOptions,
     Entry,
     Sandbox,
     SandboxFileError,
@@ -136,29 +136,13 @@ class HttpSandbox(Sandbox):
         }
         self.folder = (await self._ask("PUT", "", wanted))["folder"]
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        stdin: bytes = b"",
-        cwd: str | None = None,
-        env: Mapping[str, str] = NO_VARIABLES,
-        limits: Limits | None = None,
-    ) -> ExecResult:
+    async def exec(self, command: Command, *, stdin: bytes = b"", **options: Unpack[CommandOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
-        asked = _asked(command, cwd, env, limits)
-        return read_result(await self.call("exec", stdin=write_bytes(stdin), **asked))
+        return read_result(await self.call("exec", stdin=write_bytes(stdin), **_write_command(command, **options)))
 
-    async def spawn(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] = NO_VARIABLES,
-        limits: Limits | None = None,
-    ) -> SandboxProcess:
+    async def spawn(self, command: Command, **options: Unpack[CommandOptions]) -> SandboxProcess:
         """See `Sandbox.spawn`."""
-        return HttpProcess(self, (await self.call("spawn", **_asked(command, cwd, env, limits)))["process"])
+        return HttpProcess(self, (await self.call("spawn", **_write_command(command, **options)))["process"])
 
     async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
         """See `Sandbox.read`."""
@@ -273,7 +257,11 @@ class HttpProcess(PulledProcess):
         await self._sandbox.call("process_kill", process=self._number)
 
 
-def _asked(command: Command, cwd: str | None, env: Mapping[str, str], limits: Limits | None) -> dict[str, Any]:
-    words = command if isinstance(command, str) else list(command)
-    given = None if limits is None else limits.given
-    return {"command": words, "cwd": cwd, "env": dict(env), "limits": given}
+def _write_command(command: Command, **options: Unpack[CommandOptions]) -> dict[str, Any]:
+    limits = options.get("limits")
+    return {
+        "command": command if isinstance(command, str) else list(command),
+        "cwd": options.get("cwd"),
+        "env": dict(options.get("env", {})),
+        "limits": None if limits is None else limits.given,
+    }

@@ -208,7 +208,7 @@ class LocalSandbox(SupervisedSandbox):
     """
 
     def __init__(self, spec: SandboxSpec) -> None:
-        super().__init__(spec, self._why_lost)
+        super().__init__(spec)
         self._options = _read_options(spec)
         self._program: Program | None = None
         self._group: ControlGroup | None = None

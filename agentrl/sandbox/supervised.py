@@ -6,6 +6,7 @@ The supervisor is sent into a sandbox as a few words for Python's command line, 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import importlib.machinery
 import importlib.util
@@ -16,13 +17,14 @@ import signal
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox.channel import Channel, SupervisorReply
+from agentrl.sandbox.channel import Channel
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
     Command,
+    CommandOptions,
     Entry,
     Sandbox,
     SandboxFileError,
@@ -148,8 +150,8 @@ class SpokenProcess(PulledProcess):
         self,
         channel: Channel,
         number: int,
-        ended: asyncio.Task[SupervisorReply],
-        result: Callable[[SupervisorReply], ExecResult],
+        ended: asyncio.Task[ExecResult],
+        result: Callable[[ExecResult], ExecResult],
     ) -> None:
         super().__init__()
         self._channel, self._number, self._ended, self._make_result = channel, number, ended, result
@@ -159,11 +161,11 @@ class SpokenProcess(PulledProcess):
     async def write(self, data: bytes) -> None:
         """See `SandboxProcess.write`."""
         answer = await self._channel.ask("push", body=data, target=self._number)
-        if answer.code != 0:
-            raise BrokenPipeError(answer.code, "the program in the sandbox reads no more")
+        if answer.exit_code != 0:
+            raise BrokenPipeError(answer.exit_code, "the program in the sandbox reads no more")
 
     async def _next_piece(self) -> bytes:
-        return (await self._channel.ask("pull", target=self._number)).out
+        return (await self._channel.ask("pull", target=self._number)).stdout
 
     async def wait(self) -> ExecResult:
         """See `SandboxProcess.wait`."""
@@ -193,7 +195,6 @@ class SupervisedSandbox(Sandbox):
 
     Args:
         spec: What it is like.
-        why_lost: Says why the supervisor is gone, when it is.
     """
 
     counts_memory = False
@@ -201,9 +202,13 @@ class SupervisedSandbox(Sandbox):
     counts_processes = True
     """Whether the commands' user is theirs alone, so that its processes can be counted."""
 
-    def __init__(self, spec: SandboxSpec, why_lost: Callable[[], str]) -> None:
+    def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
-        self._channel = Channel(why_lost)
+        self._channel = Channel(self._why_lost)
+
+    @abstractmethod
+    def _why_lost(self) -> str:
+        """Say why the supervisor is gone."""
 
     @abstractmethod
     def _own_variables(self) -> dict[str, str]:
@@ -226,36 +231,17 @@ class SupervisedSandbox(Sandbox):
         """Count the processes that the kernel has killed for want of memory, where the supervisor does not tell."""
         return 0
 
-    async def exec(
-        self,
-        command: Command,
-        *,
-        stdin: bytes = b"",
-        cwd: str | None = None,
-        env: Mapping[str, str] = NO_VARIABLES,
-        limits: Limits | None = None,
-    ) -> ExecResult:
+    async def exec(self, command: Command, *, stdin: bytes = b"", **options: Unpack[CommandOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
         kills = self._memory_kills()
-        allowed = self.spec.limits.narrowed(limits)
-        answer = await self._start_job(self._executed(command, cwd, env, allowed, limits), stdin, allowed)
-        return self._result(answer, kills)
+        return self._result(await self._start_job(self._executed(command, **options), stdin), kills)
 
-    async def spawn(
-        self,
-        command: Command,
-        *,
-        cwd: str | None = None,
-        env: Mapping[str, str] = NO_VARIABLES,
-        limits: Limits | None = None,
-    ) -> SandboxProcess:
+    async def spawn(self, command: Command, **options: Unpack[CommandOptions]) -> SandboxProcess:
         """See `Sandbox.spawn`."""
         kills = self._memory_kills()
-        allowed = self.spec.limits.narrowed(limits)
-        request = self._executed(command, cwd, env, allowed, limits)
-        given = limits or Limits()
-        request["seconds"] = given.seconds or float("inf")
-        request["spawned"] = True
+        request = self._executed(command, **options)
+        given = options.get("limits") or Limits()
+        request |= {"seconds": given.seconds or float("inf"), "spawned": True}
         if given.cpu_seconds is None:
             request["limits"] = [limit for limit in request["limits"] if limit[0] != resource.RLIMIT_CPU]
         number = self._channel.next_number()
@@ -263,11 +249,11 @@ class SupervisedSandbox(Sandbox):
         await asyncio.sleep(0)  # the request is on its way
         return SpokenProcess(self._channel, number, ended, lambda answer: self._result(answer, kills))
 
-    def _executed(
-        self, command: Command, cwd: str | None, env: Mapping[str, str], allowed: Limits, own: Limits | None
-    ) -> dict[str, Any]:
+    def _executed(self, command: Command, **options: Unpack[CommandOptions]) -> dict[str, Any]:
+        own = options.get("limits")
+        allowed = self.spec.limits.narrowed(own)
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        variables = self._variables(env)
+        variables = self._variables(options.get("env", NO_VARIABLES))
         names_are_good = all(name and "=" not in name for name in variables)
         if not argv or not names_are_good or any("\0" in word for word in (*argv, *variables, *variables.values())):
             raise UsageError(
@@ -277,7 +263,7 @@ class SupervisedSandbox(Sandbox):
             "action": "exec",
             "argv": argv,
             "env": variables,
-            "cwd": cwd or self.folder,
+            "cwd": options.get("cwd") or self.folder,
             "seconds": allowed.seconds,
             "output": allowed.output_bytes,
             "spawned": False,
@@ -298,8 +284,8 @@ class SupervisedSandbox(Sandbox):
             found.append((resource.RLIMIT_NPROC, allowed.processes))
         return found
 
-    async def _start_job(self, request: dict[str, Any], stdin: bytes, allowed: Limits) -> SupervisorReply:
-        """Have it done; whoever stops waiting stops it."""
+    async def _start_job(self, request: dict[str, Any], stdin: bytes) -> ExecResult:
+        """Run it to its end; cancelling the call kills it."""
         number = self._channel.next_number()
         try:
             async with asyncio.timeout(request["seconds"] + GRACE_S):
@@ -312,16 +298,8 @@ class SupervisedSandbox(Sandbox):
             self._channel.tell("signal", target=number, signal=int(signal.SIGKILL))
             raise
 
-    def _result(self, answer: SupervisorReply, kills: int) -> ExecResult:
-        return ExecResult(
-            exit_code=answer.code,
-            stdout=answer.out,
-            stderr=answer.err,
-            timed_out=answer.timed_out,
-            truncated=answer.truncated,
-            out_of_memory=answer.out_of_memory or self._memory_kills() > kills,
-            seconds=answer.seconds,
-        )
+    def _result(self, answer: ExecResult, kills: int) -> ExecResult:
+        return dataclasses.replace(answer, out_of_memory=answer.out_of_memory or self._memory_kills() > kills)
 
     async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
         """See `Sandbox.read`."""
@@ -343,29 +321,28 @@ class SupervisedSandbox(Sandbox):
         limits = [(resource.RLIMIT_FSIZE, self.spec.limits.file_bytes)]
         request = {"action": action, "path": path, "cwd": self.folder, "seconds": FILE_SECONDS, "spawned": False}
         request |= {"limits": limits, "output": max(output, 4096), **more}
-        answer = await self._start_job(request, data, self.spec.limits)
-        if answer.code != 0 or answer.timed_out:
-            told = answer.err.decode(errors="replace").strip() or f"{path}: it took too long"
-            raise SandboxFileError(f"cannot {action} {told}")
-        return answer.out
+        result = await self._start_job(request, data)
+        if not result.succeeded:
+            complaint = result.stderr.decode(errors="replace").strip() or f"{path}: it took too long"
+            raise SandboxFileError(f"cannot {action} {complaint}")
+        return result.stdout
 
     async def snapshot(self) -> bytes:
         """See `Sandbox.snapshot`."""
         most = 2 * (self.spec.limits.disk_bytes or 0)
-        request = self._executed(["/bin/tar", "-cf", "-", "."], None, NO_VARIABLES, self.spec.limits, None)
-        answer = await self._start_job({**request, "output": most}, b"", self.spec.limits)
-        if answer.code != 0 or answer.truncated or answer.timed_out:
-            raise SandboxFileError("no snapshot can be made", got=answer.err.decode(errors="replace").strip())
-        return answer.out
+        request = self._executed(["/bin/tar", "-cf", "-", "."])
+        result = await self._start_job({**request, "output": most}, b"")
+        if not result.succeeded or result.truncated:
+            raise SandboxFileError("no snapshot can be made", got=result.stderr.decode(errors="replace").strip())
+        return result.stdout
 
     async def restore(self, snapshot: bytes) -> None:
         """See `Sandbox.restore`."""
         await self._channel.ask("kill_all")
         script = "find . -mindepth 1 -delete && exec /bin/tar -xpf -"
-        request = self._executed(script, None, NO_VARIABLES, self.spec.limits, None)
-        answer = await self._start_job(request, snapshot, self.spec.limits)
-        if answer.code != 0 or answer.timed_out:
-            raise SandboxFileError("a snapshot cannot be restored", got=answer.err.decode(errors="replace").strip())
+        result = await self._start_job(self._executed(script), snapshot)
+        if not result.succeeded:
+            raise SandboxFileError("a snapshot cannot be restored", got=result.stderr.decode(errors="replace").strip())
 
 
 def _can_be_sent(path: str) -> bool:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from agentrl.errors import AgentRLError, SandboxError, UsageError
-from agentrl.sandbox.channel import Reader
+from agentrl.sandbox.channel import ReadExactly
 from agentrl.sandbox.docker.container import DEFAULT_IMAGE, DockerOptions, Owner, Plan, plan, read_options
 from agentrl.sandbox.docker.daemon import Container, Daemon, Frames, find_daemon
 from agentrl.sandbox.spec import SandboxSpec
@@ -190,7 +190,7 @@ class DockerSandbox(SupervisedSandbox):
     counts_memory = True
 
     def __init__(self, spec: SandboxSpec) -> None:
-        super().__init__(spec, self._why_lost)
+        super().__init__(spec)
         self._options = read_options(spec)
         self._container: Container | None = None
         self._image_env: Mapping[str, str] = {}
@@ -230,9 +230,9 @@ class DockerSandbox(SupervisedSandbox):
                 hint="raise limits.disk_bytes and limits.memory_bytes, or name another folder: options.folder=/work",
             )
 
-    def _unwrap(self, stream: asyncio.StreamReader) -> Reader:
+    def _unwrap(self, stream: asyncio.StreamReader) -> ReadExactly:
         self._frames = Frames(stream)
-        return self._frames
+        return self._frames.readexactly
 
     def _why_lost(self) -> str:
         if time.monotonic() >= self._lives_until:
