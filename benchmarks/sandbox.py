@@ -69,7 +69,7 @@ def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
     api = EXTRA.load().APIClient(base_url=spec.url, version="1.40")
     starting, removing = [], []
     image = Image.read(api.inspect_image(spec.image or DEFAULT_IMAGE), None)
-    config = {**plan(spec, read_options(spec), image, Traits()).create({}), "StdinOnce": False}
+    config = {**plan(spec, read_options(spec), image, Traits()).config, "StdinOnce": False}
     for _ in range(count):
         began = time.perf_counter()
         identity = api.create_container_from_config(config)["Id"]

@@ -43,7 +43,7 @@ class ControlGroup:
     """
 
     def __init__(self, hierarchy: Hierarchy, limits: Limits) -> None:
-        name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+        name = f"{PREFIX}{os.getpid()}-{process_start(os.getpid())}-{next(_numbers)}"
         self._version = hierarchy.version
         self._folders = {controller: folder / name for controller, folder in hierarchy.folders.items()}
         try:
@@ -147,11 +147,11 @@ def _sweep(folder: Path) -> None:
     """Remove groups whose makers are dead."""
     for group in folder.glob(f"{PREFIX}*"):
         pid, started, _ = group.name.removeprefix(PREFIX).split("-")
-        if _started(int(pid)) != int(started):
+        if process_start(int(pid)) != int(started):
             _remove(group)
 
 
-def _started(pid: int) -> int:
+def process_start(pid: int) -> int:
     """Return when a process started, in the kernel's ticks; -1 where there is none. Its number may be used again."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Unpack
 
 from agentrl.errors import SandboxError, UsageError
+from agentrl.sandbox import supervisor
 from agentrl.sandbox.channel import Channel
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
@@ -35,7 +36,6 @@ from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 
 OLDEST_PYTHON = (3, 10)
 TOO_OLD = "this Python is too old"
-_MODULES = ("agentrl.sandbox.supervisor_files", "agentrl.sandbox.supervisor")
 _BOOT = f"""
 import sys, os
 if sys.version_info < {OLDEST_PYTHON}:
@@ -47,14 +47,16 @@ def read(size):
     while len(data) < size:
         data += os.read(0, size - len(data)) or os._exit(0)
     return data
-for name, magic, code, source in marshal.loads(read(int.from_bytes(read(4), "little"))):
-    module = sys.modules[name] = type(sys)(name)
-    same = magic == _frozen_importlib_external.MAGIC_NUMBER
-    exec(marshal.loads(code) if same else compile(source, name, "exec"), module.__dict__)
-module.main()
+def read_part():
+    return marshal.loads(read(int.from_bytes(read(4), "little")))
+magic, code, source = read_part()
+same = magic == _frozen_importlib_external.MAGIC_NUMBER
+names = {{"__name__": "supervisor"}}
+exec(marshal.loads(code) if same else compile(source, "supervisor", "exec"), names)
+names["main"](read_part())
 """
 BOOT = ("-I", "-S", "-B", "-c", _BOOT)
-"""What Python is started with; it reads an `opening`."""
+"""Arguments with which Python is started; it reads an `opening`."""
 
 
 def opening(settings: dict[str, Any]) -> bytes:
@@ -65,16 +67,9 @@ def opening(settings: dict[str, Any]) -> bytes:
 @functools.cache
 def _supervisor_code() -> bytes:
     """Compiled code for a Python like this one, and its source for others."""
-    return marshal.dumps([(name, importlib.util.MAGIC_NUMBER, *_code_and_source(name)) for name in _MODULES])
-
-
-def _code_and_source(name: str) -> tuple[bytes, str]:
-    found = importlib.util.find_spec(name)
-    assert found is not None
-    assert isinstance(found.loader, importlib.machinery.SourceFileLoader)
-    source = found.loader.get_source(name)
-    assert source is not None
-    return marshal.dumps(found.loader.get_code(name)), source
+    name, loader = supervisor.__name__, supervisor.__loader__
+    assert isinstance(loader, importlib.machinery.SourceFileLoader)
+    return marshal.dumps((importlib.util.MAGIC_NUMBER, marshal.dumps(loader.get_code(name)), loader.get_source(name)))
 
 
 class PulledProcess(SandboxProcess):

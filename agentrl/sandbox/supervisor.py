@@ -16,14 +16,13 @@ import marshal
 import os
 import resource
 import select
+import stat
 import struct
 import time
 
-from agentrl.sandbox.supervisor_files import ACTIONS, PIECE
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing these takes as long as starting Python
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 REQUEST = struct.Struct("<II")
@@ -45,6 +44,7 @@ FIRST_TO_DIE = b"1000"
 SIGINT, SIGKILL, SIGTERM, SIGSTOP = 2, 9, 15, 19
 SIGHUP, SIGPIPE, SIGXFSZ = 1, 13, 25
 DEFAULT, IGNORE = 0, 1
+PIECE = 65536
 
 _libc = ctypes.CDLL(None)
 
@@ -52,7 +52,9 @@ _libc = ctypes.CDLL(None)
 class RunningCommand:
     """A command, or an action on a file, below its keeper."""
 
-    def __init__(self, request: dict[str, Any], stdin: bytes, keeper: int, pipes: tuple[int, int, int]) -> None:
+    def __init__(
+        self, request: dict[str, Any], stdin: bytes, keeper: int, pipes: tuple[int, int, int], kills: int
+    ) -> None:
         self.number: int = request["number"]
         self.keeper = keeper
         self.handle = os.pidfd_open(keeper)
@@ -65,7 +67,7 @@ class RunningCommand:
         self.out, self.err = bytearray(), bytearray()
         self.to_write: list[tuple[int, bytes]] = [(0, stdin)] if stdin else []
         self.pull = 0
-        self.kills = 0
+        self.kills = kills
         for fd in pipes:
             os.set_blocking(fd, False)
 
@@ -95,7 +97,8 @@ class Supervisor:
         self._watch(0, select.POLLIN, self._receive)
 
     def serve(self) -> NoReturn:
-        """Go on until the host closes its end."""
+        """Say that it is ready, and go on until the host closes its end."""
+        self._answer(0)
         while True:
             for fd, _ in self.poll.poll(self._patience()):
                 if fd in self.on_event:
@@ -106,14 +109,13 @@ class Supervisor:
             for job in list(self.jobs.values()):
                 if now >= job.deadline and not job.ended and not job.timed_out:
                     job.timed_out = True
-                    self._kill(job)
+                    self._signal(job, SIGKILL)
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
+        """Milliseconds until the next deadline."""
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
-        least: float = min([*deadlines, self.end])
-        if least == float("inf"):
-            return None
-        return min(max(0.0, least - time.monotonic()), LONGEST_WAIT_S) * 1000 + 1
+        left: float = min([*deadlines, self.end]) - time.monotonic()
+        return min(max(0.0, left), LONGEST_WAIT_S) * 1000 + 1
 
     def _watch(self, fd: int, events: int, action: Callable[[], None]) -> None:
         self.poll.register(fd, events)
@@ -160,7 +162,7 @@ class Supervisor:
                 for job in list(self.jobs.values()):
                     self._signal(job, SIGKILL)
                 self._answer(request["number"])
-            case "release":
+            case "release" if target is not None:
                 self._release(target)
             case "live":
                 self.end = time.monotonic() + request["seconds"]
@@ -171,8 +173,6 @@ class Supervisor:
         data = ANSWER.pack(number, flags, code, seconds, len(out), len(err)) + out + err
         while data:
             data = data[os.write(self.settings["answers"], data) :]
-
-    # commands
 
     def _start(self, request: dict[str, Any], stdin: bytes) -> None:
         try:
@@ -185,8 +185,7 @@ class Supervisor:
             _keep(request, self.settings, theirs)
         for fd in theirs:
             os.close(fd)
-        job = RunningCommand(request, stdin, keeper, ours)
-        job.kills = self._memory_kills()
+        job = RunningCommand(request, stdin, keeper, ours, self._memory_kills())
         self.jobs[job.number] = job
         self._watch(job.handle, select.POLLIN, lambda: self._end(job))
         self._watch(job.stderr, select.POLLIN, lambda: self._read_error(job))
@@ -196,18 +195,14 @@ class Supervisor:
         self._feed(job)
 
     def _read_output(self, job: RunningCommand) -> None:
-        data = _read(job.stdout)
-        if data:
-            job.keep(job.out, data)
-        elif data is not None:
+        if (data := _read(job.stdout)) == b"":
             job.stdout = self._close(job.stdout)
+        job.keep(job.out, data or b"")
 
     def _read_error(self, job: RunningCommand) -> None:
-        data = _read(job.stderr)
-        if data:
-            job.keep(job.err, data)
-        elif data is not None:
+        if (data := _read(job.stderr)) == b"":
             job.stderr = self._close(job.stderr)
+        job.keep(job.err, data or b"")
 
     def _feed(self, job: RunningCommand) -> None:
         """Write what waits for the command; an entry without data closes its input."""
@@ -263,30 +258,24 @@ class Supervisor:
             return
         self._forget(job.stdout)
         if not data:
-            job.stdout = self._close(job.stdout)
-            if job.ended:
-                self.jobs.pop(job.number, None)
+            self._release(job)
         number, job.pull = job.pull, 0
         self._answer(number, out=data or b"")
 
-    def _release(self, job: RunningCommand | None) -> None:
-        """Nobody will read any more."""
-        if job is not None:
-            job.stdout = self._close(job.stdout)
-            if job.ended:
-                self.jobs.pop(job.number, None)
+    def _release(self, job: RunningCommand) -> None:
+        """Close its output, which is not read any more."""
+        job.stdout = self._close(job.stdout)
+        if job.ended:
+            self.jobs.pop(job.number, None)
 
     def _signal(self, job: RunningCommand | None, number: int) -> None:
         if job is None or job.ended:
             return
         if number == SIGKILL:
-            self._kill(job)
+            send_signal(job.keeper, SIGKILL)
             return
         for pid in processes_below({job.keeper}, process_parents()) - {job.keeper}:
             send_signal(pid, number)
-
-    def _kill(self, job: RunningCommand) -> None:
-        send_signal(job.keeper, SIGKILL)
 
     def _end(self, job: RunningCommand) -> None:
         """The keeper ended: kill what it left behind, take the last output, answer."""
@@ -332,9 +321,8 @@ class Supervisor:
         stopped: set[int] = set()
         for _ in range(ROUNDS):
             parents = process_parents()
-            strays = (
-                processes_below({os.getpid()}, parents) - processes_below(keepers, parents) - {os.getpid()} - stopped
-            )
+            kept = processes_below(keepers, parents) | {os.getpid()} | stopped
+            strays = processes_below({os.getpid()}, parents) - kept
             if not strays:
                 break
             for pid in strays:
@@ -366,11 +354,9 @@ def process_parents() -> dict[int, int]:
 
 def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
     """The roots, and all that descend from them."""
-    found, growing = set(roots), True
-    while growing:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
+    found = set(roots)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-        growing = bool(more)
     return found
 
 
@@ -384,7 +370,7 @@ def send_signal(pid: int, number: int) -> bool:
 
 
 def _kill_all() -> None:
-    """End all at once, other jobs too: something here knows how to go on while it is stopped."""
+    """End everything, other jobs too: some process here escapes being stopped."""
     if os.getpid() != 1:
         os._exit(1)
     os.kill(-1, SIGKILL)
@@ -399,7 +385,7 @@ def _reap(killed: set[int]) -> None:
 
 
 def _reap_any(keepers: set[int]) -> bool:
-    """Reap one dead child; a dead keeper stops this until it has been heard."""
+    """Reap one dead child. A dead keeper stops this until its event has been handled."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -437,7 +423,7 @@ def _read(fd: int) -> bytes | None:
 
 
 def _drain(fd: int, keep: Callable[[bytes], None]) -> None:
-    """Take what a pipe still holds: at most what a pipe can hold, because somebody may still hold its other end."""
+    """Take what a pipe still holds, but no more than a pipe can hold: its other end may still be open elsewhere."""
     for _ in range(17):
         data = _read(fd) if fd >= 0 else None
         if not data:
@@ -446,7 +432,7 @@ def _drain(fd: int, keep: Callable[[bytes], None]) -> None:
 
 
 def _keep(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int, int, int]) -> NoReturn:
-    """The keeper's life: start the command, adopt what it leaves, end with its exit code."""
+    """Start the command, adopt what it leaves, end with its exit code."""
     code = CANNOT_RUN
     try:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -464,7 +450,7 @@ def _keep(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int, i
 
 
 def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int, int, int]) -> NoReturn:
-    """The command's process, until the command itself runs in it."""
+    """Set up the command's process and run the command in it."""
     code = CANNOT_RUN
     try:
         os.setsid()
@@ -497,7 +483,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         _complain(error)
     except OSError as error:
         _complain(error)
-    except ValueError as error:  # text that is no text
+    except ValueError as error:  # text that cannot be encoded
         os.write(2, f"{error}\n".encode(errors="backslashreplace"))
     finally:
         os._exit(code)
@@ -506,9 +492,9 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
 def _filter(program: bytes) -> None:
     """Have the kernel refuse system calls, from here on and to all that is started."""
     steps = ctypes.create_string_buffer(program, len(program))
-    told = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
+    argument = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(told), 0, 0) != 0:
+    if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(argument), 0, 0) != 0:
         raise OSError("system calls cannot be filtered")
 
 
@@ -546,31 +532,69 @@ def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
     raise refused
 
 
-def _exactly(size: int) -> Iterator[bytes]:
-    while size > 0:
-        data = os.read(0, size)
-        if not data:
-            os._exit(0)
-        size -= len(data)
-        yield data
+def _read_file(request: dict[str, Any]) -> None:
+    path, most = request["path"], request["most"]
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    _require_plain(fd, path)
+    if os.fstat(fd).st_size > most:
+        raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
+    while data := os.read(fd, PIECE):
+        most -= len(data)
+        if most < 0:
+            raise OSError(errno.EFBIG, f"larger than {request['most']} bytes", path)
+        _write_all(1, data)
 
 
-def main() -> NoReturn:
-    """Set up with what the host sends first, and serve."""
+def _write_file(request: dict[str, Any]) -> None:
+    path = request["path"]
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+    _require_plain(fd, path)
+    os.ftruncate(fd, 0)
+    try:
+        while data := os.read(0, PIECE):
+            _write_all(fd, data)
+    except OSError as error:
+        error.filename = path
+        raise
+    if request["executable"]:
+        os.fchmod(fd, 0o755)
+
+
+def _list_folder(request: dict[str, Any]) -> None:
+    with os.scandir(request["path"]) as entries:
+        for entry in entries:
+            kind = b"d" if entry.is_dir() else b"f"
+            _write_all(1, kind + os.fsencode(entry.name) + b"\0")
+
+
+def _require_plain(fd: int, path: str) -> None:
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "is a folder", path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a plain file", path)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+ACTIONS = {"read": _read_file, "write": _write_file, "list": _list_folder}
+
+
+def main(settings: dict[str, Any]) -> NoReturn:
+    """Set up as the host's settings say, and serve."""
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (SIGINT, SIGTERM, SIGHUP):
         _libc.signal(number, IGNORE)
-    (size,) = struct.unpack("<I", b"".join(_exactly(4)))
-    settings = marshal.loads(b"".join(_exactly(size)))
     for fd in settings["groups"]:
         os.set_inheritable(fd, False)
     for folder in settings.get("owned", [settings["folder"]]) if settings["user"] else []:
         os.chown(folder, settings["user"], settings["user"])
-    for known in [settings["filters"]] if "filters" in settings else []:
-        if os.uname().machine not in known:
-            os.write(2, f"no filter of system calls for {os.uname().machine}".encode())
-            os._exit(1)
-    supervisor = Supervisor(settings)
-    supervisor._answer(0)
-    supervisor.serve()
+    if "filters" in settings and os.uname().machine not in settings["filters"]:
+        os.write(2, f"no filter of system calls for {os.uname().machine}".encode())
+        os._exit(1)
+    Supervisor(settings).serve()

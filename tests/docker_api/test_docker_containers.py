@@ -10,9 +10,9 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox.docker.container import (
     OWNER,
     UNTIL,
-    Owner,
     is_left_behind,
     labels,
+    this_owner,
 )
 from agentrl.sandbox.docker.daemon import Daemon
 
@@ -188,16 +188,16 @@ async def test_what_this_process_made_is_removed_at_its_end(opened, daemon, supp
 
 async def test_leftovers_of_dead_processes_are_removed_at_the_start(opened, daemon, caplog):
     caplog.set_level(logging.INFO, "agentrl")
-    me = Owner.this()
+    machine, pid, started = this_owner().split("/")
     ended = await asyncio.create_subprocess_exec("/bin/true")
     await ended.wait()
-    kept = {"mine": me, "elsewhere": Owner("other boot", ended.pid, 5)}
-    left = {"dead": Owner(me.machine, ended.pid, 5), "replaced": Owner(me.machine, me.pid, me.started - 1)}
+    kept = {"mine": this_owner(), "elsewhere": f"other boot/{ended.pid}/5"}
+    left = {"dead": f"{machine}/{ended.pid}/5", "replaced": f"{machine}/{pid}/{int(started) - 1}"}
     until_when = f"{time.time() + 100:.0f}"
     async with opened():
         kind = type(daemon.running[0])
     for name, owner in {**kept, **left}.items():
-        daemon.containers[name] = kind({"Labels": {OWNER: str(owner), UNTIL: until_when}})
+        daemon.containers[name] = kind({"Labels": {OWNER: owner, UNTIL: until_when}})
     daemon.containers["foreign"] = kind({"Labels": {}})
     swept = await asyncio.to_thread(lambda: Daemon(daemon.url).sweep())
     assert (swept, set(daemon.containers)) == (2, {*kept, "foreign"})

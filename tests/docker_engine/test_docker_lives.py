@@ -12,7 +12,7 @@ from engine import IMAGE
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Limits, open_sandbox
-from agentrl.sandbox.docker.container import OWNER, UNTIL, Owner
+from agentrl.sandbox.docker.container import OWNER, UNTIL, this_owner
 from agentrl.sandbox.docker.daemon import Daemon
 from agentrl.sandbox.docker.sandbox import SUPPLY
 
@@ -85,8 +85,8 @@ async def test_a_container_ends_itself_when_its_time_is_over(spec, url):
 
 
 async def test_what_the_dead_left_is_removed(spec, url):
-    me = Owner.this()
-    told = {OWNER: str(Owner(me.machine, me.pid, me.started - 1)), UNTIL: f"{time.time() + 900:.0f}"}
+    machine, pid, started = this_owner().split("/")
+    told = {OWNER: f"{machine}/{pid}/{int(started) - 1}", UNTIL: f"{time.time() + 900:.0f}"}
     config = {"Image": spec["image"], "Cmd": ["/usr/bin/sleep", "600"], "Labels": told}
     config["HostConfig"] = {"Binds": ["/usr:/usr:ro"], "NetworkMode": "none"}
     client = docker.APIClient(base_url=url, version="1.40")

@@ -1,25 +1,23 @@
-"""Settings of a container in the words of the Docker API: how it is closed off, and whose it is.
-
-Labels name the process that made a container, so that what it left behind can be told from the rest.
-"""
+"""Settings of a container for the Docker API: its options, its isolation, and the labels that name its owner."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UsageError
+from agentrl.sandbox.control_groups import process_start
 from agentrl.sandbox.isolation import all_filter_programs
 from agentrl.sandbox.spec import ANY_NETWORK, MIB, NO_NETWORK, Limits, SandboxSpec
 from agentrl.sandbox.supervised import BOOT
 
 DEFAULT_IMAGE = "python:3.12-slim"
-_LIST_NAMES = ("readable", "writable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +33,9 @@ class DockerOptions:
     writable: tuple[str, ...] = ()
     """Further folders that can be written, empty at the start."""
     user: int | None = None
-    """The number of the user that commands are; one for each sandbox when left out."""
+    """The user ID of commands; one for each sandbox when left out."""
     life_s: float = 7200.0
-    """The time budget: seconds after which a container ends itself, whoever is left to end it."""
+    """Seconds after which a container ends itself, even if its owner is gone."""
     warm: int = 0
     """Started containers that are kept ready, so that a start need not wait for the daemon."""
     starts_per_s: float = 20.0
@@ -48,8 +46,37 @@ class DockerOptions:
     """The container runtime, like ``runsc``; the daemon's own when left out."""
 
 
+def _is_number(kind: Any, least: float) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**31
+
+
+def _is_folder(path: Any) -> bool:
+    """True for a path that the daemon's options can hold, in which commas and colons are separators."""
+    is_path = isinstance(path, str) and path.startswith("/") and path.rstrip("/") != ""
+    return is_path and ".." not in path.split("/") and not set(path) & set(":,\0")
+
+
+def _are_folders(paths: Any) -> bool:
+    return isinstance(paths, list | tuple) and all(map(_is_folder, paths))
+
+
+_OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "python": (lambda value: isinstance(value, str) and value != "", "a program"),
+    "folder": (lambda value: value is None or _is_folder(value), "an absolute path below /"),
+    "readable": (_are_folders, "a list of absolute paths below /"),
+    "writable": (_are_folders, "a list of absolute paths below /"),
+    "user": (lambda value: value is None or _is_number(int, 1)(value), "a number above 0"),
+    "life_s": (_is_number(int | float, 1e-9), "a number above 0"),
+    "warm": (_is_number(int, 0), "a number of containers"),
+    "starts_per_s": (_is_number(int | float, 1e-9), "a number above 0"),
+    "pull": (lambda value: value in ("missing", "never"), "missing or never"),
+    "runtime": (lambda value: isinstance(value, str | None), "a name"),
+}
+"""What each option accepts, as a check and in words."""
+
+
 def read_options(spec: SandboxSpec) -> DockerOptions:
-    """The options of a spec.
+    """Read the options of a spec.
 
     Raises:
         UsageError: one is not understood, or the spec asks for what this back end does not have.
@@ -61,45 +88,14 @@ def read_options(spec: SandboxSpec) -> DockerOptions:
             expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
             hint=f"take network {NO_NETWORK} and give the policy tools that reach those hosts, like fetch_page",
         )
-    known = {field.name: field for field in fields(DockerOptions)}
-    for name in spec.options:
-        if name not in known:
-            raise UsageError(f"docker sandboxes have no option {name!r}", expected=", ".join(known))
-    values: dict[str, Any] = {
-        name: _list(name, value) if name in _LIST_NAMES else value for name, value in spec.options.items()
-    }
-    options = DockerOptions(**values)
-    _require("python", options.python, isinstance(options.python, str) and options.python != "", "a program")
-    _require("pull", options.pull, options.pull in ("missing", "never"), "missing or never")
-    _require("folder", options.folder, options.folder is None or _is_folder(options.folder), "an absolute path below /")
-    _require("user", options.user, options.user is None or _is_number(options.user, int, 1), "a number above 0")
-    _require("warm", options.warm, _is_number(options.warm, int, 0), "a number of containers")
-    _require("runtime", options.runtime, isinstance(options.runtime, str | None), "a name")
-    for name in ("life_s", "starts_per_s"):
-        value = getattr(options, name)
-        _require(name, value, _is_number(value, int | float, 0) and value > 0, "a number above 0")
-    return options
-
-
-def _list(name: str, value: Any) -> tuple[str, ...]:
-    is_list = isinstance(value, list | tuple) and all(isinstance(path, str) and _is_folder(path) for path in value)
-    _require(name, value, is_list, "a list of absolute paths below /")
-    return tuple(value)
-
-
-def _is_folder(path: Any) -> bool:
-    """True if it can be put into the daemon's options, too, in which commas and colons have a meaning."""
-    is_path = isinstance(path, str) and path.startswith("/") and path.rstrip("/") != ""
-    return is_path and ".." not in path.split("/") and not set(path) & set(":,\0")
-
-
-def _is_number(value: Any, kind: Any, least: float) -> bool:
-    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**31
-
-
-def _require(name: str, value: Any, holds: bool, expected: str) -> None:
-    if not holds:
-        raise UsageError(f"option {name} of docker sandboxes is not understood", got=repr(value), expected=expected)
+    for name, value in spec.options.items():
+        if name not in _OPTIONS:
+            raise UsageError(f"docker sandboxes have no option {name!r}", expected=", ".join(_OPTIONS))
+        accepts, expected = _OPTIONS[name]
+        if not accepts(value):
+            raise UsageError(f"option {name} of docker sandboxes is not understood", got=repr(value), expected=expected)
+    lists = {name: tuple(value) for name, value in spec.options.items() if isinstance(value, list)}
+    return DockerOptions(**{**spec.options, **lists})
 
 
 FOLDER = "/work"
@@ -134,17 +130,12 @@ class Image:
     """What it holds in `folder`, as a tar file that begins with the folder's name; empty: nothing."""
 
     @classmethod
-    def read(cls, told: Mapping[str, Any], folder: str | None) -> Image:
-        """Read the daemon's description of it, without content.
-
-        Args:
-            told: The daemon's words.
-            folder: Where commands are to start; the image's own working folder when ``None``.
-        """
-        config = told.get("Config") or {}
+    def read(cls, described: Mapping[str, Any], folder: str | None) -> Image:
+        """Read the daemon's description of it, without content; `folder` replaces the image's working folder."""
+        config = described.get("Config") or {}
         variables = [line.partition("=") for line in config.get("Env") or ()]
         return cls(
-            id=told["Id"],
+            id=described["Id"],
             env={name: value for name, _, value in variables},
             folder=(folder or config.get("WorkingDir") or "").rstrip("/") or FOLDER,
             volumes=tuple(config.get("Volumes") or ()),
@@ -184,21 +175,11 @@ class Plan:
         """Equal for containers that can stand in for each other."""
         return json.dumps([self.config, self.image.folder, self.options.user], sort_keys=True)
 
-    def new_user(self) -> int:
-        """For the commands of one more container: numbers of processes are limited by user."""
-        if self.options.user is not None:
-            return self.options.user
-        first = _FIRST_MAPPED_USER if self.traits.is_mapped else _FIRST_USER
-        return first + secrets.randbelow(50_000 if self.traits.is_mapped else _FIRST_USER)
-
-    def create(self, labels: Mapping[str, str]) -> dict[str, Any]:
-        """Make the request to the daemon."""
-        return {**self.config, "Labels": dict(labels)}
-
-    def settings(self, user: int) -> dict[str, Any]:
-        """Make the settings of the supervisor."""
+    def settings(self) -> dict[str, Any]:
+        """Make the settings of one more supervisor; its user is new, because processes are counted by user."""
+        first, count = (_FIRST_MAPPED_USER, 50_000) if self.traits.is_mapped else (_FIRST_USER, _FIRST_USER)
         return {
-            "user": user,
+            "user": self.options.user or first + secrets.randbelow(count),
             "groups": [],
             "folder": self.image.folder,
             "owned": [path for path in self.config["HostConfig"]["Tmpfs"] if path != "/tmp"],
@@ -209,10 +190,10 @@ class Plan:
 
 
 def plan(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Traits) -> Plan:
-    """The container of a spec.
+    """Plan the container of a spec.
 
     Raises:
-        UsageError: folders are in each other's way.
+        UsageError: a readable folder lies in a writable one.
     """
     for path in options.readable:
         if any(_is_below(path, place) for place in (image.folder, *options.writable, "/tmp")):
@@ -285,30 +266,9 @@ SLACK_S = 60.0
 """How much clocks of machines may differ."""
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """A process."""
-
-    machine: str
-    """This boot of this machine, and the namespace in which `pid` counts."""
-    pid: int
-    started: int
-    """In the kernel's ticks: numbers of processes are used again."""
-
-    @classmethod
-    def this(cls) -> Owner:
-        """This process."""
-        return cls(_machine(), os.getpid(), _started(os.getpid()))
-
-    @classmethod
-    def read(cls, label: str) -> Owner | None:
-        """Read a label; ``None`` when it is none of ours."""
-        machine, _, rest = label.partition("/")
-        pid, _, started = rest.partition("/")
-        return cls(machine, int(pid), int(started)) if pid.isdigit() and started.lstrip("-").isdigit() else None
-
-    def __str__(self) -> str:
-        return f"{self.machine}/{self.pid}/{self.started}"
+def this_owner() -> str:
+    """Name this process: boot and PID namespace of its machine, number, and start, because numbers are used again."""
+    return f"{_machine()}/{os.getpid()}/{process_start(os.getpid())}"
 
 
 def labels(life_s: float, now: float) -> dict[str, str]:
@@ -318,29 +278,23 @@ def labels(life_s: float, now: float) -> dict[str, str]:
         life_s: Seconds after which it has ended itself.
         now: Seconds since 1970.
     """
-    return {OWNER: str(Owner.this()), UNTIL: f"{now + life_s:.0f}"}
+    return {OWNER: this_owner(), UNTIL: f"{now + life_s:.0f}"}
 
 
-def is_left_behind(told: Mapping[str, str], now: float) -> bool:
-    """True if a container with these labels can be removed: its owner has ended, or its time is over.
+def is_left_behind(labels: Mapping[str, str], now: float) -> bool:
+    """True if a container with these labels can be removed: its time is over, or its owner has ended.
 
-    Whether the owner lives can only be told on its own machine.
+    The second is only known on the owner's machine.
     """
-    owner, until = Owner.read(told.get(OWNER, "")), told.get(UNTIL, "")
+    owner = re.fullmatch(r"(.*)/(\d+)/(-?\d+)", labels.get(OWNER, ""))
     if owner is None:
         return False
+    machine, pid, started = owner.groups()
+    until = labels.get(UNTIL, "")
     is_over = until.isdigit() and now > float(until) + SLACK_S
-    return is_over or (owner.machine == _machine() and _started(owner.pid) != owner.started)
+    return is_over or (machine == _machine() and process_start(int(pid)) != int(started))
 
 
 def _machine() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
-
-
-def _started(pid: int) -> int:
-    """Return when a process started; -1 where there is none."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return -1

@@ -1,7 +1,4 @@
-"""The Docker daemon, spoken to with Docker's Python library. All calls here block: they are made in threads.
-
-The output of a container comes in frames of one stream, which are taken apart here.
-"""
+"""The Docker daemon, through Docker's Python library. All calls here block: they are made in threads."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.errors import SandboxError, UsageError
+from agentrl.errors import SandboxError, UsageError, boundary, described_error
 from agentrl.registry import Extra
 from agentrl.sandbox.docker.container import (
     OWNER,
@@ -93,38 +90,34 @@ class Daemon:
         self._pulling = threading.Lock()
         self._pace, self._next_start = threading.Lock(), 0.0
         try:
-            _try_socket(url)
             with self._client("asking a daemon for its version") as api:
+                _try_socket(url)
                 about = api.version(api_version=False)
                 self.name = f"{about.get('Version', '?')} at {url}"
                 self._version = str(about["ApiVersion"])
                 self.traits = Traits.read(about, api.info())
-        except (SandboxError, KeyError, OSError) as error:
+        except SandboxError as error:
             raise UsageError("a daemon of Docker or Podman does not answer", got=error) from error
 
     @contextlib.contextmanager
     def _client(self, doing: str) -> Iterator[Any]:
-        """A connection of one's own, which is gone afterwards; its errors are the sandbox's.
+        """Connect for one task.
 
         Raises:
             SandboxError: the daemon fails, or cannot be reached.
         """
-        sdk, requests = EXTRA.load(), EXTRA.load("requests")
-        try:
+        sdk = EXTRA.load()
+        with boundary(SandboxError, doing):
             api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=TIMEOUT_S)
-            try:
+            with contextlib.closing(api):
                 yield api
-            finally:
-                api.close()
-        except (sdk.errors.DockerException, requests.RequestException, OSError) as error:
-            raise SandboxError(f"{doing} failed", got=_short(error)) from error
 
     def known_image(self, name: str, options: DockerOptions) -> Image | None:
         """An image that was looked at before."""
         return self._images.get((name, options.folder))
 
     def image(self, name: str, options: DockerOptions) -> Image:
-        """An image; it is pulled when it is not there, and may be.
+        """Describe an image; a missing one is pulled, unless the options forbid it.
 
         Raises:
             UsageError: there is no such image, or its folder holds too much.
@@ -137,12 +130,7 @@ class Daemon:
             found = self._inspect(name)
             if found is None and options.pull == "never":
                 raise UsageError("an image is not there", got=name, hint=f"get it: docker pull {name}")
-            if found is None:
-                self._pull(name)
-                found = self._inspect(name)
-            if found is None:
-                raise SandboxError("an image is not there after it was pulled", got=name)
-            image = Image.read(found, options.folder)
+            image = Image.read(found or self._pull(name), options.folder)
             image = dataclasses.replace(image, content=self._content(image))
             self._images[name, options.folder] = image
             return image
@@ -153,7 +141,7 @@ class Daemon:
                 found: Mapping[str, Any] = api.inspect_image(name)
             except EXTRA.load().errors.NotFound:
                 return None
-        return found
+            return found
 
     def _content(self, image: Image) -> bytes:
         """Read what an image holds in a folder, from a container that is never started."""
@@ -176,11 +164,11 @@ class Daemon:
                 self.remove(identity)
         return bytes(content)
 
-    def _pull(self, name: str) -> None:
+    def _pull(self, name: str) -> Mapping[str, Any]:
         sdk = EXTRA.load()
         _log.info("image %s is not there: pulling it", name)
         layers: dict[str, tuple[int, int]] = {}
-        told = time.monotonic()
+        logged = time.monotonic()
         with self._client(f"pulling image {name}") as api:
             repository, tag = sdk.utils.parse_repository_tag(name)
             try:
@@ -190,14 +178,19 @@ class Daemon:
                     detail = line.get("progressDetail") or {}
                     if line.get("status") == "Downloading" and "total" in detail:
                         layers[line.get("id", "")] = (detail.get("current", 0), detail["total"])
-                    if time.monotonic() > told + _PROGRESS_EVERY_S:
-                        told = time.monotonic()
+                    if time.monotonic() > logged + _PROGRESS_EVERY_S:
+                        logged = time.monotonic()
                         _log.info("pulling image %s: %s", name, _progress(layers, line.get("status", "")))
             except sdk.errors.NotFound as missing:
                 raise UsageError(
-                    "there is no such image", got=_short(missing), expected="an image that can be pulled", hint=name
+                    "there is no such image",
+                    got=described_error(missing),
+                    expected="an image that can be pulled",
+                    hint=name,
                 ) from missing
-        _log.info("image %s is there", name)
+            _log.info("image %s is there", name)
+            found: Mapping[str, Any] = api.inspect_image(name)
+            return found
 
     def start(self, plan: Plan) -> Container:
         """Start a container and send its supervisor the opening.
@@ -207,16 +200,15 @@ class Daemon:
             SandboxError: the daemon fails.
         """
         self._wait_for_turn(plan.options.starts_per_s)
-        user = plan.new_user()
-        told = labels(WARM_S + plan.options.life_s, time.time())
+        config = {**plan.config, "Labels": labels(WARM_S + plan.options.life_s, time.time())}
         with self._client("starting a container") as api:
             try:
-                identity = str(api.create_container_from_config(plan.create(told))["Id"])
+                identity = str(api.create_container_from_config(config)["Id"])
             except EXTRA.load().errors.NotFound:
                 self._images.clear()  # it was there before
                 raise
             try:
-                end = self._run(api, identity, opening(plan.settings(user)))
+                end = self._run(api, identity, opening(plan.settings()))
             except BaseException as error:
                 self.remove(identity)
                 raise _complaint(error, plan) from error
@@ -261,36 +253,34 @@ class Daemon:
         raise SandboxError("a container cannot be removed", got=identity)
 
     def sweep(self) -> int:
-        """Remove what processes that are no more have left behind; how many containers that were.
+        """Remove the containers that ended processes have left behind; return their number.
 
         Raises:
             SandboxError: the daemon fails.
         """
-        left = [identity for identity, told in self._labelled(OWNER) if is_left_behind(told, time.time())]
-        for identity in left:
-            self.remove(identity)
-        if left:
-            _log.info("removed %d containers that were left behind", len(left))
-        return len(left)
+        removed = self.remove_labelled(OWNER, lambda labels: is_left_behind(labels, time.time()))
+        if removed:
+            _log.info("removed %d containers that were left behind", removed)
+        return removed
 
-    def owned(self, owner: str) -> list[str]:
-        """The containers that a process made.
+    def remove_labelled(self, label: str, is_meant: Callable[[Mapping[str, str]], bool] = lambda _: True) -> int:
+        """Remove the containers with a label (``NAME`` or ``NAME=VALUE``) whose labels are meant; return their number.
 
         Raises:
             SandboxError: the daemon fails.
         """
-        return [identity for identity, _ in self._labelled(f"{OWNER}={owner}")]
-
-    def _labelled(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
         with self._client("listing containers") as api:
             found = api.containers(all=True, filters={"label": label})
-        return [(one["Id"], one.get("Labels") or {}) for one in found]
+        meant = [one["Id"] for one in found if is_meant(one.get("Labels") or {})]
+        for identity in meant:
+            self.remove(identity)
+        return len(meant)
 
 
 def addresses() -> list[str]:
     """List addresses where a daemon may be, the likeliest first."""
-    if told := os.environ.get("DOCKER_HOST"):
-        return [told]
+    if given := os.environ.get("DOCKER_HOST"):
+        return [given]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     places = ["/var/run/docker.sock", "/run/podman/podman.sock", f"{runtime}/docker.sock"]
     places.append(f"{runtime}/podman/podman.sock")
@@ -298,7 +288,7 @@ def addresses() -> list[str]:
 
 
 def find_daemon(url: str | None) -> Daemon:
-    """A daemon that answers.
+    """Find a daemon that answers.
 
     Raises:
         UsageError: none does, or the extra is not installed.
@@ -320,7 +310,7 @@ def find_daemon(url: str | None) -> Daemon:
 
 
 def describe_daemon() -> str:
-    """The daemon that sandboxes would take; else why there is none."""
+    """Name the daemon that sandboxes would use, or say why there is none."""
     try:
         return find_daemon(None).name
     except UsageError as lacking:
@@ -328,7 +318,7 @@ def describe_daemon() -> str:
 
 
 def _try_socket(url: str) -> None:
-    """Connect once without the library, which forgets to close a socket that nobody listens at."""
+    """Connect once without the library, which leaks the socket when the connection is refused."""
     if url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as end:
             end.settimeout(TIMEOUT_S)
@@ -336,7 +326,7 @@ def _try_socket(url: str) -> None:
 
 
 def _attach(api: Any, identity: str) -> socket.socket:
-    """A socket of our own to a container that is not started yet, taken from under the library."""
+    """Attach to a container that is not started yet; the socket is duplicated, and the library's closed."""
     raw = api.attach_socket(identity, params=_ATTACHED)
     try:
         end = socket.socket(fileno=os.dup(raw.fileno()))
@@ -366,21 +356,17 @@ def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:
     return f"{have:.0f} of {total:.0f} MB" if total else status
 
 
-def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(getattr(error, 'explanation', None) or error)[:500]}"
-
-
 _HEAD = struct.Struct(">BxxxI")
 _OUTPUT = 1
 _MOST_WORDS = 4000
 
 
 class Frames:
-    """Standard output, as if it came alone; the beginning of standard error is kept.
+    """Standard output of a container; the beginning of its standard error is kept.
 
     Args:
-        stream: From the daemon: frames of a byte that tells the stream (1 is output, 2 errors), three zeros, four bytes
-            of size, and the content.
+        stream: From the daemon: frames of a byte for the stream (1 is output, 2 errors), three zeros, four bytes of
+            size, and the content.
     """
 
     def __init__(self, stream: asyncio.StreamReader) -> None:

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from agentrl.errors import AgentRLError, SandboxError, UsageError
 from agentrl.sandbox.channel import ReadExactly
-from agentrl.sandbox.docker.container import DEFAULT_IMAGE, DockerOptions, Owner, Plan, plan, read_options
+from agentrl.sandbox.docker.container import DEFAULT_IMAGE, OWNER, DockerOptions, Plan, plan, read_options, this_owner
 from agentrl.sandbox.docker.daemon import Container, Daemon, Frames, find_daemon
 from agentrl.sandbox.spec import SandboxSpec
 from agentrl.sandbox.supervised import TOO_OLD, SupervisedSandbox
@@ -84,8 +84,7 @@ class Supply:
         self.drain()
         for daemon in self._daemons.values():
             try:
-                for identity in daemon.owned(str(Owner.this())):
-                    daemon.remove(identity)
+                daemon.remove_labelled(f"{OWNER}={this_owner()}")
             except SandboxError as failure:
                 _log.warning("containers may be left, until their time is over: %s", failure)
         self._daemons.clear()
