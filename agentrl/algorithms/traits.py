@@ -60,14 +60,17 @@ weighs_behaviour = Trait("weighs_behaviour")
 """The loss holds the weight pi_old / mu itself, so that a correction would apply it twice."""
 
 
-def needs(*inputs: Input) -> Callable[[Marked], Marked]:
-    """Mark a function that cannot do without optional parts of its input."""
-
+def _mark(name: str, value: object) -> Callable[[Marked], Marked]:
     def mark(function: Marked) -> Marked:
-        function.__dict__["needs"] = frozenset(inputs)
+        function.__dict__[name] = value
         return function
 
     return mark
+
+
+def needs(*inputs: Input) -> Callable[[Marked], Marked]:
+    """Mark a function that cannot do without optional parts of its input."""
+    return _mark("needs", frozenset(inputs))
 
 
 def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
@@ -77,12 +80,7 @@ def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
 
 def chooses(choose: Callable[..., Any], *, drops: bool) -> Callable[[Marked], Marked]:
     """Mark a loss that chooses among all tokens of an update; see `Choice`."""
-
-    def mark(loss: Marked) -> Marked:
-        loss.__dict__["choice"] = Choice(choose, drops)
-        return loss
-
-    return mark
+    return _mark("choice", Choice(choose, drops))
 
 
 def choice_of(loss: Callable[..., Any]) -> Choice | None:
@@ -92,12 +90,7 @@ def choice_of(loss: Callable[..., Any]) -> Choice | None:
 
 def takes(what: str) -> Callable[[Marked], Marked]:
     """Mark a loss that is no function of a `LossInput`: of what, in words."""
-
-    def mark(loss: Marked) -> Marked:
-        loss.__dict__["takes"] = what
-        return loss
-
-    return mark
+    return _mark("takes", what)
 
 
 def other_input(loss: Callable[..., Any]) -> str | None:
