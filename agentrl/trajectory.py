@@ -397,6 +397,11 @@ class Trajectory:
     """The same answers as whole texts, with the thinking and the markup of tool calls, without special tokens."""
 
     @property
+    def is_trainable(self) -> bool:
+        """True if it can be trained on: not failed by infrastructure, and scored."""
+        return self.outcome is not None and self.outcome.is_trainable and self.reward is not None
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         """The messages of the conversation opened last (usually the only one), until the episode is scored."""
         self._require_messages()

@@ -75,7 +75,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], *, version: int) -> d
             bits of means.
         version: Version of the weights that the step starts from.
     """
-    trained = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable and t.reward is not None]
+    trained = [t for t in trajectories if t.is_trainable]
     return {
         "episodes": len(trajectories),
         **_spread("reward", [t.reward for t in trained if t.reward is not None]),

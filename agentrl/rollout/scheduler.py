@@ -81,7 +81,7 @@ class Group:
     @property
     def failed_extras(self) -> list[str]:
         """Names of extra rollouts that infrastructure failed, or that have no reward."""
-        return [name for name, trajectory in self.extra_rollouts.items() if not _is_trainable(trajectory)]
+        return [name for name, trajectory in self.extra_rollouts.items() if not trajectory.is_trainable]
 
     @property
     def experts(self) -> list[Trajectory]:
@@ -96,7 +96,7 @@ class Group:
     @property
     def trainable(self) -> list[Trajectory]:
         """Episodes that can be trained on: not failed by infrastructure, and scored."""
-        return [trajectory for trajectory in self.trajectories if _is_trainable(trajectory)]
+        return [trajectory for trajectory in self.trajectories if trajectory.is_trainable]
 
     @property
     def returns_differ(self) -> bool:
@@ -149,10 +149,6 @@ class Group:
             extra_names=extra_names,
             extra_rollouts={name: Trajectory.from_record(row) for name, row in record.get("beside", {}).items()},
         )
-
-
-def _is_trainable(trajectory: Trajectory) -> bool:
-    return trajectory.outcome is not None and trajectory.outcome.is_trainable and trajectory.reward is not None
 
 
 class GroupScheduler:
@@ -406,8 +402,9 @@ class GroupScheduler:
         if state["group_size"] != self.group_size:
             raise UsageError(
                 "a run cannot go on with groups of another size",
-                got=f"algorithm.group_size {self.group_size}",
+                got=f"{self.group_size} episodes of the policy in each group",
                 expected=state["group_size"],
+                hint="set algorithm.group_size and algorithm.expert.members as they were",
             )
         self.tasks.load_state_dict(state["tasks"])
         self._outcomes = [GroupOutcome(**record) for record in state["tallies"]]
