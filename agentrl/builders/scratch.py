@@ -23,7 +23,6 @@ from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
 from agentrl.tool import Tool
-from agentrl.trajectory import TokenSequence
 
 EPISODES = 512
 """Episodes of the corpus, of all environments together; the tokenizer spells what they do not contain."""
@@ -72,7 +71,7 @@ class _WrittenDown(Conversation):
         """Act, and write the answer down."""
         turns = self._episode.turns
         message, _ = await demonstration(self._scribe.policy, self._episode, turns.begin())
-        turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         self.add(message)
         return Answer(message=message, raw_text=message.text)
 

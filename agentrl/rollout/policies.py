@@ -202,11 +202,11 @@ def cut_characters(text: str, max_tokens: int) -> str:
     return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
 
 
-def append_textual_turn(turns: TurnLog, sequence: TokenSequence, stop_reason: str) -> Turn:
+def append_textual_turn(turns: TurnLog, stop_reason: str) -> Turn:
     """Record a turn without tokens, so that rewards have a place."""
     trajectory = turns.trajectory
     if not trajectory.sequences:
-        trajectory.sequences.append(sequence)
+        trajectory.sequences.append(TokenSequence())
     turn = Turn(index=len(trajectory.turns), start=0, end=0, stop_reason=stop_reason)
     trajectory.sequences[0].turns.append(turn)
     return turn
@@ -264,7 +264,7 @@ class ChatConversation(Conversation):
                 chat = await self._policy.service.chat(self.messages, schemas, params, request_id)
         self.messages.append(chat.message)
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
-        turn = append_textual_turn(self._turns, TokenSequence(), chat.stop_reason.value)
+        turn = append_textual_turn(self._turns, chat.stop_reason.value)
         self._turns.take(turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens)
         return Answer(
             message=chat.message,

@@ -21,7 +21,7 @@ from agentrl.render.tokens import ToolSchema
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters
 from agentrl.task import Task
 from agentrl.tool import Tool
-from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
+from agentrl.trajectory import NOT_SAMPLED, Source, Trajectory
 
 
 class ScriptedPolicy(enum.StrEnum):
@@ -96,7 +96,7 @@ class ScriptedConversation(Conversation):
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
         message, source = await demonstration(policy.kind, self._episode, seed, mistakes=policy.mistakes)
         if self.ledger is None or policy.renderer is None:
-            turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+            turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
             return Answer(message=message, raw_text=message.text)
         text = _written(message, policy.renderer, self.ledger)
         answer = self.ledger.demonstrate(text, source=source)
@@ -151,7 +151,7 @@ class StoredExpert:
         self._place = place
         self._episodes: dict[tuple[str, int], list[Trajectory]] = {}
         for trajectory in trajectories:
-            if trajectory.outcome is not None and trajectory.outcome.is_trainable and trajectory.reward is not None:
+            if trajectory.is_trainable:
                 self._episodes.setdefault((trajectory.task_id, trajectory.seed), []).append(trajectory)
         for episodes in self._episodes.values():
             episodes.sort(key=lambda trajectory: -(trajectory.reward or 0.0))
