@@ -14,11 +14,12 @@ Every message says what, got, expected and the next step.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import enum
 import numbers
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ClassVar, TypeAlias
@@ -278,6 +279,12 @@ def shortened(value: object, characters: int = 80) -> str:
         return f"an int of {value.bit_length()} bits"
     shown = repr(value[: characters + 1] if isinstance(value, str | bytes) else value)
     return shown if len(shown) <= characters else f"{shown[:characters]}…"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str | None:
+    """Suggest the nearest of the known names as an error's hint; ``None`` where none is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def described_error(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from agentrl.errors import UnknownNameError, UsageError
+from agentrl.errors import UnknownNameError, UsageError, did_you_mean
 
 ENTRY_POINT_GROUP = "agentrl.plugins"
 
@@ -119,7 +119,7 @@ def lookup(kind: Kind, name: str) -> Any:
             f"unknown {kind.replace('_', ' ')}",
             got=repr(name),
             expected=known,
-            hint=_hint(kind, name, near),
+            hint=_hint(kind, name),
         )
     return load(target) if isinstance(target, str) else target
 
@@ -135,12 +135,12 @@ def _of_session(kind: Kind, name: str) -> Any:
     )
 
 
-def _hint(kind: Kind, name: str, near: list[str]) -> str | None:
+def _hint(kind: Kind, name: str) -> str | None:
     """Suggest the next step after an unknown name, which may be of another part of an algorithm."""
     others = [other for other in ALGORITHM_PARTS if kind in ALGORITHM_PARTS and name in names(other)]
     if others:
         return f"there is {'an' if others[0][0] in 'aeiou' else 'a'} {others[0]} of this name"
-    return f"did you mean {near[0]!r}?" if near else None
+    return did_you_mean(name, names(kind))
 
 
 def load(reference: str) -> Any:
@@ -154,10 +154,8 @@ def load(reference: str) -> Any:
     try:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
-        raise UsageError(
-            f"{module_name} has no {attribute!r}", hint=f"did you mean {near[0]!r}?" if near else None
-        ) from error
+        hint = did_you_mean(attribute, dir(module))
+        raise UsageError(f"{module_name} has no {attribute!r}", hint=hint) from error
 
 
 def load_module(name: str) -> ModuleType:

@@ -26,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import difflib
 import functools
 import inspect
 import json
@@ -45,6 +44,7 @@ from agentrl.errors import (
     ToolError,
     UsageError,
     bounded_reward,
+    did_you_mean,
     is_addressed_to,
     running_task,
     shortened,
@@ -428,8 +428,7 @@ def _known_rules(tool: str, declared: Declared) -> Declared:
     known = [rule.name for rule in dataclasses.fields(ToolRules)]
     for name in declared:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else None
+            hint = did_you_mean(name, known)
             raise UsageError(f"tool {tool} has an unknown rule", got=name, expected=", ".join(known), hint=hint)
     return declared
 

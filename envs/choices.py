@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 from collections.abc import Iterable
 from typing import TypeVar
 
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 
 E = TypeVar("E", bound=enum.StrEnum)
 
@@ -23,12 +22,6 @@ def choose(kind: type[E], value: str, what: str) -> E:
         expected = f"one of {', '.join(names)}"
         raise UsageError(f"unknown {what}", got=repr(value), expected=expected, hint=did_you_mean(value, names))
     return kind(value)
-
-
-def did_you_mean(name: object, known: Iterable[str]) -> str | None:
-    """A question after the nearest of the known names; ``None`` where none is near."""
-    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else None
 
 
 def choose_all(kind: type[E], values: Iterable[str] | None, what: str) -> tuple[E, ...]:

@@ -260,7 +260,7 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"max_tokens": 1.5}, "max_tokens is not understood: got 1.5, expected a whole number"),
         ({"timeout_s": "5"}, "timeout_s is not understood: got '5', expected a number"),
         ({"parallel": "yes"}, "parallel is not understood: got 'yes', expected a bool"),
-        ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean timeout_s"),
+        ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean 'timeout_s"),
         ({"name": "weird name!"}, "a tool's name: got 'weird name!', expected 1 to 64 letters"),
         ({"name": ""}, "a tool's name: got '', expected 1 to 64 letters"),
     ],

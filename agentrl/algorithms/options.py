@@ -5,7 +5,6 @@ Options may have ranges, outside of which `check_options` refuses them.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin
 import torch
 from pydantic import Field, TypeAdapter, ValidationError
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 Discount: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
@@ -99,12 +98,11 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> d
 
 
 def _unknown(function: str, option: str, known: list[str]) -> ConfigError:
-    near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
     return ConfigError(
         f"{function} does not take this option",
         got=repr(option),
         expected=f"one of {', '.join(known)}" if known else "no options",
-        hint=f"did you mean {near[0]!r}?" if near else None,
+        hint=did_you_mean(option, known),
     )
 
 

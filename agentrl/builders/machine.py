@@ -147,27 +147,25 @@ def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
     if config.cluster is not None:
         return []
     placed = place_on_gpus(config, count)
-    rows = [EstimateRow("GPUs", f"{count:,}", "of this machine, or --gpus")]
+    rows = [("GPUs", f"{count:,}", "of this machine, or --gpus")]
     where = f"GPU {_listed(placed.trainer)}" if placed.trainer else "CPU"
     processes = config.trainer.processes
     rows.append(
-        EstimateRow(
+        (
             "trainer",
             f"{processes} {'process' if processes == 1 else 'processes'} on {where}",
             "trainer.processes, model.device",
         )
     )
     rows += [
-        EstimateRow(
-            f"server-{number}", f"GPU {_listed(gpus)}" if gpus else "CPU", "engine.replicas, engine.tensor_parallel"
-        )
+        (f"server-{number}", f"GPU {_listed(gpus)}" if gpus else "CPU", "engine.replicas, engine.tensor_parallel")
         for number, gpus in enumerate(placed.servers)
     ]
     if placed.shared:
-        rows.append(EstimateRow("shared GPUs", _listed(placed.shared), _sharing(config)))
+        rows.append(("shared GPUs", _listed(placed.shared), _sharing(config)))
     used = {*placed.trainer, *(position for server in placed.servers for position in server)}
     if idle := [position for position in range(count) if position not in used]:
-        rows.append(EstimateRow("idle GPUs", _listed(idle), "raise trainer.processes or engine.replicas to use them"))
+        rows.append(("idle GPUs", _listed(idle), "raise trainer.processes or engine.replicas to use them"))
     return rows
 
 

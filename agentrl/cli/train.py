@@ -114,7 +114,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
     for words in tasks:
         table.add_row(*words)
     for row in amounts:
-        table.add_row(Text(row.name), Text(row.value), Text(row.how))
+        table.add_row(*map(Text, row))
     out.print(table)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, ScratchModelConfig
 from agentrl.config.derived import agent_loop_class, parts_of, placement_words
@@ -101,9 +101,9 @@ def _folder_size(config: Mapping[str, Any]) -> ModelSize | None:
 
 
 _FULL = 4
-"""Bytes of a float32, which adapters are in any format of the model."""
+"""Bytes of a float32, which adapters and logits are in any format of the model."""
 _MOMENTS = 8
-"""Bytes of AdamW's two moments of a weight."""
+"""Bytes of AdamW's two float32 moments of a weight; Muon keeps one, of the matrices that it takes."""
 QUANTIZED_BYTES = 0.52
 """Of a weight in 4 bits, with its share of the scales (https://arxiv.org/abs/2305.14314, section 3)."""
 
@@ -161,9 +161,6 @@ def weight_bytes(lora: LoraConfig | None, size: ModelSize, width: int) -> int:
 
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_OPTIMIZER_BYTES = 8
-"""AdamW keeps two float32 moments per weight; Muon one, of the matrices that it takes."""
-_LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,7 +292,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
         else 0,
-        logits=2 * min(LOGITS_MEGABYTES << 20, trainer.tokens_per_micro_batch * size.vocab_size * _LOGIT_BYTES),
+        logits=2 * min(LOGITS_MEGABYTES << 20, trainer.tokens_per_micro_batch * size.vocab_size * _FULL),
     )
 
 
@@ -316,11 +313,11 @@ def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
     size = None if critic is None else _critic_size(critic, policy)
     if critic is None or size is None:
         return 0
-    head = (size.hidden_size + 1) * (2 * width + _OPTIMIZER_BYTES)
+    head = (size.hidden_size + 1) * (2 * width + _MOMENTS)
     if critic.kind == "shared":
         return head
     trained = _trained_trunk(config, size)
-    moments = _OPTIMIZER_BYTES * trained.parameters
+    moments = _MOMENTS * trained.parameters
     return size.trunk_parameters * width + trained.adapter_bytes() + trained.gradient_bytes(width) + moments + head
 
 
@@ -345,13 +342,8 @@ def _trained_trunk(config: Config, critic: ModelSize) -> TrainedSize:
     return trained_size(config.model.lora, critic, parameters=critic.trunk_parameters)
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateRow:
-    """One line of the dry run's table."""
-
-    name: str
-    value: str
-    how: str
+EstimateRow: TypeAlias = tuple[str, str, str]
+"""One line of the dry run's table: what, how many, from which keys."""
 
 
 def rows(config: Config) -> list[EstimateRow]:
@@ -359,41 +351,26 @@ def rows(config: Config) -> list[EstimateRow]:
     a = derive(config)
     trainer = config.trainer
     group = config.algorithm.group_size
-    table = [
-        EstimateRow("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
-        EstimateRow("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
-        EstimateRow("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
-        EstimateRow("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
-        EstimateRow(
-            "tokens per episode",
-            f"at most {a.most_tokens_per_episode:,}",
-            f"agent.max_tokens x {a.sequences_per_episode} sequences",
-        ),
-        EstimateRow(
+    return [
+        ("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
+        ("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
+        ("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
+        ("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
+        _episode_row(a),
+        (
             "sampled per episode",
             f"at most {a.most_sampled_tokens_per_episode:,}",
             " or ".join(f"{turns} turns x {tokens}" for turns, tokens in _answers(config)) + ", within that",
         ),
-        EstimateRow("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
-        EstimateRow(
-            "micro-batches",
-            f"at most {a.most_micro_batches:,}",
-            "per optimizer step, of trainer.tokens_per_micro_batch",
-        ),
-        EstimateRow(
-            "optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"
-        ),
-        EstimateRow(
-            "started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"
-        ),
-        EstimateRow("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
-        EstimateRow("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
-    ]
-    return [
-        *table,
+        ("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
+        ("micro-batches", f"at most {a.most_micro_batches:,}", "per optimizer step, of trainer.tokens_per_micro_batch"),
+        ("optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"),
+        ("started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"),
+        ("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
+        ("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
         *_memory_rows(a, config),
         *_server_rows(config),
-        *(EstimateRow(*words) for words in placement_words(config)),
+        *placement_words(config),
     ]
 
 
@@ -402,7 +379,7 @@ def warm_start_rows(config: Config) -> list[EstimateRow]:
     sft = config.sft
     if sft.data is not None:
         return [
-            EstimateRow("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
+            ("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
             *_model_rows(model_size(config.model)),
             *_adapter_rows(model_size(config.model), config),
         ]
@@ -410,14 +387,10 @@ def warm_start_rows(config: Config) -> list[EstimateRow]:
     most = sft.episodes * a.most_tokens_per_episode * sft.epochs
     sequences = sft.episodes * a.sequences_per_episode * sft.epochs
     return [
-        EstimateRow("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
-        EstimateRow(
-            "tokens per episode",
-            f"at most {a.most_tokens_per_episode:,}",
-            f"agent.max_tokens x {a.sequences_per_episode} sequences",
-        ),
-        EstimateRow("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
-        EstimateRow(
+        ("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
+        _episode_row(a),
+        ("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
+        (
             "optimizer steps",
             f"at most {sequences:,}",
             f"one per sequence; about one per {sft.tokens_per_update:,} tokens (sft.tokens_per_update)",
@@ -425,6 +398,11 @@ def warm_start_rows(config: Config) -> list[EstimateRow]:
         *_model_rows(a.model),
         *_adapter_rows(a.model, config),
     ]
+
+
+def _episode_row(a: Arithmetic) -> EstimateRow:
+    how = f"agent.max_tokens x {a.sequences_per_episode} sequences"
+    return "tokens per episode", f"at most {a.most_tokens_per_episode:,}", how
 
 
 def _answers(config: Config) -> list[tuple[int, int]]:
@@ -435,8 +413,8 @@ def _answers(config: Config) -> list[tuple[int, int]]:
 
 def _model_rows(size: ModelSize | None) -> list[EstimateRow]:
     if size is None:
-        return [EstimateRow("model", "size unknown", "its config.json is not on this machine")]
-    return [EstimateRow("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
+        return [("model", "size unknown", "its config.json is not on this machine")]
+    return [("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
 
 
 def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
@@ -449,14 +427,14 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
         *_adapter_rows(arithmetic.model, config),
         *_critic_rows(arithmetic, config),
         *_process_reward_rows(memory, config),
-        EstimateRow(
+        (
             "memory",
             f"{shown_bytes(memory.total)} and activations",
             f"weights {weights}, gradients {gradients}, optimizer {optimizer}",
         ),
     ]
     if isinstance(config.engine, LocalEngineConfig):
-        found.append(EstimateRow("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
+        found.append(("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
     return found
 
 
@@ -467,7 +445,7 @@ def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
     trained = trained_size(lora, size)
     how = f"of rank {lora.rank}, in float32 (model.lora)"
     others = f"; {trained.own:,} parameters of the model are trained, too" if trained.own else ""
-    return [EstimateRow("adapters", f"{trained.adapters:,} parameters", how + others)]
+    return [("adapters", f"{trained.adapters:,} parameters", how + others)]
 
 
 def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
@@ -475,11 +453,11 @@ def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
     if critic is None or memory is None:
         return []
     if arithmetic.critic_parameters is None:
-        return [EstimateRow("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
+        return [("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
     kind = "on the policy's hidden states" if critic.kind == "shared" else "a model of its own"
     alone = f", {critic.pretrain_steps} steps alone" if critic.pretrain_steps else ""
     how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
-    return [EstimateRow("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
+    return [("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
 
 
 def _process_reward_rows(memory: Memory, config: Config) -> list[EstimateRow]:
@@ -487,11 +465,9 @@ def _process_reward_rows(memory: Memory, config: Config) -> list[EstimateRow]:
     if section is None:
         return []
     if not memory.process_reward:
-        return [
-            EstimateRow("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")
-        ]
+        return [("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")]
     how = f"a model like {section.path or 'the policy'}, with gradients and optimizer, and its frozen start"
-    return [EstimateRow("process reward", shown_bytes(memory.process_reward), how)]
+    return [("process reward", shown_bytes(memory.process_reward), how)]
 
 
 def _server_rows(config: Config) -> list[EstimateRow]:
@@ -500,16 +476,16 @@ def _server_rows(config: Config) -> list[EstimateRow]:
     if not isinstance(engine, ServerEngineConfig):
         return []
     if isinstance(engine.servers, list):
-        servers = EstimateRow("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
+        servers = ("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
     else:
         how = f"engine.replicas; engine.tensor_parallel {engine.tensor_parallel}"
-        servers = EstimateRow("servers", f"{engine.replicas:,} {engine.type} launched", how)
+        servers = ("servers", f"{engine.replicas:,} {engine.type} launched", how)
     context = "the model's own limit" if engine.max_context is None else f"{engine.max_context:,} tokens"
     return [
         servers,
-        EstimateRow("weights reach them by", engine.transport, "engine.transport"),
-        EstimateRow("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
-        EstimateRow("servers' context", context, "engine.max_context"),
+        ("weights reach them by", engine.transport, "engine.transport"),
+        ("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
+        ("servers' context", context, "engine.max_context"),
     ]
 
 

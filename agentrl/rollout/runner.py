@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import difflib
 import inspect
 import logging
 from collections import Counter
@@ -32,6 +31,7 @@ from agentrl.errors import (
     UsageError,
     async_boundary,
     described_error,
+    did_you_mean,
     is_addressed_to,
     running_task,
 )
@@ -340,11 +340,10 @@ def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
     known = list(inspect.signature(kind).parameters)
     for option in options:
         if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
             raise ConfigError(
                 f"agent loop {name} has no option {option!r}",
                 expected=", ".join(known) or "no options",
-                hint=f"did you mean {near[0]!r}?" if near else None,
+                hint=did_you_mean(option, known),
             )
     loop: AgentLoop = kind(**options)
     return loop

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 
 MIB = 2**20
 LARGEST = 2**60
@@ -168,7 +167,6 @@ def _known(given: Any, kind: type, what: str) -> Mapping[str, Any]:
     known = [one.name for one in dataclasses.fields(kind)]
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else None
+            hint = did_you_mean(key, known)
             raise UsageError(f"{what} has no key {key!r}", expected=", ".join(known), hint=hint)
     return given

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import inspect
 import time
@@ -10,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
-from agentrl.errors import UnknownNameError
+from agentrl.errors import UnknownNameError, did_you_mean
 
 
 class CheckStatus(enum.StrEnum):
@@ -136,8 +135,7 @@ def _known(name: str, names: Sequence[str]) -> str:
     plain = name.replace("-", " ").replace("_", " ").lower()
     if plain in names:
         return plain
-    near = difflib.get_close_matches(plain, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else None
+    hint = did_you_mean(plain, names)
     raise UnknownNameError("there is no rule of this name", got=repr(name), expected=", ".join(names), hint=hint)
 
 

@@ -12,11 +12,10 @@ import gymnasium
 from gymnasium.spaces import Text
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 from agentrl.registry import Extra
 from agentrl.task import SeedTasks, seed_tasks
 
-from ..choices import did_you_mean
 from ..splits import split_of_seed, split_of_text
 from .reasoning_gym_answers import may_be_scored
 

@@ -14,11 +14,10 @@ from gymnasium.spaces import Text
 
 from agentrl import registry
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 from agentrl.registry import Extra
 from agentrl.task import seed_tasks
 
-from ..choices import did_you_mean
 from .global_random import GlobalRandom
 from .nltk_data import missing_corpus
 

@@ -16,11 +16,10 @@ from agentrl.envs.content_space import ContentSpace
 from gymnasium.spaces import Space, Text
 
 from agentrl.env import EnvironmentSpec, Expert, Isolation
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 from agentrl.message import Content
 from agentrl.task import SeedTasks, seed_tasks
 
-from ..choices import did_you_mean
 from ..pictures import ObservationForm, legend, observation_form, pictured, shows_images
 from ..splits import split_of_checksum, split_of_seed
 from .rules import Illegal, Played, Puzzle, share_gained

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import UsageError
+from agentrl.errors import UsageError, did_you_mean
 from agentrl.remote.chat import ServiceSettings
 
 SECTION = "environment.options.customer"
@@ -50,8 +49,7 @@ def parse_customer(given: object) -> CustomerOptions:
         raise UsageError(f"{SECTION} has no keys", got=repr(given), expected=expected)
     for name in given:
         if name not in _KEYS:
-            near = difflib.get_close_matches(str(name), _KEYS, n=1)
-            hint = f"did you mean {near[0]}?" if near else None
+            hint = did_you_mean(name, _KEYS)
             raise UsageError(f"{SECTION} has no key {name!r}", expected=f"one of {', '.join(_KEYS)}", hint=hint)
     values = {**DEFAULTS, **given}
     url = _text(values, "url", expected="the service's base address, such as http://127.0.0.1:8000/v1")

@@ -81,12 +81,12 @@ def test_resources_by_default_and_by_choice():
 
 def test_a_dry_run_shows_where_everything_will_be():
     config = quickstart("cluster={address: auto, engine: {CPU: 2, engine: 1}}", "trainer.processes=3")
-    found = {row.name: (row.value, row.how) for row in rows(config)}
+    found = {name: (value, how) for name, value, how in rows(config)}
     assert found["cluster"] == ("Ray at auto", "cluster.address; pack (cluster.strategy)")
     assert found["rank 0"] == ("this process, with CPU 1, and GPUs where there are some", "cluster.rank")
     assert found["rank 1 to rank 2"][0].startswith("an actor each, with CPU 1")
     assert found["server-0"] == ("an actor each, with CPU 2, engine 1", "cluster.engine")
-    assert "cluster" not in {row.name for row in rows(quickstart())}
+    assert "cluster" not in {name for name, _, _ in rows(quickstart())}
 
 
 def test_what_a_node_does_not_see_is_refused(tmp_path):

@@ -76,18 +76,18 @@ def test_a_torch_for_the_cpu_trains_there_while_servers_use_the_gpus():
 
 
 def test_the_rows_name_shared_and_idle_gpus():
-    rows = {row.name: row.value for row in gpu_rows(config_of("engine=vllm", "trainer.processes=2"), 4)}
+    rows = {name: value for name, value, _ in gpu_rows(config_of("engine=vllm", "trainer.processes=2"), 4)}
     assert rows == {
         "GPUs": "4",
         "trainer": "2 processes on GPU 0, 1",
         "server-0": "GPU 2",
         "idle GPUs": "3",
     }
-    shared = {row.name: row for row in gpu_rows(config_of("engine=vllm", "engine.sleep=true"), 1)}
-    assert shared["shared GPUs"].value == "0"
-    assert "engine.sleep" in shared["shared GPUs"].how
-    unlimited = {row.name: row for row in gpu_rows(config_of("engine=vllm"), 1)}
-    assert "set engine.sleep=true" in unlimited["shared GPUs"].how
+    shared = {name: (value, how) for name, value, how in gpu_rows(config_of("engine=vllm", "engine.sleep=true"), 1)}
+    assert shared["shared GPUs"][0] == "0"
+    assert "engine.sleep" in shared["shared GPUs"][1]
+    unlimited = {name: (value, how) for name, value, how in gpu_rows(config_of("engine=vllm"), 1)}
+    assert "set engine.sleep=true" in unlimited["shared GPUs"][1]
 
 
 @pytest.mark.parametrize("hardware", [name for name in shipped_configs() if name.startswith("hardware/")])

@@ -69,13 +69,13 @@ def test_a_critic_of_its_own_is_a_model_more_and_a_shared_one_is_next_to_nothing
 
 def test_the_dry_run_shows_a_critic():
     row = table("trainer.critic={kind: own, pretrain_steps: 3}")["critic"]
-    assert row.value.endswith("parameters")
-    assert row.how.startswith("a model of its own, 3 steps alone; ")
-    assert "hidden states" in table("trainer.critic={kind: shared}")["critic"].how
-    assert table("trainer.critic={path: Qwen/none}")["critic"].value == "size unknown"
+    assert row[0].endswith("parameters")
+    assert row[1].startswith("a model of its own, 3 steps alone; ")
+    assert "hidden states" in table("trainer.critic={kind: shared}")["critic"][1]
+    assert table("trainer.critic={path: Qwen/none}")["critic"][0] == "size unknown"
     assert "critic" not in table()
-    assert "and its frozen start" in table("trainer.process_reward={}")["process reward"].how
-    assert table("trainer.process_reward={path: Qwen/none}")["process reward"].value == "size unknown"
+    assert "and its frozen start" in table("trainer.process_reward={}")["process reward"][1]
+    assert table("trainer.process_reward={path: Qwen/none}")["process reward"][0] == "size unknown"
 
 
 def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):
@@ -94,32 +94,32 @@ def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):
 def test_an_absent_model_has_no_size():
     config = load_config(None, [*SMALL, "model.path=Qwen/none"])
     assert derive(config).memory is None
-    assert "unknown" in rows(config)[-1].value
+    assert "unknown" in rows(config)[-1][1]
 
 
 def table(*overrides):
-    return {row.name: row for row in rows(load_config(None, [*SMALL, *overrides]))}
+    return {name: (value, how) for name, value, how in rows(load_config(None, [*SMALL, *overrides]))}
 
 
 def test_launched_servers_are_named_and_no_key_of_another_engine():
     found = table("engine={type: vllm, replicas: 2, max_running: 32, max_context: 4096}")
     assert "key-value cache" not in found
-    assert found["servers"].value == "2 vllm launched"
-    assert found["weights reach them by"].value == "shared_memory"
-    assert found["sampled at once"].value == "32 sequences per server"
-    assert found["servers' context"].value == "4,096 tokens"
-    assert not any("cache_tokens" in row.how for row in found.values())
+    assert found["servers"][0] == "2 vllm launched"
+    assert found["weights reach them by"][0] == "shared_memory"
+    assert found["sampled at once"][0] == "32 sequences per server"
+    assert found["servers' context"][0] == "4,096 tokens"
+    assert not any("cache_tokens" in how for _, how in found.values())
 
 
 def test_attached_servers_are_named_by_their_addresses():
     found = table("engine={type: sglang, servers: [http://a:1, http://b:2], transport: tensor}")
-    assert (found["servers"].value, found["servers"].how) == ("2 attached", "http://a:1, http://b:2")
-    assert (found["weights reach them by"].value, found["servers' context"].value) == (
+    assert (found["servers"][0], found["servers"][1]) == ("2 attached", "http://a:1, http://b:2")
+    assert (found["weights reach them by"][0], found["servers' context"][0]) == (
         "tensor",
         "the model's own limit",
     )
 
 
 def test_only_the_local_engine_has_a_cache_of_its_own():
-    assert table("engine=local")["key-value cache"].how == "engine.cache_tokens"
+    assert table("engine=local")["key-value cache"][1] == "engine.cache_tokens"
     assert "servers" not in table("engine=local")
