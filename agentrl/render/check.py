@@ -111,8 +111,7 @@ def _shown(text: str, *, image: bool) -> Content:
 def _check_harmless(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> None:
     if _without_space(rendered) == _without_space(kept):
         return
-    headers = _headers(renderer)
-    if headers.own and _without_space(rendered) == _without_space(headers.drop_own(kept)):
+    if _without_space(rendered) == _without_space(_with_headers_of_history(renderer, kept)):
         return
     at = common_prefix(kept, rendered)
     raise TemplateError(
@@ -123,26 +122,17 @@ def _check_harmless(renderer: Renderer, probe: _Probe, kept: str, rendered: str)
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Headers:
-    """Headers that the template writes before an answer: in the history, and as the generation prompt."""
-
-    history: str
-    own: str
-
-    def drop_own(self, text: str) -> str:
-        """`text` as if the template had asked with the header of history, except for the answer that is asked now."""
-        past, asking, now = text.rpartition(self.history + self.own)
-        return past.replace(self.history + self.own, self.history) + asking + now
-
-
-def _headers(renderer: Renderer) -> _Headers:
+def _with_headers_of_history(renderer: Renderer, kept: str) -> str:
+    """`kept` as if the template had asked with the header of history, except for the answer that is asked now."""
     question, reply = [user("x")], "@@REPLY@@"
     start = len(renderer.template.render(question))
     answered = [*question, Message(role="assistant", content=reply), user("y")]
     history = renderer.template.render(answered)[start:].partition(reply)[0]
     asking = renderer.template.render(question, generation_prompt=True)[start:]
-    return _Headers(history, asking.removeprefix(history) if asking.startswith(history) else "")
+    if asking == history or not asking.startswith(history):
+        return kept
+    past, now, rest = kept.rpartition(asking)
+    return past.replace(asking, history) + now + rest
 
 
 def _hint(renderer: Renderer, probe: _Probe) -> str:

@@ -44,7 +44,7 @@ class GroupOutcome:
     """Episodes that report success or failure."""
     successes: int
 
-    def check_told(self, setting: str) -> None:
+    def check_reported(self, setting: str) -> None:
         """Raise a `UsageError` if the environment does not report success, which `setting` needs."""
         if self.episodes and not self.tries:
             raise UsageError(
@@ -129,7 +129,7 @@ class Pools:
         """Count the groups of a training step that is complete."""
         self.step += 1
         for outcome in outcomes:
-            outcome.check_told("curriculum.pools")
+            outcome.check_reported("curriculum.pools")
             key = self._key_of(outcome)
             before = self._evidence.get(key, Evidence()).faded(self.step, self.settings.half_life)
             self._evidence[key] = Evidence(
@@ -184,12 +184,12 @@ class Horizon:
         """Count the groups of a training step that is complete."""
         if not self.wants_outcomes:
             return
-        told: dict[str, list[GroupOutcome]] = defaultdict(list)
+        reported: dict[str, list[GroupOutcome]] = defaultdict(list)
         for outcome in outcomes:
-            outcome.check_told("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
+            outcome.check_reported("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
             if outcome.horizon == self.settings.turns[self._stage[outcome.environment]] and outcome.tries:
-                told[outcome.environment].append(outcome)
-        for environment, found in told.items():
+                reported[outcome.environment].append(outcome)
+        for environment, found in reported.items():
             self._count(environment, sum(t.successes for t in found), sum(t.tries for t in found))
 
     def _count(self, environment: str, successes: int, tries: int) -> None:
