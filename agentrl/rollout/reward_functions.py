@@ -212,7 +212,6 @@ def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
 
 
 def _only(returned: Any) -> Any:
-    """Return the single entry of a list."""
     if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
         raise TypeError(f"it returned {shortened(returned)}, expected a list of one number for the one episode")
     return returned[0]

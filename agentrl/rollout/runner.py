@@ -308,25 +308,20 @@ async def play_all(
     done: set[asyncio.Task[Trajectory]] = set()
     try:
         while True:
-            for assignment in remaining:
-                running.add(asyncio.create_task(_play(runner, assignment)))
+            for one in remaining:
+                episode = runner.run(one.task, group_id=one.group_id, member=one.member, seed=one.seed)
+                running.add(asyncio.create_task(episode))
                 if len(running) >= concurrency:
                     break
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for episode in done:
-                yield episode.result()
+            for ended in done:
+                yield ended.result()
     finally:
-        for episode in running:
-            episode.cancel()
+        for unfinished in running:
+            unfinished.cancel()
         await asyncio.gather(*running, *done, return_exceptions=True)
-
-
-async def _play(runner: EpisodeRunner, assignment: Assignment) -> Trajectory:
-    return await runner.run(
-        assignment.task, group_id=assignment.group_id, member=assignment.member, seed=assignment.seed
-    )
 
 
 def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
