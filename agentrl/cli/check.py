@@ -122,7 +122,7 @@ def _print_report(report: CheckReport) -> None:
     out.print(Text(f"{report.kind} {report.name}{split}", style="bold"))
     table = Table("", "rule", "found", box=None, pad_edge=False)
     for row in report.rows:
-        table.add_row(Text(row.status, style=STYLES[row.status]), row.check, Text(row.detail))
+        table.add_row(Text(row.status, style=STYLES[row.status]), row.check, row.detail)
     out.print(table)
     for row in report.rows:
         if row.mend:
@@ -139,7 +139,7 @@ def _summary(checked: Sequence[Checked]) -> Table:
             looked = len(one.report.rows) - len(one.report.with_status(CheckStatus.SKIPPED))
             kept = f"{len(one.report.with_status(CheckStatus.PASSED))} of {looked}"
             seconds = f"{one.report.seconds:.1f}"
-        table.add_row(one.name, Text(one.status, style=STYLES[one.status]), kept, seconds, Text(one.remarks))
+        table.add_row(one.name, Text(one.status, style=STYLES[one.status]), kept, seconds, one.remarks)
     return table
 
 
@@ -149,7 +149,7 @@ def write_report(report: Mapping[str, Any], file: str | None) -> None:
         return
     text = json.dumps(report, indent=2)
     if file == STANDARD_OUTPUT:
-        out.print(Text(text))
+        out.print(text)
         return
     Path(file).write_text(f"{text}\n", encoding="utf-8")
     note(f"wrote {file}")

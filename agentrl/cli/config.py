@@ -31,7 +31,7 @@ def show(
     ] = None,
 ) -> None:
     """Print a config with all its keys, defaults included, as YAML that can be run again."""
-    out.print(dump_config(read_config(words)), end="", markup=False)
+    out.print(dump_config(read_config(words)), end="")
 
 
 @app.command(epilog=examples("agentrl config reference", "agentrl config reference --output docs/configuration.md"))
@@ -40,7 +40,7 @@ def reference(
 ) -> None:
     """Print every key with its type, default and meaning, as Markdown."""
     if output is None:
-        out.print(config_reference(), markup=False)
+        out.print(config_reference())
         return
     output.write_text(config_reference(), encoding="utf-8")
     note(f"wrote {output}")

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from agentrl.builders.machine import memory_limit
 from agentrl.cli.help import examples
@@ -82,7 +81,7 @@ def doctor() -> None:
     out.print(table)
     out.print()
     for line in advice(machine):
-        out.print(Text(f"→ {line}"))
+        out.print(f"→ {line}")
 
 
 def examine() -> Machine:

@@ -45,7 +45,7 @@ def list_environments() -> None:
     table = Table("name", "splits", "what it is", box=None, pad_edge=False)
     for name in names(Kind.ENVIRONMENT):
         spec = resolve_environment(name)
-        table.add_row(name, " ".join(spec.splits), Text(spec.description.partition(". ")[0] + _needs(spec)))
+        table.add_row(name, " ".join(spec.splits), spec.description.partition(". ")[0] + _needs(spec))
     out.print(table)
 
 
@@ -65,7 +65,7 @@ def show(name: Name, options: Options = None) -> None:
     spec = resolve_environment(parse_env_name(name).name)
     given = {**spec.options, **json_pairs(options)}
     out.print(Text(spec.name, style="bold"))
-    out.print(Text(spec.description or "no description: its class or function has no docstring"))
+    out.print(spec.description or "no description: its class or function has no docstring")
     table = Table(box=None, show_header=False, pad_edge=False)
     for split in spec.splits:
         table.add_row(f"split {split}", _size(spec, split, given))
@@ -74,16 +74,14 @@ def show(name: Name, options: Options = None) -> None:
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
     table.add_row("code runs", spec.isolation_under(given).value)
     if spec.extra is not None:
-        table.add_row(
-            "needs", Text(f"agentrl[{spec.extra.name}]" + ("" if spec.extra.is_installed else ", not installed"))
-        )
+        table.add_row("needs", f"agentrl[{spec.extra.name}]" + ("" if spec.extra.is_installed else ", not installed"))
     for option, value in given.items():
         table.add_row(f"option {option}", json.dumps(value, default=str))
     for policy, score in spec.scores.items():
         table.add_row(f"success of {policy}", f"{score:.2f}")
     out.print(table)
     if spec.instructions:
-        out.print(Text(f"\n{spec.instructions}"))
+        out.print(f"\n{spec.instructions}")
 
 
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.table import Column, Table
-from rich.text import Text
 
 from agentrl.cli.arguments import Rewards, config_words
 from agentrl.cli.exits import message_when_interrupted
@@ -126,7 +125,7 @@ def _print_result(result: EvaluationResult) -> None:
         table = Table("", Column(overflow="fold"), title=found.title, title_justify="left", box=None, pad_edge=False)
         table.show_header = False
         for row in found.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*row)
         out.print(table)
         out.print()
 

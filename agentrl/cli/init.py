@@ -14,7 +14,6 @@ from string import Template
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from agentrl.cli.help import examples
 from agentrl.errors import UsageError
@@ -34,12 +33,12 @@ def init(
 ) -> None:
     """Start a project with an environment, a tool, a config and a test of your own."""
     project = create_project(name, folder)
-    out.print(Text(f"made {project}/"))
+    out.print(f"made {project}/")
     for path in sorted(project.rglob("*")):
         if path.is_file():
-            out.print(Text(f"  {path.relative_to(project)}"))
+            out.print(f"  {path.relative_to(project)}")
     for step in ("", "next:", f"  cd {project}", *NEXT):
-        out.print(Text(step))
+        out.print(step)
 
 
 def create_project(name: str, folder: Path) -> Path:

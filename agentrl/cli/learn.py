@@ -90,7 +90,7 @@ def dpo(
     check_preferences(config)
     check_sources(config.preferences or PreferencesConfig())
     if dry_run:
-        out.print(dump_config(config), markup=False, highlight=False)
+        out.print(dump_config(config))
         return
     _learn(config, learn_preferences, kind="dpo", next_step="measure it: agentrl eval --model {folder}")
 

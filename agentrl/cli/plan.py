@@ -128,20 +128,18 @@ def _show(planned: MemoryPlan, limit: int) -> None:
     table = Table("memory of a rank", "bytes", "from", box=None, pad_edge=False)
     for item in planned.items:
         when = f" (in the {item.when} only)" if item.when else ""
-        table.add_row(Text(item.name), shown_bytes(item.bytes), Text(item.how + when))
-    table.add_row(Text("peak", style="bold"), shown_bytes(planned.total), Text(f"of {shown_bytes(limit)}"))
+        table.add_row(item.name, shown_bytes(item.bytes), item.how + when)
+    table.add_row(Text("peak", style="bold"), shown_bytes(planned.total), f"of {shown_bytes(limit)}")
     for item in planned.elsewhere:
-        table.add_row(Text(item.name), shown_bytes(item.bytes), Text(item.how))
+        table.add_row(item.name, shown_bytes(item.bytes), item.how)
     out.print(table)
     out.print(
-        Text(
-            f"{model.parameters:,} parameters in {model.layers} layers; an update has at most "
-            f"{planned.sequences_per_update:,} sequences in {planned.micro_batches:,} micro-batches of at most "
-            f"{planned.tokens_per_micro_batch:,} tokens"
-        )
+        f"{model.parameters:,} parameters in {model.layers} layers; an update has at most "
+        f"{planned.sequences_per_update:,} sequences in {planned.micro_batches:,} micro-batches of at most "
+        f"{planned.tokens_per_micro_batch:,} tokens"
     )
     kept = (model.activations, model.checkpointed)
     without, with_it = (shown_bytes(round(each * planned.tokens_per_micro_batch / model.tokens)) for each in kept)
-    out.print(Text(f"activations: {without}; {with_it} with trainer.gradient_checkpointing"))
+    out.print(f"activations: {without}; {with_it} with trainer.gradient_checkpointing")
     if model.estimated is not None:
         note(f"activations are estimated from the model's sizes: it could not be tried ({model.estimated})")

@@ -48,21 +48,21 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     tools: dict[str, Tool] = {tool.name: tool for tool in optional_part(env, "tools") or ()}
     total, turns, done = 0.0, 0, False
     out.print(Text(f"{spec.name}, task {task.id} ({f'{TOOL_KEYS}; {KEYS}' if tools else KEYS})\n", style="dim"))
-    out.print(Text(show(observation)))
+    out.print(show(observation))
     while not done:
         action = _ask()
         if action is None:
             return
         if action == "?":
-            out.print(Text("\n".join([*await actions_of(env), *map(tool_line, tools.values())])))
+            out.print("\n".join([*await actions_of(env), *map(tool_line, tools.values())]))
             continue
         if action.startswith("/") and tools:
             result = await _called(action, tools)
-            out.print(Text(result.text))
+            out.print(result.text)
             total, turns, done = total + result.reward, turns + 1, result.stop
             continue
         if action == "!" and expert is None:
-            out.print(Text("There is no expert here, or it was not asked from the first turn on."))
+            out.print("There is no expert here, or it was not asked from the first turn on.")
             continue
         if action == "!" and expert is not None:
             action = str(await settled(expert.act(observation)))
@@ -71,7 +71,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             expert = None  # it has not seen what the person did, and would go on from somewhere else
         observation, reward, terminated, truncated, info = await settled(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
-        out.print(Text(show(observation)))
+        out.print(show(observation))
     out.print(Text(ending(info, total, turns), style="bold"))
 
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from agentrl.builders.models import load_images
 from agentrl.cli.help import examples
@@ -42,7 +41,7 @@ def _show(found: Replay) -> None:
     batches = Table("micro-batch", "trajectories", "tokens", "loss", "not finite", box=None, pad_edge=False)
     for number, each in enumerate(found.micro_batches):
         cells = (str(number), ", ".join(each.trajectories), f"{each.tokens:,}", f"{each.loss:.6g}")
-        batches.add_row(*map(Text, cells), ", ".join(each.not_finite) or "-")
+        batches.add_row(*cells, ", ".join(each.not_finite) or "-")
     out.print(batches)
     norms = Table("gradients", "norm now", "norm in the run", box=None, pad_edge=False)
     for group in sorted({*found.now.group_norms, *found.recorded.group_norms}):
@@ -50,7 +49,7 @@ def _show(found: Replay) -> None:
         norms.add_row(group, f"{now:.6g}", f"{then:.6g}")
     out.print(norms)
     for line in lines(found):
-        out.print(Text(line))
+        out.print(line)
     note(
         "every number is the run's, bit for bit" if found.repeats else "these are not the run's numbers: see the table"
     )

@@ -70,7 +70,7 @@ def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: S
         text = called.result.text.removeprefix("Error: ")
         cause = None if called.cause is None else f"{type(called.cause).__name__}: {called.cause}"
         raise UsageError(f"the policy would read: {text}", got=cause)
-    out.print(called.result.text, markup=False, highlight=False)
+    out.print(called.result.text)
     numbers = {"reward": called.result.reward, **called.result.metrics}
     if any(numbers.values()):
         note(", ".join(f"{key} {value:g}" for key, value in numbers.items()))
@@ -82,7 +82,7 @@ def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: 
     pairs = json_pairs(arguments)
     reports = asyncio.run(_check(name, [pairs] if pairs else [], option, sandbox))
     for report in reports:
-        out.print(str(report), markup=False, highlight=False)
+        out.print(str(report))
     if broken := [report.name for report in reports if not report.passed]:
         raise AgentRLError("tools break rules", got=", ".join(broken))
 

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.environments import task_source
@@ -109,12 +108,12 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
         check_tools(config)
         check_rewards(config)
         tasks = [_tasks_row(part) for part in parts_of(config)]
-    out.print(Text(dump_config(config)))
+    out.print(dump_config(config))
     table = Table("what", "how many", "from", box=None, pad_edge=False)
     for words in tasks:
         table.add_row(*words)
     for row in amounts:
-        table.add_row(*map(Text, row))
+        table.add_row(*row)
     out.print(table)
 
 

@@ -44,8 +44,8 @@ class VisibleFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
-out = VisibleConsole(highlight=False, soft_wrap=True)
-err = VisibleConsole(stderr=True, highlight=False, soft_wrap=True)
+out = VisibleConsole(markup=False, emoji=False, highlight=False, soft_wrap=True)
+err = VisibleConsole(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def print_error(error: AgentRLError) -> None:
