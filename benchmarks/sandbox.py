@@ -20,9 +20,9 @@ from agentrl.sandbox import Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.docker.container import DEFAULT_IMAGE, Image, Traits, plan, read_options
 from agentrl.sandbox.docker.daemon import EXTRA
 from agentrl.sandbox.docker.sandbox import SUPPLY
-from agentrl.sandbox.isolation import Walls, arguments, find_bubblewrap
+from agentrl.sandbox.isolation import arguments, find_bubblewrap
 from agentrl.sandbox.local import SUPERVISOR
-from agentrl.sandbox.spec import DEFAULT_LIMITS
+from agentrl.sandbox.spec import DEFAULT_LIMITS, NO_NETWORK
 
 ECHO = "import sys\nfor line in sys.stdin: print(eval(line), flush=True)"
 COMMANDS_EACH = 5
@@ -99,8 +99,7 @@ async def _warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
 
 def _physical_limits(_spec: SandboxSpec, count: int) -> dict[str, Any]:
     """What no sandbox can be quicker than."""
-    walls = Walls(user=0, network="none", limits=DEFAULT_LIMITS, readable=())
-    bubblewrap = [find_bubblewrap(), *arguments(walls)]
+    bubblewrap = [find_bubblewrap(), *arguments(0, NO_NETWORK, disk_bytes=DEFAULT_LIMITS.disk_bytes or 0)]
     python = [*SUPERVISOR[:-1], "pass"]
     programs = {
         "fork_and_exec": ["/bin/true"],

@@ -24,7 +24,7 @@ from agentrl.sandbox.spec import read_spec as read_spec
 
 
 def open_sandbox(spec: SandboxSpec | Mapping[str, Any] | str = "local") -> Sandbox:
-    """The sandbox that a spec describes, to be entered with ``async with`` (or started and closed by hand).
+    """Make the sandbox that a spec describes, to be entered with ``async with`` (or started and closed by hand).
 
     Args:
         spec: A `SandboxSpec`, the same as plain data, or a back end's name.
@@ -32,9 +32,9 @@ def open_sandbox(spec: SandboxSpec | Mapping[str, Any] | str = "local") -> Sandb
     Raises:
         UsageError: the spec is not understood, or asks for what the back end cannot give.
     """
-    told = read_spec(spec)
-    make = lookup(Kind.SANDBOX, told.type)
-    sandbox = make(told) if callable(make) else make
+    settings = read_spec(spec)
+    make = lookup(Kind.SANDBOX, settings.type)
+    sandbox = make(settings) if callable(make) else make
     if not isinstance(sandbox, Sandbox):
-        raise UsageError(f"{told.type} makes no sandbox", got=type(sandbox).__name__, expected="a Sandbox")
+        raise UsageError(f"{settings.type} makes no sandbox", got=type(sandbox).__name__, expected="a Sandbox")
     return sandbox

@@ -56,7 +56,7 @@ class SandboxProcess(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """The next piece of its standard output; empty at the end. What is not read makes it wait.
+        """Read the next piece of its standard output; empty at the end. A full pipe makes the program wait.
 
         Raises:
             SandboxError: the sandbox is gone.
@@ -64,7 +64,7 @@ class SandboxProcess(ABC):
 
     @abstractmethod
     async def read_line(self, *, longest: int = 2**20) -> bytes:
-        """The next line of its standard output with its line feed; without one at the end, and empty after that.
+        """Read the next line of its standard output with its line feed; without one at the end, and then empty.
 
         Args:
             longest: Bytes after which a line is cut into several.
@@ -168,7 +168,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
-        """A file's content, seen with the eyes of the code in the sandbox: no path leads out.
+        """Read a file with the rights of the code in the sandbox: no path leads out.
 
         Raises:
             SandboxFileError: no such file, not a plain file, or larger than `most` bytes.
@@ -195,7 +195,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def snapshot(self) -> bytes:
-        """The content of `folder`, for `restore`; running programs are not in it.
+        """Save the content of `folder` for `restore`; running programs are not in it.
 
         Raises:
             SandboxFileError: it holds too much.
@@ -204,7 +204,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def restore(self, snapshot: bytes) -> None:
-        """Make `folder` what it was, in this sandbox or in another of the same spec; running programs are killed.
+        """Restore `folder`, in this sandbox or in another of the same spec; running programs are killed.
 
         Raises:
             SandboxFileError: there is no room.

@@ -6,6 +6,7 @@ survives what they do. Groups that a killed process left behind are removed when
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -68,7 +69,7 @@ class ControlGroup:
         return 0
 
     def remove(self) -> bool:
-        """Remove it; whether nothing is left, which takes until its last process has ended."""
+        """Remove it; return True if nothing is left, which takes until its last process has ended."""
         left = [folder for folder in self._all() if not _remove(folder)]
         return not left
 
@@ -76,15 +77,12 @@ class ControlGroup:
         return list(dict.fromkeys(self._folders.values()))
 
     def _limit(self, limits: Limits) -> None:
-        names = ("memory.max",) if self._version == 2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-        memory = self._folders["memory"]
-        for name in names:
-            if name == names[0] or (memory / name).exists():
-                (memory / name).write_text(str(limits.memory_bytes))
-        if (memory / "memory.swap.max").exists():
-            (memory / "memory.swap.max").write_text("0")
-        if (memory / "memory.oom.group").exists():
-            (memory / "memory.oom.group").write_text("0")
+        memory, most = self._folders["memory"], str(limits.memory_bytes)
+        (memory / ("memory.max" if self._version == 2 else "memory.limit_in_bytes")).write_text(most)
+        optional = {"memory.memsw.limit_in_bytes": most, "memory.swap.max": "0", "memory.oom.group": "0"}
+        for name, value in optional.items():
+            if (memory / name).exists():
+                (memory / name).write_text(value)
         (self._folders["pids"] / "pids.max").write_text(str(limits.processes))
 
 
@@ -161,12 +159,9 @@ def process_start(pid: int) -> int:
 
 def _remove(group: Path) -> bool:
     for _ in range(5):
-        try:
+        with contextlib.suppress(OSError):
             group.rmdir()
-        except FileNotFoundError:
+        if not group.exists():
             return True
-        except OSError:
-            time.sleep(0.001)
-        else:
-            return True
+        time.sleep(0.001)
     return False

@@ -1,8 +1,7 @@
 """The back end ``http``: a sandbox of another machine, behind `agentrl sandbox serve`.
 
-Each call has an id, and the server does it once: a call that is repeated after a lost connection gets the answer of the
-first. The token comes from the environment variable `TOKEN_VARIABLE`. The values of the protocol
-(``docs/sandboxes.md``) are written and read here, for both sides.
+Each call has an id, and the server does it once: a repeated call gets the answer of the first. The values of the
+protocol (``docs/sandboxes.md``) are written and read here, for both sides.
 """
 
 from __future__ import annotations
@@ -15,21 +14,9 @@ import secrets
 from collections.abc import Coroutine, Mapping
 from typing import Any, Unpack
 
-from agentrl.errors import (
-    EnvironmentFailure,
-    SandboxError,
-    ToolError,
-    UsageError,
-)
+from agentrl.errors import EnvironmentFailure, SandboxError, ToolError, UsageError
 from agentrl.remote.link import Link
-from agentrl.sandbox.contract import (
-    Command,
-    CommandOptions,
-    Entry,
-    Sandbox,
-    SandboxFileError,
-    SandboxProcess,
-)
+from agentrl.sandbox.contract import Command, CommandOptions, Entry, Sandbox, SandboxFileError, SandboxProcess
 from agentrl.sandbox.spec import DEFAULT_LIMITS, ExecResult, Limits, SandboxSpec
 from agentrl.sandbox.supervised import PulledProcess
 
@@ -76,8 +63,7 @@ def largest_request(method: str, limits: Limits) -> int:
 
 def write_result(result: ExecResult) -> dict[str, Any]:
     """Write the result of a command."""
-    told = dataclasses.asdict(result)
-    return {**told, "stdout": write_bytes(result.stdout), "stderr": write_bytes(result.stderr)}
+    return {**dataclasses.asdict(result), "stdout": write_bytes(result.stdout), "stderr": write_bytes(result.stderr)}
 
 
 def read_result(data: Mapping[str, Any]) -> ExecResult:
@@ -87,8 +73,7 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
 
 def demanded(limits: Limits) -> list[str]:
     """Return the limits of a spec that differ from the defaults; a server may not lower these silently."""
-    defaults = DEFAULT_LIMITS.given
-    return [name for name, value in limits.given.items() if value != defaults[name]]
+    return [name for name, value in limits.given.items() if value != DEFAULT_LIMITS.given[name]]
 
 
 PATIENCE_S = 20.0
@@ -122,8 +107,7 @@ class HttpSandbox(Sandbox):
         self._link = Link(spec.url.rstrip("/"), service="sandbox server", token_variable=TOKEN_VARIABLE)
         self._route = f"{SANDBOXES}/{secrets.token_hex(16)}"
         self._is_open = False
-        self._asking: set[asyncio.Task[Any]] = set()
-        self._telling: set[asyncio.Task[None]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def _start(self) -> None:
         self._is_open = True
@@ -171,15 +155,15 @@ class HttpSandbox(Sandbox):
             with contextlib.suppress(SandboxError, UsageError, TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
                     await self._ask("DELETE", "", None, patience_s=0.0)
-        unanswered = {*self._asking, *self._telling}
-        for task in unanswered:
+        calls = set(self._calls)
+        for task in calls:
             task.cancel()
-        if unanswered:
-            await asyncio.wait(unanswered)
+        if calls:
+            await asyncio.wait(calls)
         await self._link.close()
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Have the server do something; whoever stops waiting stops it.
+        """Have the server do something; cancelling the call stops it there.
 
         Raises:
             SandboxError: the server or its sandbox is lost.
@@ -188,24 +172,21 @@ class HttpSandbox(Sandbox):
         if not self._is_open:
             raise SandboxError("the sandbox is closed")
         number = secrets.token_hex(16)
-        asking = asyncio.create_task(self._ask("POST", f"/{method}", {"id": number, **arguments}))
-        self._asking.add(asking)
+        asking = self._start_call(self._ask("POST", f"/{method}", {"id": number, **arguments}))
         try:
             return await asking
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and not current.cancelling():  # it was `close` that cancelled
                 raise SandboxError("the sandbox is closed") from None
-            self._tell(self._cancel(number))
+            self._start_call(self._cancel(number))
             raise
-        finally:
-            self._asking.discard(asking)
 
-    def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
-        """Do this beside other things; `close` does not wait for it."""
-        task = asyncio.create_task(telling)
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
+    def _start_call(self, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return task
 
     async def _cancel(self, number: str) -> None:
         if not self._is_open:
@@ -240,8 +221,8 @@ class HttpProcess(PulledProcess):
 
     async def write(self, data: bytes) -> None:
         """See `SandboxProcess.write`."""
-        told = await self._sandbox.call("process_write", process=self._number, data=write_bytes(data))
-        if told["is_broken"]:
+        answer = await self._sandbox.call("process_write", process=self._number, data=write_bytes(data))
+        if answer["is_broken"]:
             raise BrokenPipeError("the program in the sandbox reads no more")
 
     async def wait(self) -> ExecResult:

@@ -1,7 +1,4 @@
-"""A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next.
-
-It also tells whether a program that is silent, or gone, is itself to blame.
-"""
+"""A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ SIGN_OF_LIFE_S = 3.0
 
 
 async def require_life(sandbox: Sandbox) -> None:
-    """Ask a sandbox for a sign of life: only a quick one makes a program to blame for its silence.
+    """Check that a sandbox works quickly, so that a silent or ended program is itself to blame.
 
     Raises:
-        SandboxError: there is none, or it takes so long that the program may have waited for the machine, too.
+        SandboxError: it does not answer, or so slowly that the program may have waited for the machine, too.
     """
     try:
         async with asyncio.timeout(SIGN_OF_LIFE_S):
@@ -52,8 +49,7 @@ class Ran:
     raised: bool = False
     """It raised, or had to be stopped."""
     lost: str = ""
-    """Why the interpreter is gone with all its variables, in a sentence; the next piece gets a new one. Empty where it
-    goes on."""
+    """Why the interpreter is gone with all its variables, as a sentence; the next piece gets a new one. Else empty."""
 
 
 class _Gone(Exception):
@@ -82,7 +78,7 @@ class Interpreter:
         self._number = 0
 
     async def run(self, code: str) -> Ran:
-        """Run a piece of code. Whatever it does is what became of it, and no error.
+        """Run a piece of code. Its own errors are part of the outcome.
 
         Raises:
             SandboxError: the sandbox failed; nothing is said about the code.
@@ -95,7 +91,8 @@ class Interpreter:
         except _Gone as gone:
             ended = await self._end(grace_s=self._grace_s if isinstance(gone, _Closed) else 0.0)
             await require_life(self._sandbox)
-            return Ran(raised=True, lost=str(gone) if ended is None else _told(ended))
+            why = gone if ended is None else _describe_end(ended)
+            return Ran(raised=True, lost=str(why))
         except BaseException:  # cancelled while it runs, or the sandbox is gone: it cannot be asked again
             with contextlib.suppress(SandboxError):
                 await self._end()
@@ -145,7 +142,7 @@ class Interpreter:
         return Ran(output=reply["output"], raised=bool(reply.get("raised")))
 
     async def _end(self, *, grace_s: float = 0.0) -> ExecResult | None:
-        """End it. How it ended where it did so by itself, within `grace_s`."""
+        """End it; return how it ended if it did so by itself within `grace_s`."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -160,15 +157,14 @@ class Interpreter:
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """A reply; empty where it is none."""
-    try:
-        reply = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return reply if isinstance(reply, dict) else {}
+    """Parse a reply; empty where it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(reply := json.loads(line), dict):
+            return reply
+    return {}
 
 
-def _told(ended: ExecResult) -> str:
+def _describe_end(ended: ExecResult) -> str:
     if ended.out_of_memory:
         return "The code used too much memory."
     return f"The interpreter ended with exit code {ended.exit_code}."

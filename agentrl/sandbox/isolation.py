@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import UsageError
-from agentrl.sandbox.spec import ANY_NETWORK, MIB, Limits
+from agentrl.sandbox.spec import ANY_NETWORK, MIB, NO_NETWORK
 
 HOME = "/work"
 USER_NAME = "agent"
@@ -43,25 +43,13 @@ _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 """What the first process needs to run commands as a user without any, and to kill them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Walls:
-    """Isolation of one sandbox from the machine."""
-
-    user: int
-    """The user that commands become, one of its own for each sandbox; 0: all run as the user who runs agentrl."""
-    network: str
-    limits: Limits
-    readable: tuple[str, ...]
-    """Folders of the host that can be read inside, under the same names."""
-
-
 def new_user() -> int:
-    """A user for a sandbox when root runs it: limits per user then are the sandbox's own."""
+    """Choose a user ID for one sandbox when root runs it, so that limits per user are its own; else 0."""
     return _FIRST_USER + secrets.randbelow(_FIRST_USER) if os.geteuid() == 0 else 0
 
 
 def find_bubblewrap() -> str:
-    """The program, seen to work on this machine.
+    """Find the program and try it on this machine.
 
     Raises:
         UsageError: it is missing, or may not make namespaces.
@@ -85,28 +73,33 @@ def find_bubblewrap() -> str:
 @functools.cache
 def _try(bubblewrap: str) -> str:
     """Make a sandbox that does nothing; return bubblewrap's complaint, empty when it works."""
-    walls = Walls(user=new_user(), network="none", limits=Limits(disk_bytes=MIB), readable=())
-    command = [bubblewrap, *arguments(walls), "/bin/true"]
+    command = [bubblewrap, *arguments(new_user(), NO_NETWORK, disk_bytes=MIB), "/bin/true"]
     tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     return "" if tried.returncode == 0 else tried.stderr.decode(errors="replace").strip() or f"exit {tried.returncode}"
 
 
-def arguments(walls: Walls) -> list[str]:
-    """Bubblewrap's options; the command to run comes after them."""
+def arguments(user: int, network: str, *, disk_bytes: int, readable: Sequence[str] = ()) -> list[str]:
+    """Make bubblewrap's options; the command to run comes after them.
+
+    Args:
+        user: The user ID that commands get; 0: that of the user who runs agentrl.
+        network: As in `SandboxSpec.network`.
+        disk_bytes: Size of each writable folder.
+        readable: Folders of the host that can be read inside, under the same names.
+    """
     words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
     words += ["--die-with-parent", "--new-session", "--clearenv"]
-    words += [] if walls.network == ANY_NETWORK else ["--unshare-net"]
-    if walls.user:
+    words += [] if network == ANY_NETWORK else ["--unshare-net"]
+    if user:
         words += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
     else:
         words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
-    words += [*_system(walls), *_kernel_files(), *_writable(walls), *_read_only(walls.readable)]
-    words += _without_own_code(walls.readable)
-    return [*words, "--remount-ro", "/", "--chdir", HOME]
+    words += [*_system(network), *_kernel_files(), *_writable(disk_bytes), *_read_only(readable)]
+    return [*words, *_without_own_code(readable), "--remount-ro", "/", "--chdir", HOME]
 
 
 def account_files(user: int) -> dict[str, bytes]:
-    """Files under ``/etc`` that name the user."""
+    """Make the files under ``/etc`` that name the user."""
     number = user or _PLAIN_USER
     return {
         "/etc/passwd": f"root:x:0:0:root:/:/bin/false\n{USER_NAME}:x:{number}:{number}::{HOME}:/bin/sh\n".encode(),
@@ -116,14 +109,14 @@ def account_files(user: int) -> dict[str, bytes]:
     }
 
 
-def _system(walls: Walls) -> list[str]:
+def _system(network: str) -> list[str]:
     words = ["--ro-bind", "/usr", "/usr"]
     for folder in _HOST_FOLDERS:
         if os.path.islink(folder):
             words += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             words += ["--ro-bind", folder, folder]
-    settings = (*_SETTINGS, *(_NETWORK_SETTINGS if walls.network == ANY_NETWORK else ()))
+    settings = (*_SETTINGS, *(_NETWORK_SETTINGS if network == ANY_NETWORK else ()))
     shared = [path for path in settings if os.path.exists(path)]
     if not PREFIX.is_relative_to("/usr"):
         shared.append(str(PREFIX))
@@ -131,14 +124,14 @@ def _system(walls: Walls) -> list[str]:
 
 
 def _read_only(paths: Sequence[str]) -> list[str]:
-    """Parents are made by hand: bubblewrap would let only root pass."""
+    """Bind folders read-only. Parents are made explicitly: bubblewrap's own would admit only root."""
     parents = dict.fromkeys(str(parent) for path in paths for parent in reversed(Path(path).parents[:-1]))
     made = [word for path in parents if path not in ("/usr", "/tmp") for word in ("--perms", "0755", "--dir", path)]
     return [*made, *(word for path in paths for word in ("--ro-bind", path, path))]
 
 
 def _without_own_code(readable: Sequence[str]) -> list[str]:
-    """Empty folders in place of agentrl, which could make tasks anew with their hidden answers."""
+    """Put empty folders in place of agentrl, whose generators know the hidden answers of tasks."""
     seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
     hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
     return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
@@ -165,10 +158,9 @@ def _kernel_files() -> list[str]:
     return words
 
 
-def _writable(walls: Walls) -> list[str]:
-    """Memory file systems of a limited size; bubblewrap's own, under ``/`` and ``/dev``, are closed afterwards."""
-    size = str(walls.limits.disk_bytes)
-    shared = str(min(_SHARED_MEMORY, walls.limits.disk_bytes or _SHARED_MEMORY))
+def _writable(disk_bytes: int) -> list[str]:
+    """Memory file systems of a limited size; bubblewrap's own, under ``/`` and ``/dev``, become read-only."""
+    size, shared = str(disk_bytes), str(min(_SHARED_MEMORY, disk_bytes))
     words = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     words += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--size", size, "--perms", "0755", "--tmpfs", HOME]
     return [*words, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
@@ -251,7 +243,7 @@ _DENIED: Mapping[str, tuple[int, int | None]] = {
     "ioperm": (173, None),
 }
 """Numbers on x86-64 and on aarch64: namespaces, mounts, keys, modules, clocks, doors into the kernel, and
-System V memory and messages, which nobody's end would free."""
+System V memory and messages, which outlive the processes that made them."""
 
 
 def _numbers(column: int) -> tuple[int, ...]:
@@ -265,12 +257,12 @@ _MACHINES = {
 
 
 def all_filter_programs() -> dict[str, bytes]:
-    """The filter for each kind of machine that is known, where control groups count memory."""
+    """Make the filter of each known machine, for places where control groups count memory."""
     return {machine: filter_program(is_memory_counted=True, machine=machine) for machine in _MACHINES}
 
 
 def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> bytes:
-    """The filter as the kernel reads it (classic BPF, as in ``seccomp(2)``).
+    """Make the filter as the kernel reads it (classic BPF, as in ``seccomp(2)``).
 
     Args:
         is_memory_counted: A control group counts memory that belongs to no process; else the calls that make such
@@ -321,6 +313,6 @@ def _allow(value: int) -> bytes:
 
 
 def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
-    """For one call: look at an argument's lower half; what no step returns for is allowed."""
+    """Check an argument's lower half for one call, and allow what no step returns for."""
     body = b"".join([_step(_LOAD, _ARGUMENTS + 8 * argument), *steps, _step(_RETURN, _ALLOW)])
     return [_step(_IF_EQUAL, number, 0, len(body) // 8), body]

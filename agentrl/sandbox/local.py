@@ -1,7 +1,7 @@
 """The back end ``local``: Linux namespaces through bubblewrap, limits through control groups and resource limits.
 
-One process of ours, the supervisor, is the first inside; it starts commands as quickly as a fork, and everything dies
-with it. Files are read and written from the inside too, so that no path of the sandbox is ever one of the host.
+The supervisor is the first process inside, and everything dies with it. Files are read and written inside too, so that
+no path of the sandbox is ever one of the host.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from agentrl.sandbox.control_groups import ControlGroup, find_hierarchy
 from agentrl.sandbox.isolation import (
     PREFIX,
     PYTHON,
-    Walls,
     account_files,
     arguments,
     filter_program,
     find_bubblewrap,
     new_user,
 )
-from agentrl.sandbox.spec import ANY_NETWORK, NO_NETWORK, SandboxSpec
+from agentrl.sandbox.spec import ANY_NETWORK, MIB, NO_NETWORK, SandboxSpec
 from agentrl.sandbox.supervised import BOOT, SupervisedSandbox, opening
+from agentrl.sandbox.supervisor import process_parents, processes_below, send_signal
 
 END_DEADLINE_S = 30.0
 SUPERVISOR = (str(PYTHON), *BOOT)
 
 
 class Program:
-    """A supervisor, behind walls or without.
+    """Process of a supervisor.
 
     Args:
         control: The supervisor's end of the socket.
-        bubblewrap: What makes the walls, with its options; without, nothing does.
-        passed: File descriptors that it gets, besides.
-        variables: Environment variables of the supervisor without walls.
+        bubblewrap: Bubblewrap with its options; empty for a supervisor without isolation.
+        passed: Further file descriptors that it inherits.
+        variables: Environment variables of a supervisor without isolation.
 
     Raises:
         OSError: it cannot be started.
@@ -55,32 +55,32 @@ class Program:
     ) -> None:
         self._words = os.memfd_create("agentrl-words")
         self._first = -1
-        told, tell = os.pipe()
+        info, write_info = os.pipe()
         command = [*bubblewrap, *SUPERVISOR]
         if bubblewrap:
-            command[1:1] = ["--info-fd", str(tell)]
+            command[1:1] = ["--info-fd", str(write_info)]
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=control,
                 stdout=subprocess.DEVNULL,
                 stderr=self._words,
-                pass_fds=[*passed, tell],
+                pass_fds=[*passed, write_info],
                 cwd="/",
                 env=dict(variables),
             )
         except OSError:
             os.close(self._words)
-            os.close(told)
+            os.close(info)
             raise
         finally:
-            os.close(tell)
-        self._told, self._has_walls = told, bool(bubblewrap)
+            os.close(write_info)
+        self._info, self._has_walls = info, bool(bubblewrap)
 
     def started(self) -> None:
-        """Get a handle of the first process inside, of which bubblewrap has told; to be called when that answers."""
+        """Get a handle of the first process inside, whose number bubblewrap writes; call it once that answers."""
         if self._has_walls:
-            text = os.read(self._told, 4096)
+            text = os.read(self._info, 4096)
             pid = int(text.rpartition(b'"child-pid": ')[2].split(b",")[0].strip(b" \n}"))
             self._first = os.pidfd_open(pid)
 
@@ -101,15 +101,14 @@ class Program:
     def _kill_unfinished(self) -> None:
         """Kill bubblewrap while it makes the walls, together with its child.
 
-        That child waits for bubblewrap's word before it asks to die with it: it would wait for ever. A stopped process
-        starts no other, and while it lives the numbers of its children are theirs.
+        That child waits for bubblewrap before it asks to die with it, so it would wait for ever. A stopped process
+        starts no other, and while it lives its children's numbers are not used again.
         """
         number = self._process.pid
         os.kill(number, signal.SIGSTOP)
         os.waitid(os.P_PID, number, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-        for child in _children(number):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        for child in processes_below({number}, process_parents()) - {number}:
+            send_signal(child, signal.SIGKILL)
         self._process.kill()
 
     async def end(self) -> None:
@@ -120,27 +119,13 @@ class Program:
         """
         self.kill()
         has_ended = await _has_ended(self._process, END_DEADLINE_S)
-        for fd in (self._first, self._told, self._words):
+        for fd in (self._first, self._info, self._words):
             if fd >= 0:
                 os.close(fd)
-        self._first = self._told = self._words = -1
+        self._first = self._info = self._words = -1
         if not has_ended:
             self._process.kill()
             raise SandboxError("a sandbox cannot be killed", got=f"process {self._process.pid} goes on")
-
-
-def walled(
-    bubblewrap: str, walls: Walls, *, filters: bytes, variables: Mapping[str, str], stack: contextlib.ExitStack
-) -> tuple[list[str], list[int]]:
-    """Bubblewrap with its options, and the file descriptors from which it reads; they stay open as long as `stack`."""
-    passed = [_memory_file(filters, stack)]
-    words = ["--seccomp", str(passed[0])]
-    for path, content in account_files(walls.user).items():
-        passed.append(_memory_file(content, stack))
-        words += ["--perms", "0444", "--ro-bind-data", str(passed[-1]), path]
-    for name, value in variables.items():
-        words += ["--setenv", name, value]
-    return [bubblewrap, *words, *arguments(walls)], passed
 
 
 def _memory_file(content: bytes, stack: contextlib.ExitStack) -> int:
@@ -150,17 +135,6 @@ def _memory_file(content: bytes, stack: contextlib.ExitStack) -> int:
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def _children(number: int) -> list[int]:
-    """The processes whose parent is `number`."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError), open(f"{entry.path}/stat", encoding="utf-8", errors="replace") as file:
-                if int(file.read().rpartition(")")[2].split()[1]) == number:
-                    found.append(int(entry.name))
-    return found
 
 
 async def _has_ended(process: subprocess.Popen[bytes], deadline_s: float) -> bool:
@@ -231,7 +205,7 @@ class LocalSandbox(SupervisedSandbox):
         self._program.started()
 
     def _launch(self, control: socket.socket, stack: contextlib.ExitStack) -> dict[str, Any]:
-        """Start the program; the settings that it is to be sent."""
+        """Start the program; return the settings that it is to be sent."""
         if self._options.unconfined:
             self._is_open, self.counts_processes = True, False
             self.folder = tempfile.mkdtemp(prefix="agentrl-unconfined-")
@@ -245,16 +219,19 @@ class LocalSandbox(SupervisedSandbox):
             groups = self._group.open()
             for fd in groups:
                 stack.callback(os.close, fd)
-        walls = Walls(
-            user=new_user(),
-            network=str(self.spec.network),
-            limits=self.spec.limits,
-            readable=self._options.readable,
-        )
-        filters = filter_program(is_memory_counted=self._group is not None)
-        command, passed = walled(bubblewrap, walls, filters=filters, variables=self._variables(), stack=stack)
-        self._program = Program(control.fileno(), command, passed=[*passed, *groups], variables={})
-        return {"user": walls.user, "groups": groups, "folder": self.folder, "answers": CONTROL}
+        user = new_user()
+        filters = _memory_file(filter_program(is_memory_counted=self._group is not None), stack)
+        accounts = {path: _memory_file(content, stack) for path, content in account_files(user).items()}
+        command = [bubblewrap, "--seccomp", str(filters)]
+        for path, fd in accounts.items():
+            command += ["--perms", "0444", "--ro-bind-data", str(fd), path]
+        for name, value in self._variables().items():
+            command += ["--setenv", name, value]
+        room, readable = self.spec.limits.disk_bytes or MIB, self._options.readable
+        command += arguments(user, str(self.spec.network), disk_bytes=room, readable=readable)
+        passed = [filters, *accounts.values(), *groups]
+        self._program = Program(control.fileno(), command, passed=passed, variables={})
+        return {"user": user, "groups": groups, "folder": self.folder, "answers": CONTROL}
 
     def _why_lost(self) -> str:
         return "it is closed" if self._program is None else self._program.last_words()

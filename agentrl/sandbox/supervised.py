@@ -126,7 +126,7 @@ class PulledProcess(SandboxProcess):
 
 
 def seen(task: asyncio.Task[object]) -> None:
-    """Mark a task's error as seen: whoever awaits the task gets it, and nothing is logged otherwise."""
+    """Mark a task's error as seen, so that it is not logged when the task is never awaited."""
     if not task.cancelled():
         task.exception()
 

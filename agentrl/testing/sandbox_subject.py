@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.control_groups import PREFIX, find_hierarchy
 from agentrl.serving.launch.guard import descendants
 from agentrl.testing.report import Broken, Missing, require
 
+T = TypeVar("T")
 MIB = 2**20
 TIGHT = Limits(
     seconds=4.0,
@@ -71,24 +74,35 @@ class SandboxSubject:
     spec: SandboxSpec
     _has_python: bool | None = field(default=None, init=False)
 
-    def open(self, limits: Limits = TIGHT) -> Sandbox:
-        """One more sandbox, not started."""
-        return open_sandbox(dataclasses.replace(self.spec, limits=limits, files={}))
+    def open(self) -> Sandbox:
+        """Make one more sandbox, not started."""
+        return open_sandbox(dataclasses.replace(self.spec, limits=TIGHT, files={}))
 
     @asynccontextmanager
-    async def attacked(self, limits: Limits = TIGHT) -> AsyncIterator[Sandbox]:
-        """A sandbox to be attacked: afterwards it and its neighbour must still work, and leave nothing behind.
+    async def attacked(self) -> AsyncIterator[Sandbox]:
+        """Open a sandbox to be attacked: afterwards it and its neighbour must still work, and leave nothing behind.
 
         Raises:
             Broken: they do not, or do.
         """
         before = MachineState.now()
         async with self.open() as neighbour:
-            async with self.open(limits) as sandbox:
+            async with self.open() as sandbox:
                 yield sandbox
                 await require_alive(sandbox, "after the attack the sandbox does not work")
             await require_alive(neighbour, "after the attack another sandbox does not work")
         await require_nothing_left(before)
+
+
+def in_sandbox(rule: Callable[[Sandbox], Awaitable[T]]) -> Callable[[SandboxSubject], Awaitable[T]]:
+    """Make a rule about the back end of one about a single sandbox, opened with `SandboxSubject.attacked`."""
+
+    @functools.wraps(rule)
+    async def look(subject: SandboxSubject) -> T:
+        async with subject.attacked() as sandbox:
+            return await rule(sandbox)
+
+    return look
 
 
 async def require_nothing_left(before: MachineState) -> None:

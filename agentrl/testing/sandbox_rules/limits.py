@@ -16,6 +16,7 @@ from agentrl.testing.sandbox_subject import (
     MachineState,
     SandboxSubject,
     ending,
+    in_sandbox,
     require_alive,
     require_nothing_left,
     run_python,
@@ -115,82 +116,82 @@ _SYSTEM_V = """
 """
 
 
-async def stops_a_fork_bomb(subject: SandboxSubject) -> str:
+@in_sandbox
+async def stops_a_fork_bomb(sandbox: Sandbox) -> str:
     """Processes are limited, and a fork bomb is dead after its deadline."""
-    async with subject.attacked() as sandbox:
-        counted = await run_python(sandbox, _PROCESS_COUNT)
-        require(text(counted).isdigit(), ending(counted))
-        require(int(text(counted)) <= (TIGHT.processes or 0), f"{text(counted)} processes can be made")
-        for bomb in (["python3", "-c", "import os\nwhile True: os.fork()"], "bomb() { bomb | bomb & }; bomb; sleep 9"):
-            await sandbox.exec(bomb, limits=Limits(seconds=1.0))
-        result = await run_python(sandbox, _FORK_BOMB, limits=Limits(seconds=1.0))
-        require(result.timed_out, f"a fork bomb ends as {ending(result)}")
-        left = await sandbox.exec("ls -d /proc/[0-9]* | wc -l")
-        require(int(text(left)) < 10, f"{text(left)} processes are there after a fork bomb")
+    counted = await run_python(sandbox, _PROCESS_COUNT)
+    require(text(counted).isdigit(), ending(counted))
+    require(int(text(counted)) <= (TIGHT.processes or 0), f"{text(counted)} processes can be made")
+    for bomb in (["python3", "-c", "import os\nwhile True: os.fork()"], "bomb() { bomb | bomb & }; bomb; sleep 9"):
+        await sandbox.exec(bomb, limits=Limits(seconds=1.0))
+    result = await run_python(sandbox, _FORK_BOMB, limits=Limits(seconds=1.0))
+    require(result.timed_out, f"a fork bomb ends as {ending(result)}")
+    left = await sandbox.exec("ls -d /proc/[0-9]* | wc -l")
+    require(int(text(left)) < 10, f"{text(left)} processes are there after a fork bomb")
     return f"{text(counted)} processes at most"
 
 
-async def stops_a_memory_bomb(subject: SandboxSubject) -> str:
+@in_sandbox
+async def stops_a_memory_bomb(sandbox: Sandbox) -> str:
     """A process that takes all memory is ended."""
-    async with subject.attacked() as sandbox:
-        result = await run_python(sandbox, _MEMORY_BOMB, limits=Limits(seconds=4.0))
-        require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {ending(result)}")
-        own = await run_python(sandbox, "held = b'x' * 100 * 2**20", limits=Limits(memory_bytes=64 * MIB))
-        require(not own.succeeded, "a command's own memory limit does not count")
+    result = await run_python(sandbox, _MEMORY_BOMB, limits=Limits(seconds=4.0))
+    require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {ending(result)}")
+    own = await run_python(sandbox, "held = b'x' * 100 * 2**20", limits=Limits(memory_bytes=64 * MIB))
+    require(not own.succeeded, "a command's own memory limit does not count")
     return "out of memory" if result.out_of_memory else "memory was refused"
 
 
-async def counts_memory_of_all_processes(subject: SandboxSubject) -> str:
+@in_sandbox
+async def counts_memory_of_all_processes(sandbox: Sandbox) -> str:
     """Memory is limited for the whole sandbox, and not for each process alone."""
-    async with subject.attacked() as sandbox:
-        most = (TIGHT.memory_bytes or 0) // MIB
-        files = await run_python(sandbox, _OUTSIDE_PROCESSES)
-        made = int(text(files) or 0)
-        require(made <= most, f"{made} MiB fit into files in memory where {most} MiB are allowed")
-        result = await run_python(sandbox, _MANY_HANDS)
-        held = int(text(result) or 0)
-        if held > most:
-            raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
+    most = (TIGHT.memory_bytes or 0) // MIB
+    files = await run_python(sandbox, _OUTSIDE_PROCESSES)
+    made = int(text(files) or 0)
+    require(made <= most, f"{made} MiB fit into files in memory where {most} MiB are allowed")
+    result = await run_python(sandbox, _MANY_HANDS)
+    held = int(text(result) or 0)
+    if held > most:
+        raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
     return f"10 processes of 40 MiB hold {held} MiB"
 
 
-async def keeps_no_memory_after_a_command(subject: SandboxSubject) -> str:
+@in_sandbox
+async def keeps_no_memory_after_a_command(sandbox: Sandbox) -> str:
     """A command's memory is free when it ends, System V memory and message queues too."""
-    async with subject.attacked() as sandbox:
-        taken = await run_python(sandbox, _SYSTEM_V)
-        require(len(text(taken).split()) == 2, ending(taken))
-        left = await sandbox.exec("tail -q -n +2 /proc/sysvipc/shm /proc/sysvipc/msg")
-        require(text(left) == "", f"after a command there are {text(left)}")
+    taken = await run_python(sandbox, _SYSTEM_V)
+    require(len(text(taken).split()) == 2, ending(taken))
+    left = await sandbox.exec("tail -q -n +2 /proc/sysvipc/shm /proc/sysvipc/msg")
+    require(text(left) == "", f"after a command there are {text(left)}")
     return "refused" if text(taken) == "-1 -1" else "freed"
 
 
-async def stops_a_disk_fill(subject: SandboxSubject) -> str:
+@in_sandbox
+async def stops_a_disk_fill(sandbox: Sandbox) -> str:
     """Files anywhere are limited in size, and gone with the sandbox."""
-    async with subject.attacked() as sandbox:
-        result = await run_python(sandbox, _FILL, limits=Limits(memory_bytes=MIB * 120))
-        filled = await sandbox.exec("du -sk /work /tmp /dev/shm 2>/dev/null | awk '{n += $1} END {print n}'")
-        total = max(int(text(result) or 0), int(text(filled) or 0) * 1024) // MIB
-        most = 4 * (TIGHT.disk_bytes or 0) // MIB
-        require(total <= most, f"{total} MiB can be written where 16 MiB fit into a folder")
-        await sandbox.exec("rm -rf /work/* /tmp/* /dev/shm/*")
-        single = await run_python(sandbox, _ONE_FILE)
-        require(int(text(single) or 0) <= (TIGHT.file_bytes or 0), f"a file of {text(single)} bytes can be written")
-        many = await run_python(sandbox, _MANY_FILES, limits=Limits(seconds=1.0))
-        require(not many.succeeded, ending(many))
+    result = await run_python(sandbox, _FILL, limits=Limits(memory_bytes=MIB * 120))
+    filled = await sandbox.exec("du -sk /work /tmp /dev/shm 2>/dev/null | awk '{n += $1} END {print n}'")
+    total = max(int(text(result) or 0), int(text(filled) or 0) * 1024) // MIB
+    most = 4 * (TIGHT.disk_bytes or 0) // MIB
+    require(total <= most, f"{total} MiB can be written where 16 MiB fit into a folder")
+    await sandbox.exec("rm -rf /work/* /tmp/* /dev/shm/*")
+    single = await run_python(sandbox, _ONE_FILE)
+    require(int(text(single) or 0) <= (TIGHT.file_bytes or 0), f"a file of {text(single)} bytes can be written")
+    many = await run_python(sandbox, _MANY_FILES, limits=Limits(seconds=1.0))
+    require(not many.succeeded, ending(many))
     return f"{total} MiB in all folders together, {int(text(single)) // MIB} MiB in a file"
 
 
-async def stops_a_zip_bomb(subject: SandboxSubject) -> str:
+@in_sandbox
+async def stops_a_zip_bomb(sandbox: Sandbox) -> str:
     """Small files that unpack to large ones fill neither disk nor memory."""
     bomb = gzip.compress(bytes(300 * MIB), compresslevel=9)
-    async with subject.attacked() as sandbox:
-        await sandbox.write("bomb.gz", bomb)
-        unpacked = await sandbox.exec("gzip -dc bomb.gz > bomb")
-        require(not unpacked.succeeded, "a zip bomb was unpacked to the disk")
-        size = int(text(await sandbox.exec("wc -c < bomb")))
-        require(size <= (TIGHT.file_bytes or 0), f"a zip bomb fills {size} bytes")
-        loaded = await run_python(sandbox, "import gzip; print(len(gzip.open('bomb.gz').read()))")
-        require(not loaded.succeeded, "a zip bomb was unpacked into memory")
+    await sandbox.write("bomb.gz", bomb)
+    unpacked = await sandbox.exec("gzip -dc bomb.gz > bomb")
+    require(not unpacked.succeeded, "a zip bomb was unpacked to the disk")
+    size = int(text(await sandbox.exec("wc -c < bomb")))
+    require(size <= (TIGHT.file_bytes or 0), f"a zip bomb fills {size} bytes")
+    loaded = await run_python(sandbox, "import gzip; print(len(gzip.open('bomb.gz').read()))")
+    require(not loaded.succeeded, "a zip bomb was unpacked into memory")
     return f"{len(bomb):,} bytes that unpack to {300 * MIB:,}"
 
 
@@ -242,55 +243,55 @@ _LOWER_LIMITS = """
 """
 
 
-async def kills_at_the_deadline(subject: SandboxSubject) -> Finding:
+@in_sandbox
+async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
     """A command that ignores every signal is killed when its time is over; what it wrote is kept."""
-    async with subject.attacked() as sandbox:
-        start = time.perf_counter()
-        result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
-        took = time.perf_counter() - start
-        require(result.timed_out and not result.succeeded, f"an endless command ends as {ending(result)}")
-        require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
-        require(text(result) == "on", "output until the deadline is lost")
-        await _require_silence(sandbox)
+    start = time.perf_counter()
+    result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
+    took = time.perf_counter() - start
+    require(result.timed_out and not result.succeeded, f"an endless command ends as {ending(result)}")
+    require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
+    require(text(result) == "on", "output until the deadline is lost")
+    await _require_silence(sandbox)
     return Finding(f"after {result.seconds:.2f} s", {"over_s": round(result.seconds - 1.0, 3)})
 
 
-async def counts_processor_time(subject: SandboxSubject) -> str:
+@in_sandbox
+async def counts_processor_time(sandbox: Sandbox) -> str:
     """A busy loop is killed when its processor time is used up, before its deadline."""
-    async with subject.attacked() as sandbox:
-        result = await run_python(sandbox, "while True: pass", limits=Limits(cpu_seconds=1.0, seconds=60.0))
-        require(not result.succeeded, f"a busy loop ends as {ending(result)}")
-        require(not result.timed_out, "processor time is not limited; only the deadline ended a busy loop")
+    result = await run_python(sandbox, "while True: pass", limits=Limits(cpu_seconds=1.0, seconds=60.0))
+    require(not result.succeeded, f"a busy loop ends as {ending(result)}")
+    require(not result.timed_out, "processor time is not limited; only the deadline ended a busy loop")
     return f"after {result.seconds:.2f} s"
 
 
-async def kills_what_commands_leave(subject: SandboxSubject) -> str:
+@in_sandbox
+async def kills_what_commands_leave(sandbox: Sandbox) -> str:
     """A daemon, a child in the background and a process without a main thread die with the command that made them."""
-    async with subject.attacked() as sandbox:
-        program = await sandbox.spawn("echo ready; cat")
-        await program.read_line()
-        for attack in (_DAEMON, _HEADLESS, _CONTINUERS):
-            result = await run_python(sandbox, f"{_BEATS}{attack}", limits=Limits(seconds=1.5))
-            require(b"Traceback" not in result.stderr, ending(result))
-            await _require_silence(sandbox)
-        start = time.perf_counter()
-        result = await sandbox.exec("sleep 60 & echo done")
-        require(text(result) == "done", ending(result))
-        require(time.perf_counter() - start < GRACE_S, "a child in the background holds its command up")
-        await program.write(b"still\n")
-        require(await program.read_line() == b"still\n", "a program that was running died, too")
+    program = await sandbox.spawn("echo ready; cat")
+    await program.read_line()
+    for attack in (_DAEMON, _HEADLESS, _CONTINUERS):
+        result = await run_python(sandbox, f"{_BEATS}{attack}", limits=Limits(seconds=1.5))
+        require(b"Traceback" not in result.stderr, ending(result))
+        await _require_silence(sandbox)
+    start = time.perf_counter()
+    result = await sandbox.exec("sleep 60 & echo done")
+    require(text(result) == "done", ending(result))
+    require(time.perf_counter() - start < GRACE_S, "a child in the background holds its command up")
+    await program.write(b"still\n")
+    require(await program.read_line() == b"still\n", "a program that was running died, too")
     return "daemon, headless process, processes that wake each other, child with the output"
 
 
-async def survives_signals_from_inside(subject: SandboxSubject) -> str:
+@in_sandbox
+async def survives_signals_from_inside(sandbox: Sandbox) -> str:
     """Commands that signal everything they see, or lower its limits, harm only themselves."""
-    async with subject.attacked() as sandbox:
-        lowered = await run_python(sandbox, _LOWER_LIMITS)
-        require(b"Traceback" not in lowered.stderr, ending(lowered))
-        await require_alive(sandbox, "after its limits were lowered the sandbox does not work")
-        for number in ("STOP", "TERM", "INT", "HUP", "CHLD", "SEGV", "KILL"):
-            await sandbox.exec(f"kill -{number} $PPID; kill -{number} 1; kill -{number} -1", limits=Limits(seconds=1.0))
-            await require_alive(sandbox, f"after kill -{number} -1 the sandbox does not work")
+    lowered = await run_python(sandbox, _LOWER_LIMITS)
+    require(b"Traceback" not in lowered.stderr, ending(lowered))
+    await require_alive(sandbox, "after its limits were lowered the sandbox does not work")
+    for number in ("STOP", "TERM", "INT", "HUP", "CHLD", "SEGV", "KILL"):
+        await sandbox.exec(f"kill -{number} $PPID; kill -{number} 1; kill -{number} -1", limits=Limits(seconds=1.0))
+        await require_alive(sandbox, f"after kill -{number} -1 the sandbox does not work")
     return "7 signals, 4 limits"
 
 

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 from agentrl.sandbox import Sandbox
 from agentrl.sandbox.isolation import own_folders
@@ -21,6 +22,7 @@ from agentrl.testing.sandbox_subject import (
     bystander,
     ending,
     host_file,
+    in_sandbox,
     run_python,
     text,
 )
@@ -37,19 +39,16 @@ _FORBIDDEN = """
     tried("mount", lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None))
     tried("remount", lambda: libc.mount(b"none", b"/usr", None, 32 | 4096, None))
     tried("umount", lambda: libc.umount2(b"/proc", 2))
-    tried("pivot_root", lambda: libc.syscall(155, b"/tmp", b"/tmp"))
     tried("setuid", lambda: os.setuid(0))
     tried("setgroups", lambda: os.setgroups([0]))
     tried("device", lambda: os.mknod("disk", 0o60666, os.makedev(8, 0)))
-    tried("reboot", lambda: libc.syscall(169, 0xfee1dead, 672274793, 0, None))
     tried("settime", lambda: libc.settimeofday(ctypes.create_string_buffer(16), None))
-    tried("module", lambda: libc.syscall(175, b"", 0, b""))
-    tried("bpf", lambda: libc.syscall(321, 0, ctypes.create_string_buffer(128), 128))
-    tried("keys", lambda: libc.syscall(250, 0, -3, 0))
-    tried("io_uring", lambda: libc.syscall(425, 8, ctypes.create_string_buffer(256)))
-    tried("userfaultfd", lambda: libc.syscall(323, 0))
-    tried("perf", lambda: libc.syscall(298, ctypes.create_string_buffer(128), 0, -1, -1, 0))
     tried("trace of process 1", lambda: libc.ptrace(16, 1, None, None))
+    room = ctypes.create_string_buffer(256)
+    for name, *call in (("pivot_root", 155, b"/tmp", b"/tmp"), ("reboot", 169, 0xfee1dead, 672274793, 0, None),
+                        ("module", 175, b"", 0, b""), ("bpf", 321, 0, room, 128), ("keys", 250, 0, -3, 0),
+                        ("io_uring", 425, 8, room), ("userfaultfd", 323, 0), ("perf", 298, room, 0, -1, -1, 0)):
+        tried(name, lambda: libc.syscall(*call))
     for path in ("/proc/1/mem", "/proc/1/environ", "/proc/kcore", "/proc/kmsg", "/dev/mem", "/dev/kmsg", "/dev/sda",
                  "/dev/vda", "/dev/fuse", "/dev/kvm", "/dev/net/tun", "/dev/vsock", "/proc/sysrq-trigger"):
         tried(f"open {path}", lambda: len(open(path, "rb").read(1)) or -1)
@@ -85,31 +84,27 @@ _SIGNALS = """
 """
 
 
-async def gives_no_rights(subject: SandboxSubject) -> str:
+@in_sandbox
+async def gives_no_rights(sandbox: Sandbox) -> str:
     """No namespaces, mounts, devices, kernel settings, tracing, new privileges or capabilities."""
-    async with subject.attacked() as sandbox:
-        result = await run_python(sandbox, _FORBIDDEN)
-        require(text(result) == "done", f"allowed: {text(result)}, {result.stderr[-200:]!r}")
+    result = await run_python(sandbox, _FORBIDDEN)
+    require(text(result) == "done", f"allowed: {text(result)}, {result.stderr[-200:]!r}")
     return "41 ways tried"
 
 
-async def writes_only_where_it_may(subject: SandboxSubject) -> str:
+@in_sandbox
+async def writes_only_where_it_may(sandbox: Sandbox) -> str:
     """The system is read-only, and nothing that was written is seen outside."""
     mark = "agentrl-check-written"
-    async with subject.attacked() as sandbox:
-        places = "/ /usr /usr/bin /usr/local/bin /etc /bin /lib /var /run /root /home /opt /dev /proc /sys"
-        script = f'for place in {places}; do touch "$place/{mark}" && rm "$place/{mark}" && echo "$place"; done; true'
-        result = await sandbox.exec(script)
-        require(result.stdout == b"", f"can be written: {text(result)}")
-        await sandbox.exec(f"touch /tmp/{mark} /var/tmp/{mark} /dev/shm/{mark} ~/{mark}")
-        folders = ("/tmp", "/var/tmp", "/dev/shm", os.environ.get("HOME", "/root"), sandbox.folder)
-        outside = [folder for folder in folders if mark in _names(folder)]
-        require(not outside, f"a file of the sandbox is in {', '.join(outside)}")
+    places = "/ /usr /usr/bin /usr/local/bin /etc /bin /lib /var /run /root /home /opt /dev /proc /sys"
+    script = f'for place in {places}; do touch "$place/{mark}" && rm "$place/{mark}" && echo "$place"; done; true'
+    result = await sandbox.exec(script)
+    require(result.stdout == b"", f"can be written: {text(result)}")
+    await sandbox.exec(f"touch /tmp/{mark} /var/tmp/{mark} /dev/shm/{mark} ~/{mark}")
+    folders = ("/tmp", "/var/tmp", "/dev/shm", os.environ.get("HOME", "/root"), sandbox.folder)
+    outside = [folder for folder in folders if (Path(folder) / mark).is_file()]
+    require(not outside, f"a file of the sandbox is in {', '.join(outside)}")
     return f"{len(places.split())} folders tried"
-
-
-def _names(folder: str) -> list[str]:
-    return os.listdir(folder) if os.path.isdir(folder) else []
 
 
 async def signals_nobody_outside(subject: SandboxSubject) -> str:
@@ -121,11 +116,11 @@ async def signals_nobody_outside(subject: SandboxSubject) -> str:
     return "70,000 numbers tried"
 
 
-async def has_no_terminal(subject: SandboxSubject) -> str:
+@in_sandbox
+async def has_no_terminal(sandbox: Sandbox) -> str:
     """There is no terminal to type into."""
-    async with subject.attacked() as sandbox:
-        result = await run_python(sandbox, _TERMINAL)
-        require(text(result) == "done", ending(result))
+    result = await run_python(sandbox, _TERMINAL)
+    require(text(result) == "done", ending(result))
     return "no controlling terminal, no TIOCSTI"
 
 
@@ -264,7 +259,7 @@ async def _search(sandbox: Sandbox, program: str, *words: str) -> str:
 async def hides_the_environment(subject: SandboxSubject) -> str:
     """Environment variables and command lines of the host are not to be seen, not even through ``/proc``."""
     mark = secrets.token_hex(16)
-    with bystander(AGENTRL_CHECK_SECRET=mark), _variable("AGENTRL_CHECK_SECRET", mark):
+    with bystander(AGENTRL_CHECK_SECRET=mark), mock.patch.dict(os.environ, AGENTRL_CHECK_SECRET=mark):
         async with subject.attacked() as sandbox:
             result = await sandbox.exec("env; cat /proc/*/environ 2>/dev/null")
             require(mark.encode() not in result.stdout, "a variable of the host is shown")
@@ -277,7 +272,8 @@ async def hides_the_environment(subject: SandboxSubject) -> str:
 async def hides_files_of_the_host(subject: SandboxSubject) -> str:
     """Home folders, temporary files and passwords of the host are not there."""
     mark = secrets.token_hex(16)
-    with host_file(mark) as file, _inheritable(file):
+    with host_file(mark) as file, file.open() as handle:
+        os.set_inheritable(handle.fileno(), True)  # programs that are started carelessly inherit it
         async with subject.attacked() as sandbox:
             places = (str(file), "/tmp", "/home", "/var", "/run", "/mnt", "/root", "/opt", "/srv")
             await _search(sandbox, _SEARCH, mark, *places)
@@ -288,11 +284,11 @@ async def hides_files_of_the_host(subject: SandboxSubject) -> str:
     return "home, temporary files, passwords, open files"
 
 
-async def hides_the_code_of_agentrl(subject: SandboxSubject) -> str:
+@in_sandbox
+async def hides_the_code_of_agentrl(sandbox: Sandbox) -> str:
     """Commands cannot import or read agentrl, whose generators know the answers that environments hide."""
     own = [str(folder) for folder in own_folders()]
-    async with subject.attacked() as sandbox:
-        return await _search(sandbox, _OWN_CODE, *own)
+    return await _search(sandbox, _OWN_CODE, *own)
 
 
 async def hides_other_sandboxes(subject: SandboxSubject) -> str:
@@ -308,23 +304,3 @@ async def hides_other_sandboxes(subject: SandboxSubject) -> str:
             shared = await run_python(sandbox, "import os; print(os.listdir('/dev/shm'), os.listdir('/tmp'))")
             require(text(shared) == "[] []", f"a new sandbox holds {text(shared)}")
     return "files, processes, variables"
-
-
-@contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-@contextmanager
-def _inheritable(file: Path) -> Iterator[None]:
-    """The file is open, and programs that are started carelessly inherit that."""
-    handle = os.open(file, os.O_RDONLY)
-    os.set_inheritable(handle, True)
-    try:
-        yield
-    finally:
-        os.close(handle)
