@@ -268,7 +268,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "sandbox": {
         "local": "agentrl.sandbox.local:LocalSandbox",
-        "docker": "agentrl.sandbox.docker:DockerSandbox",
+        "docker": "agentrl.sandbox.docker.sandbox:DockerSandbox",
         "http": "agentrl.sandbox.http:HttpSandbox",
     },
     "reward": {"environment": "agentrl.reward:EnvironmentReward"},

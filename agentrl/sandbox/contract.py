@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import ClassVar, Self, TypeAlias, TypedDict
 
 from agentrl.errors import ToolError
@@ -42,7 +42,8 @@ class Entry:
 class SandboxProcess(ABC):
     """A program that goes on running in a sandbox, spoken to over pipes. It dies with its sandbox at the latest.
 
-    One task at a time reads, and one writes. A reader that is cancelled loses nothing.
+    One task at a time reads, and one writes. A reader that is cancelled loses nothing. Every method raises
+    `SandboxError` when the sandbox is gone.
     """
 
     @abstractmethod
@@ -51,16 +52,11 @@ class SandboxProcess(ABC):
 
         Raises:
             BrokenPipeError: it ended, or closed its input.
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Read the next piece of its standard output; empty at the end. A full pipe makes the program wait.
-
-        Raises:
-            SandboxError: the sandbox is gone.
-        """
+        """Read the next piece of its standard output; empty at the end. A full pipe makes the program wait."""
 
     @abstractmethod
     async def read_line(self, *, longest: int = 2**20) -> bytes:
@@ -68,9 +64,6 @@ class SandboxProcess(ABC):
 
         Args:
             longest: Bytes after which a line is cut into several.
-
-        Raises:
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -93,7 +86,8 @@ class Sandbox(ABC):
             await sandbox.write("main.py", b"print(6 * 7)")
             result = await sandbox.exec(["python3", "main.py"])
 
-    Relative paths start at `folder`. Several commands may run at the same time.
+    Relative paths start at `folder`. Several commands may run at the same time. Every method raises `SandboxError` when
+    the sandbox is gone.
 
     Args:
         spec: What it is like.
@@ -144,9 +138,6 @@ class Sandbox(ABC):
             cwd: The folder in which it runs.
             env: Environment variables besides the sandbox's own.
             limits: What it may use, within the sandbox's own limits.
-
-        Raises:
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -161,9 +152,6 @@ class Sandbox(ABC):
         """Start a program that goes on running, like an interpreter; arguments as in `exec`.
 
         Only limits that are given count for its time: without `seconds` it may live as long as its sandbox.
-
-        Raises:
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -172,7 +160,6 @@ class Sandbox(ABC):
 
         Raises:
             SandboxFileError: no such file, not a plain file, or larger than `most` bytes.
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -181,7 +168,6 @@ class Sandbox(ABC):
 
         Raises:
             SandboxFileError: it cannot be written there.
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -190,7 +176,6 @@ class Sandbox(ABC):
 
         Raises:
             SandboxFileError: no such folder.
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -199,7 +184,6 @@ class Sandbox(ABC):
 
         Raises:
             SandboxFileError: it holds too much.
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -208,7 +192,6 @@ class Sandbox(ABC):
 
         Raises:
             SandboxFileError: there is no room.
-            SandboxError: the sandbox is gone.
         """
 
     @abstractmethod
@@ -219,7 +202,5 @@ class Sandbox(ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

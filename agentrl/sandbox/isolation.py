@@ -15,8 +15,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.errors import UsageError
@@ -180,80 +179,29 @@ _TERMINAL_REQUESTS = (0x5412, 0x541C)
 """``TIOCSTI`` and ``TIOCLINUX`` type into the terminal."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    architecture: int
-    clone: int
-    clone3: int
-    socket: int
-    ioctl: int
-    prlimit: int
-    denied: tuple[int, ...]
-    unaccounted: tuple[int, ...]
-    """Calls whose memory belongs to no process: ``memfd_create``, ``memfd_secret``."""
+def _numbers(text: str) -> dict[str, tuple[int, int]]:
+    """Parse system calls with their numbers on x86-64 and on aarch64, which lacks some (-1)."""
+    calls = (call.split() for line in text.strip().splitlines() for call in line.partition(":")[2].split(","))
+    return {name: (int(x86), int(arm)) for name, x86, arm in calls}
 
 
-_DENIED: Mapping[str, tuple[int, int | None]] = {
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "syslog": (103, 116),
-    "acct": (163, 89),
-    "quotactl": (179, 60),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "vhangup": (153, 58),
-    "lookup_dcookie": (212, 18),
-    "fanotify_init": (300, 262),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "quotactl_fd": (443, 443),
-    "shmget": (29, 194),
-    "msgget": (68, 186),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-}
-"""Numbers on x86-64 and on aarch64: namespaces, mounts, keys, modules, clocks, doors into the kernel, and
-System V memory and messages, which outlive the processes that made them."""
-
-
-def _numbers(column: int) -> tuple[int, ...]:
-    return tuple(number for numbers in _DENIED.values() if (number := numbers[column]) is not None)
-
-
-_MACHINES = {
-    "x86_64": _Machine(0xC000003E, 56, 435, 41, 16, 302, _numbers(0), (319, 447)),
-    "aarch64": _Machine(0xC00000B7, 220, 435, 198, 29, 261, _numbers(1), (279, 447)),
-}
+_DENIED = _numbers("""
+namespaces: unshare 272 97, setns 308 268, chroot 161 51, pivot_root 155 41
+mounts: mount 165 40, umount2 166 39, open_tree 428 428, move_mount 429 429, mount_setattr 442 442
+file systems: fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, quotactl 179 60, quotactl_fd 443 443
+files by handle: open_by_handle_at 304 265, name_to_handle_at 303 264, lookup_dcookie 212 18, fanotify_init 300 262
+keys: keyctl 250 219, add_key 248 217, request_key 249 218
+modules: init_module 175 105, finit_module 313 273, delete_module 176 106, kexec_load 246 104, kexec_file_load 320 294
+doors into the kernel: bpf 321 280, perf_event_open 298 241, userfaultfd 323 282
+input and output: io_uring_setup 425 425, io_uring_enter 426 426, io_uring_register 427 427, iopl 172 -1, ioperm 173 -1
+machine: reboot 169 142, swapon 167 224, swapoff 168 225, syslog 103 116, acct 163 89, vhangup 153 58
+clocks: settimeofday 164 170, clock_settime 227 112, adjtimex 159 171, clock_adjtime 305 266
+System V memory and messages, which outlive their makers: shmget 29 194, msgget 68 186
+""")
+_UNACCOUNTED = _numbers("memory of no process: memfd_create 319 279, memfd_secret 447 447")
+_CHECKED = _numbers("by arguments: clone 56 220, clone3 435 435, socket 41 198, ioctl 16 29, prlimit64 302 261")
+_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""The kernel's numbers of architectures, in the order of the columns above."""
 
 
 def all_filter_programs() -> dict[str, bytes]:
@@ -280,21 +228,23 @@ def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> by
             expected=" or ".join(_MACHINES),
             hint="use a docker or http sandbox",
         )
-    known = _MACHINES[name]
-    refused = [*known.denied, *(() if is_memory_counted else known.unaccounted)]
+    column = list(_MACHINES).index(name)
+    calls = _DENIED if is_memory_counted else _DENIED | _UNACCOUNTED
+    refused = [numbers[column] for numbers in calls.values() if numbers[column] >= 0]
+    clone, clone3, socket, ioctl, prlimit = (numbers[column] for numbers in _CHECKED.values())
     program = [
         _step(_LOAD, _ARCHITECTURE),
-        _step(_IF_EQUAL, known.architecture, 1, 0),
+        _step(_IF_EQUAL, _MACHINES[name], 1, 0),
         _step(_RETURN, _KILL),
         _step(_LOAD, _NUMBER),
         _step(_IF_AT_LEAST, _X32, 0, 1),
         _step(_RETURN, _ERROR | errno.ENOSYS),
         *(step for number in refused for step in _refuse(number, errno.EPERM)),
-        *_refuse(known.clone3, errno.ENOSYS),  # its flags cannot be seen here; libraries then take clone
-        *_for_call(known.clone, 0, [_step(_IF_ANY_BIT, _NAMESPACES, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]),
-        *_for_call(known.socket, 0, [*map(_allow, _FAMILIES), _step(_RETURN, _ERROR | errno.EAFNOSUPPORT)]),
-        *_for_call(known.ioctl, 1, [step for request in _TERMINAL_REQUESTS for step in _refuse(request, errno.EPERM)]),
-        *_for_call(known.prlimit, 0, [_allow(0), _step(_RETURN, _ERROR | errno.EPERM)]),  # only a process's own limits
+        *_refuse(clone3, errno.ENOSYS),  # its flags cannot be seen here; libraries then take clone
+        *_for_call(clone, 0, [_step(_IF_ANY_BIT, _NAMESPACES, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]),
+        *_for_call(socket, 0, [*map(_allow, _FAMILIES), _step(_RETURN, _ERROR | errno.EAFNOSUPPORT)]),
+        *_for_call(ioctl, 1, [step for request in _TERMINAL_REQUESTS for step in _refuse(request, errno.EPERM)]),
+        *_for_call(prlimit, 0, [_allow(0), _step(_RETURN, _ERROR | errno.EPERM)]),  # only a process's own limits
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(program)

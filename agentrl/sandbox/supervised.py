@@ -16,7 +16,7 @@ import resource
 import signal
 import struct
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from agentrl.errors import SandboxError, UsageError
@@ -137,21 +137,13 @@ class SpokenProcess(PulledProcess):
     Args:
         channel: To the supervisor.
         number: Of the request that started it.
-        ended: That request's answer, which comes at the program's end.
-        result: Makes a result of that answer.
+        ended: Its result, at its end.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        number: int,
-        ended: asyncio.Task[ExecResult],
-        result: Callable[[ExecResult], ExecResult],
-    ) -> None:
+    def __init__(self, channel: Channel, number: int, ended: asyncio.Task[ExecResult]) -> None:
         super().__init__()
-        self._channel, self._number, self._ended, self._make_result = channel, number, ended, result
+        self._channel, self._number, self._ended = channel, number, ended
         self._ended.add_done_callback(seen)
-        self._result: ExecResult | None = None
 
     async def write(self, data: bytes) -> None:
         """See `SandboxProcess.write`."""
@@ -164,10 +156,7 @@ class SpokenProcess(PulledProcess):
 
     async def wait(self) -> ExecResult:
         """See `SandboxProcess.wait`."""
-        answer = await asyncio.shield(self._ended)
-        if self._result is None:
-            self._result = self._make_result(answer)
-        return self._result
+        return await asyncio.shield(self._ended)
 
     async def interrupt(self) -> None:
         """See `SandboxProcess.interrupt`."""
@@ -228,21 +217,19 @@ class SupervisedSandbox(Sandbox):
 
     async def exec(self, command: Command, *, stdin: bytes = b"", **options: Unpack[CommandOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
-        kills = self._memory_kills()
-        return self._result(await self._start_job(self._executed(command, **options), stdin), kills)
+        return await self._start_job(self._executed(command, **options), stdin)
 
     async def spawn(self, command: Command, **options: Unpack[CommandOptions]) -> SandboxProcess:
         """See `Sandbox.spawn`."""
-        kills = self._memory_kills()
         request = self._executed(command, **options)
         given = options.get("limits") or Limits()
         request |= {"seconds": given.seconds or float("inf"), "spawned": True}
         if given.cpu_seconds is None:
             request["limits"] = [limit for limit in request["limits"] if limit[0] != resource.RLIMIT_CPU]
         number = self._channel.next_number()
-        ended = asyncio.create_task(self._channel.ask("start", number=number, **request))
+        ended = asyncio.create_task(self._ask_start(number, request))
         await asyncio.sleep(0)  # the request is on its way
-        return SpokenProcess(self._channel, number, ended, lambda answer: self._result(answer, kills))
+        return SpokenProcess(self._channel, number, ended)
 
     def _executed(self, command: Command, **options: Unpack[CommandOptions]) -> dict[str, Any]:
         own = options.get("limits")
@@ -267,24 +254,22 @@ class SupervisedSandbox(Sandbox):
 
     def _resource_limits(self, allowed: Limits, own: Limits | None) -> list[tuple[int, int]]:
         """Limits of each process, for ``setrlimit``; a group counts memory where there is one."""
-        cpu, file = allowed.cpu_seconds, allowed.file_bytes
-        assert cpu is not None
-        assert file is not None
-        found = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 1024), (resource.RLIMIT_FSIZE, file)]
-        found.append((resource.RLIMIT_CPU, max(1, round(cpu))))
-        memory = (own or Limits()).memory_bytes if self.counts_memory else allowed.memory_bytes
-        if memory is not None:
-            found.append((resource.RLIMIT_AS, memory))
-        if allowed.processes is not None and self.counts_processes:
-            found.append((resource.RLIMIT_NPROC, allowed.processes))
-        return found
+        limits = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_NOFILE: 1024,
+            resource.RLIMIT_FSIZE: allowed.file_bytes,
+            resource.RLIMIT_CPU: max(1, round(allowed.cpu_seconds or 0)),
+            resource.RLIMIT_AS: (own or Limits()).memory_bytes if self.counts_memory else allowed.memory_bytes,
+            resource.RLIMIT_NPROC: allowed.processes if self.counts_processes else None,
+        }
+        return [(kind, most) for kind, most in limits.items() if most is not None]
 
     async def _start_job(self, request: dict[str, Any], stdin: bytes) -> ExecResult:
         """Run it to its end; cancelling the call kills it."""
         number = self._channel.next_number()
         try:
             async with asyncio.timeout(request["seconds"] + GRACE_S):
-                return await self._channel.ask("start", body=stdin, number=number, **request)
+                return await self._ask_start(number, request, stdin)
         except TimeoutError as late:
             raise SandboxError(
                 "the sandbox does not answer", got=f"nothing in {request['seconds'] + GRACE_S} s"
@@ -293,8 +278,10 @@ class SupervisedSandbox(Sandbox):
             self._channel.tell("signal", target=number, signal=int(signal.SIGKILL))
             raise
 
-    def _result(self, answer: ExecResult, kills: int) -> ExecResult:
-        return dataclasses.replace(answer, out_of_memory=answer.out_of_memory or self._memory_kills() > kills)
+    async def _ask_start(self, number: int, request: dict[str, Any], stdin: bytes = b"") -> ExecResult:
+        kills = self._memory_kills()
+        result = await self._channel.ask("start", body=stdin, number=number, **request)
+        return dataclasses.replace(result, out_of_memory=result.out_of_memory or self._memory_kills() > kills)
 
     async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
         """See `Sandbox.read`."""

@@ -49,6 +49,7 @@ class Container:
     end: socket.socket
     """To its standard input and from its output."""
     daemon: Daemon
+    image: Image
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -59,17 +60,13 @@ class Container:
         return not watch.poll(0) and time.monotonic() < self.started + WARM_S / 2
 
     def remove(self) -> None:
-        """Kill it, and wait until nothing of it is left. Idempotent.
-
-        Raises:
-            SandboxError: the daemon does not do it.
-        """
+        """Kill it, and wait until nothing of it is left. Idempotent."""
         self.end.close()
         self.daemon.remove(self.id)
 
 
 class Daemon:
-    """A daemon that has answered.
+    """A daemon that has answered. Its methods raise `SandboxError` when it fails.
 
     Args:
         url: Its address.
@@ -101,11 +98,7 @@ class Daemon:
 
     @contextlib.contextmanager
     def _client(self, doing: str) -> Iterator[Any]:
-        """Connect for one task.
-
-        Raises:
-            SandboxError: the daemon fails, or cannot be reached.
-        """
+        """Connect for one task."""
         sdk = EXTRA.load()
         with boundary(SandboxError, doing):
             api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=TIMEOUT_S)
@@ -121,7 +114,6 @@ class Daemon:
 
         Raises:
             UsageError: there is no such image, or its folder holds too much.
-            SandboxError: the daemon fails.
         """
         with self._pulling:
             known = self.known_image(name, options)
@@ -197,7 +189,6 @@ class Daemon:
 
         Raises:
             UsageError: the image has no Python.
-            SandboxError: the daemon fails.
         """
         self._wait_for_turn(plan.options.starts_per_s)
         config = {**plan.config, "Labels": labels(WARM_S + plan.options.life_s, time.time())}
@@ -212,7 +203,7 @@ class Daemon:
             except BaseException as error:
                 self.remove(identity)
                 raise _complaint(error, plan) from error
-        return Container(id=identity, end=end, daemon=self)
+        return Container(id=identity, end=end, daemon=self, image=plan.image)
 
     def _run(self, api: Any, identity: str, words: bytes) -> socket.socket:
         end = _attach(api, identity)
@@ -233,11 +224,7 @@ class Daemon:
         time.sleep(turn - now)
 
     def remove(self, identity: str) -> None:
-        """Kill a container, and wait until it is gone. Idempotent.
-
-        Raises:
-            SandboxError: the daemon does not do it.
-        """
+        """Kill a container, and wait until it is gone. Idempotent."""
         errors = EXTRA.load().errors
         with self._client("removing a container") as api:
             for _ in range(_REMOVALS):
@@ -253,22 +240,14 @@ class Daemon:
         raise SandboxError("a container cannot be removed", got=identity)
 
     def sweep(self) -> int:
-        """Remove the containers that ended processes have left behind; return their number.
-
-        Raises:
-            SandboxError: the daemon fails.
-        """
+        """Remove the containers that ended processes have left behind; return their number."""
         removed = self.remove_labelled(OWNER, lambda labels: is_left_behind(labels, time.time()))
         if removed:
             _log.info("removed %d containers that were left behind", removed)
         return removed
 
     def remove_labelled(self, label: str, is_meant: Callable[[Mapping[str, str]], bool] = lambda _: True) -> int:
-        """Remove the containers with a label (``NAME`` or ``NAME=VALUE``) whose labels are meant; return their number.
-
-        Raises:
-            SandboxError: the daemon fails.
-        """
+        """Remove the containers with a label (``NAME`` or ``NAME=VALUE``) that are meant; return their number."""
         with self._client("listing containers") as api:
             found = api.containers(all=True, filters={"label": label})
         meant = [one["Id"] for one in found if is_meant(one.get("Labels") or {})]

@@ -1,6 +1,8 @@
-"""The back end ``docker``: a sandbox in a container.
+"""The back end ``docker``: containers through the Docker API, of Docker or Podman.
 
-Containers are started in threads, a few at a time, or taken from those that are kept warm.
+The first process of a container is the supervisor that local sandboxes have, too, run by the image's Python; the host
+speaks to it through the container's standard input and output. It ends, and everything in the container with it, when
+that connection ends or its time is over.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
 
 from agentrl.errors import AgentRLError, SandboxError, UsageError
 from agentrl.sandbox.channel import ReadExactly
@@ -25,13 +26,12 @@ from agentrl.sandbox.supervised import TOO_OLD, SupervisedSandbox
 from agentrl.sandbox.supervisor import NOT_FOUND
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 STARTS, ENDS = 8, 4
 """Threads that start containers, and that end them: what a daemon does at the same time."""
 
 
 class Supply:
-    """The containers of this process: one is there for all its sandboxes, see `SUPPLY`."""
+    """The containers of this process, started in threads or kept warm; all its sandboxes share `SUPPLY`."""
 
     def __init__(self) -> None:
         self._daemons: dict[str | None, Daemon] = {}
@@ -43,8 +43,8 @@ class Supply:
         self._starts = ThreadPoolExecutor(STARTS, "agentrl-docker-start")
         self._ends = ThreadPoolExecutor(ENDS, "agentrl-docker-end")
 
-    async def obtain(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
-        """A container for a sandbox. Who stops waiting leaves none behind.
+    async def obtain(self, spec: SandboxSpec, options: DockerOptions) -> Container:
+        """Start or take a container for a sandbox; a cancelled call leaves none behind.
 
         Raises:
             UsageError: no daemon answers, or the image cannot be used.
@@ -55,16 +55,21 @@ class Supply:
         if daemon is not None and image is not None:
             wanted = plan(spec, options, image, daemon.traits)
             if (container := self._take(daemon, wanted)) is not None:
-                return container, wanted
-        return await _in_thread(self._starts, lambda: self._start(spec, options), lambda made: _throw_away(made[0]))
+                return container
+        starting = self._starts.submit(self._start, spec, options)
+        try:
+            return await asyncio.wrap_future(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)
+            raise
 
     async def remove(self, container: Container) -> None:
-        """End a container; that goes on when nobody waits any more.
+        """End a container; cancelling the call does not stop that.
 
         Raises:
             SandboxError: the daemon does not do it.
         """
-        await _in_thread(self._ends, container.remove, lambda _: None)
+        await asyncio.shield(asyncio.wrap_future(self._ends.submit(container.remove)))
 
     async def settle(self) -> None:
         """Wait until all warm containers that are to be there are there, or failed."""
@@ -89,13 +94,13 @@ class Supply:
                 _log.warning("containers may be left, until their time is over: %s", failure)
         self._daemons.clear()
 
-    def _start(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
+    def _start(self, spec: SandboxSpec, options: DockerOptions) -> Container:
         daemon = self._daemon(spec.url)
         image = daemon.image(spec.image or DEFAULT_IMAGE, options)
         wanted = plan(spec, options, image, daemon.traits)
         container = daemon.start(wanted)
         self._refill(daemon, wanted)
-        return container, wanted
+        return container
 
     def _daemon(self, url: str | None) -> Daemon:
         with self._finding:
@@ -141,19 +146,9 @@ class Supply:
                 self._coming[key] -= 1
 
 
-async def _in_thread(executor: ThreadPoolExecutor, do: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """Return what `do` returns; it is undone, in its thread, when the caller is cancelled meanwhile."""
-    future = executor.submit(do)
-    try:
-        return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-        future.add_done_callback(lambda done: _undo(done, undo))
-        raise
-
-
-def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
-    if not done.cancelled() and done.exception() is None:
-        undo(done.result())
+def _abandon(starting: Future[Container]) -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        _throw_away(starting.result())
 
 
 def _throw_away(container: Container) -> None:
@@ -198,8 +193,9 @@ class DockerSandbox(SupervisedSandbox):
         self._closing = asyncio.Lock()
 
     async def _start(self) -> None:
-        self._container, plan = await SUPPLY.obtain(self.spec, self._options)
-        self.folder, self._image_env = plan.image.folder, plan.image.env
+        self._container = await SUPPLY.obtain(self.spec, self._options)
+        image = self._container.image
+        self.folder, self._image_env = image.folder, image.env
         self.counts_processes = self._options.user is None
         try:
             await self._channel.open(self._container.end, b"", deadline_s=START_DEADLINE_S, unwrap=self._unwrap)
@@ -214,8 +210,8 @@ class DockerSandbox(SupervisedSandbox):
             raise
         self._channel.tell("live", seconds=self._options.life_s)
         self._lives_until = time.monotonic() + self._options.life_s
-        if plan.image.content:
-            await self._unpack(plan.image.content)
+        if image.content:
+            await self._unpack(image.content)
 
     async def _unpack(self, content: bytes) -> None:
         """Fill the working folder, which hides the image's own, with what that holds."""
