@@ -159,7 +159,7 @@ def read_rows(file: Path) -> Iterator[Mapping[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UsageError(f"{file} line {number} is not JSON", got=str(error)) from error
+            raise UsageError(f"{file} line {number} is not JSON", got=f"{error.msg} at column {error.colno}") from error
         if not isinstance(row, dict):
             raise UsageError(f"{file} line {number} is no task", got=type(row).__name__, expected="an object")
         yield row

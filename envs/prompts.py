@@ -89,7 +89,8 @@ def _prompt(row: Mapping[str, Any], place: str) -> str:
         return found
     expected = "text, or a list of a user message, and perhaps a system message before it"
     if not isinstance(found, list) or not all(isinstance(message, Mapping) for message in found):
-        raise UsageError(f"{place} has no prompt", got=f"the columns {', '.join(row)}", expected=f"prompt: {expected}")
+        got = f"prompt: {found!r}" if "prompt" in row else f"the columns {', '.join(row)}"
+        raise UsageError(f"{place} has no prompt", got=got, expected=f"prompt: {expected}")
     roles = [message.get("role") for message in found]
     if roles not in (["user"], ["system", "user"]) or not all(isinstance(m.get("content"), str) for m in found):
         raise UsageError(f"the prompt of {place} is no single question", got=f"messages of {roles}", expected=expected)

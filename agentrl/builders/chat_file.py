@@ -121,7 +121,7 @@ def _chat(line: str, place: str) -> Chat:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{place} is not JSON", got=str(error)) from error
+        raise UsageError(f"{place} is not JSON", got=f"{error.msg} at column {error.colno}") from error
     if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
         raise UsageError(f"{place} is no conversation", got=line[:80], expected='{"messages": [{"role": …}, …]}')
     messages = list(_messages(row["messages"], place))

@@ -60,7 +60,7 @@ def start_run(config: Config, *, kind: str) -> Run:
         ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
             holds.
     """
-    name = _check_tasks(config) if config.has_environment else ENVIRONMENT
+    name = check_tasks(config) if config.has_environment else ENVIRONMENT
     check_trackers(config.trackers)
     resolved = resolve_model(config)
     if resolved.model.path != SCRATCH:
@@ -76,8 +76,12 @@ def start_run(config: Config, *, kind: str) -> Run:
     return Run(folder, resolved)
 
 
-def _check_tasks(config: Config) -> str:
-    """Check what is played and evaluated, and return its part of the run's made-up name."""
+def check_tasks(config: Config) -> str:
+    """Check tasks, loops, tools, rewards and evaluations of a run that plays, and return its part of the made-up name.
+
+    Raises:
+        UsageError: an unknown name or option, or too few tasks.
+    """
     for part in parts_of(config):
         spec = resolve_environment(part.config.sole_environment.name)
         task_source(spec, part.config.sole_environment)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from agentrl.config import Config, load_config
+from agentrl.config.load import all_keys
 from agentrl.errors import UsageError
 
 Words: TypeAlias = Annotated[
@@ -38,6 +39,8 @@ class ConfigWords:
 def config_words(words: Sequence[str]) -> ConfigWords:
     """Separate the names of configs from the overrides; refuse a value that the shell split at its spaces."""
     sources = [word for word in words if "=" not in word]
+    if keys := [word for word in sources if tuple(word.split(".")) in all_keys()]:
+        raise UsageError(f"{keys[0]} has no value", expected="key=value", hint=f"for example: {keys[0]}=...")
     torn = any(word.count(opening) != word.count(closing) for word in words for opening, closing in ("{}", "[]"))
     if len(sources) > 1 and torn:
         raise UsageError(

@@ -10,12 +10,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from agentrl.builders.checks import check_curriculum, check_training
+from agentrl.builders.checks import check_training
 from agentrl.builders.environments import task_source
 from agentrl.builders.machine import check_machine, gpu_rows
-from agentrl.builders.rewards import check_rewards
-from agentrl.builders.run import Run, RunResult, resume_run, start_run
-from agentrl.builders.tools import check_tools
+from agentrl.builders.run import Run, RunResult, check_tasks, resume_run, start_run
 from agentrl.builders.workers import followed_launcher
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
@@ -104,9 +102,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
     check_trackers(config.trackers)
     tasks = []
     if config.has_environment:
-        check_curriculum(config)
-        check_tools(config)
-        check_rewards(config)
+        check_tasks(config)
         tasks = [_tasks_row(part) for part in parts_of(config)]
     out.print(dump_config(config))
     table = Table("what", "how many", "from", box=None, pad_edge=False)

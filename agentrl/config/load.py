@@ -26,8 +26,8 @@ from pydantic_core import ErrorDetails
 from agentrl.config.config import Config
 from agentrl.config.environment import MixedEnvironmentConfig
 from agentrl.config.overrides import (
+    ANNOUNCED,
     MAIN_KEYS,
-    REPLACED_WHOLE,
     KeyPath,
     Override,
     YamlSource,
@@ -230,7 +230,7 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
     _warn_of_old_names(old_names)
     replaced = []
     for number, override in enumerate(chosen):
-        before = {section: data.get(section) for section in REPLACED_WHOLE}
+        before = {section: data.get(section) for section in ANNOUNCED}
         apply(data, override)
         if number >= len(layers):  # a config on top of another is meant to replace
             changed = (
@@ -246,14 +246,14 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A section before an override, which may have put another environment or engine in its place."""
+    """A section before an override, which may have put another environment, engine or agent loop in its place."""
 
     override: str
     section: str
     old: Mapping[str, Any]
 
     def is_by(self, new: Any) -> bool:
-        """Return True if `new` is the section of another environment or engine."""
+        """Return True if `new` is the section of another environment, engine or agent loop."""
         main = MAIN_KEYS[self.section]
         return isinstance(new, dict) and self.old.get(main, _LOCAL) != new.get(main, _LOCAL)
 
@@ -353,6 +353,10 @@ def warn_once(pairs: str) -> None:
 
 def _read(source: str | Path) -> tuple[str, str]:
     path = Path(source)
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder", expected="a YAML file, or a shipped config's name")
+    if path.parts[:1] == ("runs",) and not path.exists():
+        raise ConfigError(f"there is no run {path}", expected="a run's folder", hint="see which there are: ls runs")
     if path.is_file():
         try:
             return str(path), path.read_text(encoding="utf-8")

@@ -150,11 +150,16 @@ MAIN_KEYS: Mapping[str, str] = {
 }
 """A section given as one word means this key: ``engine=local`` is ``engine.type=local``."""
 
-_REPLACED: Mapping[str, tuple[str, ...] | None] = {"engine": None, "environment": None, "model": ("scratch",)}
-"""Another engine, environment or model has other settings: these keys of the old one are dropped (``None``: all)."""
+_REPLACED: Mapping[str, tuple[str, ...] | None] = {
+    "engine": None,
+    "environment": None,
+    "model": ("scratch",),
+    "agent": ("options",),
+}
+"""What another engine, environment, model or loop drops of the old one: these keys (``None``: all)."""
 
-REPLACED_WHOLE = tuple(section for section, keys in _REPLACED.items() if keys is None)
-"""Sections that another main key replaces with all their settings."""
+ANNOUNCED = ("engine", "environment", "agent")
+"""Sections whose dropped settings the user is told of."""
 
 
 _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
@@ -304,15 +309,15 @@ def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
     main = MAIN_KEYS.get(section)
     if not isinstance(old, dict):
         old = {}
-    elif section in _REPLACED and main in new and _main_value(section, old) != new[main]:
+    elif section in _REPLACED and main in new and _main_value(section, old, new[main]) != new[main]:
         dropped = _REPLACED[section]
         old = {} if dropped is None else {key: value for key, value in old.items() if key not in dropped}
     data[section] = {**old, **new}
 
 
-def _main_value(section: str, values: dict[str, Any]) -> Any:
-    """Return the main key of a section; an engine that has none is local."""
-    return values.get(MAIN_KEYS[section], "local" if section == "engine" else None)
+def _main_value(section: str, values: dict[str, Any], otherwise: Any) -> Any:
+    """Return the main key of a section: an engine without one is local, and options without a loop suit `otherwise`."""
+    return values.get(MAIN_KEYS[section], {"engine": "local", "agent": otherwise}.get(section))
 
 
 def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:

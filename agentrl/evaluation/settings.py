@@ -60,17 +60,16 @@ def evaluation_config(
     """
     if prompts is not None and env is not None:
         raise UsageError("two things to evaluate on", got=f"{env} and the prompts of {prompts}", expected="one of them")
-    run = None if model is None or url is not None else find_run(model)
+    service = url is not None and engine in (None, "openai")
+    run = None if model is None or service else find_run(model)
+    if policy is not PolicyKind.ENGINE:
+        _refuse_unused(
+            policy, model=None if run is not None else model, engine=engine, url=url, temperature=temperature
+        )
     base = source if source is not None or run is None else run.config_file
     start = None if base is None else load_config(base)
     if env is None and start is None and prompts is None:
-        if model is not None and url is None:
-            find_model(model)  # says so when it is a path to nothing
-        raise UsageError(
-            "nothing says where to evaluate",
-            expected="an environment (--env NAME/SPLIT), a run or a config",
-            hint="for example: agentrl eval runs/latest",
-        )
+        raise _nowhere(None if service else model)
     if model is None and base is not None and (named := load_config(base, overrides).model.path) != SCRATCH:
         model = named
     told = [
@@ -83,6 +82,25 @@ def evaluation_config(
     config = load_config(base, [*told, *own, *overrides])
     refuse_cluster(config, "an evaluation")
     return config
+
+
+def _nowhere(model: str | None) -> UsageError:
+    if model is not None:
+        find_model(model)  # says so when it is a path to nothing
+    return UsageError(
+        "nothing says where to evaluate",
+        expected="an environment (--env NAME/SPLIT), a run or a config",
+        hint="for example: agentrl eval runs/latest",
+    )
+
+
+def _refuse_unused(policy: PolicyKind, **options: object) -> None:
+    """Refuse options that only a model's policy has."""
+    given = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"the {policy} policy has no model", got=", ".join(given), expected=f"--policy {policy} without it"
+        )
 
 
 def _environment_words(env: str | None, run: Config | None, prompts: str | None) -> list[str]:

@@ -39,16 +39,17 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Check before long work that its result can be written to `path` at the end; makes the folder.
+    """Check before long work that its result can be written to `path` at the end; changes nothing.
 
     Raises:
-        UsageError: as `writing`.
+        UsageError: as `writing`, or the path is a folder.
     """
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}", got="a folder", expected="a file's name")
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        target = path if path.exists() else path.parent
+        target = next(found for found in (path, *path.absolute().parents) if found.exists())
+        if target != path and not target.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{target} is a file")
         if not os.access(target, os.W_OK):  # says no, and not why
             reason = errno.EROFS if os.statvfs(target).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(reason, os.strerror(reason))
@@ -64,11 +65,14 @@ def write_fully(descriptor: int, data: bytes) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a whole file so that readers see the old one or the new one, and so that it survives a power cut.
 
+    A missing folder is made.
+
     Raises:
         UsageError: as `writing`.
     """
     temporary = path.with_name(path.name + ".partial")
     with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()

@@ -336,9 +336,9 @@ def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
     for option in options:
         if option not in known:
             raise ConfigError(
-                f"agent loop {name} has no option {option!r}",
+                f"agent loop {name} has no option {option!r} (agent.options.{option})",
                 expected=", ".join(known) or "no options",
-                hint=did_you_mean(option, known),
+                hint=did_you_mean(option, known) or "agent.options={} drops the options of another loop",
             )
     loop: AgentLoop = kind(**options)
     return loop

@@ -62,6 +62,13 @@ Cli = Callable[..., Any]
         ("init json", "package of this name"),
         ("train quickstart engine={a: 1}", "a value was split at its spaces"),
         ("train quickstart --gpus 8", "--gpus is for --dry-run"),
+        ("train quickstart --dry-run agent.options.pages=3", "agent.options={} drops the options of another loop"),
+        ("train trainer.steps", "trainer.steps has no value"),
+        ("train .", ". is a folder, expected a YAML file"),
+        ("eval runs/none", "there is no run runs/none"),
+        ("eval quickstart --policy expert --engine vllm", "the expert policy has no model: got --engine vllm"),
+        ("eval quickstart --policy random --model a/b", "the random policy has no model: got --model a/b"),
+        ("eval quickstart --policy expert --json .", "cannot write .: got a folder"),
         ("config show quickstart model.pth=x", "did you mean model.path?"),
     ],
 )

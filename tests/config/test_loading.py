@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -326,6 +327,8 @@ def test_another_engine_drops_the_settings_of_the_old_one():
             "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; give",
         ),
         (["engine=local"], None),
+        (["agent.loop=tool_calling"], "drops the settings of agent react_text: agent.options={'format': 'plain'"),
+        (["agent.loop=react_text"], None),
     ],
 )
 def test_settings_that_another_environment_or_engine_drops_are_told(overrides, told, caplog):
@@ -449,6 +452,12 @@ def test_renamed_keys_exist_in_the_same_section():
         assert any(key == new or key.startswith(f"{new}.") for key in known)
         assert new_path(tuple(old.split(".")[:-1])) == tuple(new.split(".")[:-1])
         assert old not in config_reference()
+        assert f"| `{old}` | `{new}` |" in (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+
+
+def test_options_given_before_a_loop_are_that_loop_s():
+    agent = load_config(None, ["environment=a", "agent.options.format=plain", "agent.loop=react_text"]).agent
+    assert agent.options == {"format": "plain"}
 
 
 @pytest.mark.parametrize(

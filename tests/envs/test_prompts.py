@@ -71,6 +71,7 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
     [
         ([{"question": "?"}], "row 1 has no prompt: got the columns question"),
         ([{"prompt": " "}], "row 1 has no prompt"),
+        ([{"prompt": 3}], "row 1 has no prompt: got prompt: 3"),
         ([{"prompt": "a"}, {"prompt": []}], "prompt of .* row 2 is no single question"),
         ([{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "no single question"),
         ([{"prompt": [{"role": "user", "content": None}]}], "no single question"),

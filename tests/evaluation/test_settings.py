@@ -41,3 +41,11 @@ def test_an_address_attaches_to_a_server(engine: str) -> None:
     found = evaluation_config(env="guess_number", model="m", engine=engine, url="http://localhost:1")
     assert isinstance(found.engine, ServerEngineConfig)
     assert (found.engine.type, found.engine.servers, found.model.path) == (engine, ["http://localhost:1"], "m")
+
+
+def test_a_run_on_running_servers_keeps_its_own_environment(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("environment: guess_number\n")
+    found = evaluation_config(model=str(tmp_path), engine="vllm", url="http://localhost:1")
+    assert found.sole_environment.name == "guess_number"
+    assert isinstance(found.engine, ServerEngineConfig)
+    assert found.engine.servers == ["http://localhost:1"]
