@@ -373,7 +373,7 @@ GOOD = {"url": "http://127.0.0.1:1/v1", "model": "m"}
         ({"model": "m"}, r"customer\.url is missing"),
         ({"url": GOOD["url"]}, r"customer\.model is missing"),
         ({**GOOD, "url": "127.0.0.1:8000"}, r"customer\.url is no address"),
-        ({**GOOD, "temprature": 1}, "no key 'temprature'.*Did you mean temperature"),
+        ({**GOOD, "temprature": 1}, "no key 'temprature'.*Did you mean 'temperature'"),
         ({**GOOD, "temperature": -1}, r"customer\.temperature is not allowed"),
         ({**GOOD, "temperature": "warm"}, r"customer\.temperature is not allowed: got 'warm'"),
         ({**GOOD, "timeout_s": 0}, r"customer\.timeout_s is not allowed: got 0, expected a number above 0"),
