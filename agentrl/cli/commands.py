@@ -29,6 +29,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "env": CommandEntry("agentrl.cli.env", "List, show, check, play and serve environments.", PARTS, is_group=True),
     "tool": CommandEntry("agentrl.cli.tool", "List, show, call and check tools.", PARTS, is_group=True),
     "sandbox": CommandEntry("agentrl.cli.sandbox", "Check, use and serve sandboxes.", PARTS, is_group=True),
+    "model": CommandEntry("agentrl.cli.model", "Keep models under names of your own.", RUNS, is_group=True),
     "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or every key there is.", RUNS, is_group=True),
     "plan": CommandEntry("agentrl.cli.plan", "See what memory a run needs, before it runs.", RUNS),
     "sft": CommandEntry("agentrl.cli.learn", "Warm-start a model on an environment's expert.", RUNS),

@@ -61,6 +61,8 @@ class ModelConfig(Section):
     """A Hugging Face name or folder, a run folder, or ``scratch``: a new small model (see ``model.scratch``)."""
     scratch: ScratchModelConfig | None = None
     """Sizes of the new model; only with ``path: scratch``."""
+    chat_template: str | None = None
+    """In place of the model's own: a Jinja file, or ``chatml``, ``qwen3``, ``llama3``, ``gemma``; see docs/models.md."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     device: str = "auto"
@@ -74,6 +76,8 @@ class ModelConfig(Section):
             raise ValueError(
                 f"model.scratch is ignored with model.path {self.path}: remove it, or set model.path: scratch"
             )
+        if self.chat_template is not None and self.path == "scratch":
+            raise ValueError("model.chat_template is ignored with model.path scratch, which has a template of its own")
         return self
 
 

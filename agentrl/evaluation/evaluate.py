@@ -19,8 +19,7 @@ import aiohttp
 
 from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
-from agentrl.builders.models import SCRATCH, build_renderer, check_rendering, embedding_rows, load_tokenizer
-from agentrl.builders.scratch import write_scratch_model
+from agentrl.builders.models import build_renderer, check_rendering, embedding_rows, load_tokenizer, prepare_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
@@ -204,7 +203,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
         finally:
             await service.close()
         return
-    path = await _model_path(config, folder)
+    path = await prepare_model(config, folder / "model")
     renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer)
     async with _open_engine(config.engine, config, path, folder, renderer.images) as engine:
@@ -236,12 +235,3 @@ async def _open_engine(
         yield engine
     finally:
         await engine.close()
-
-
-async def _model_path(config: Config, folder: Path) -> str:
-    if config.model.path != SCRATCH:
-        return config.model.path
-    made = folder / "model"
-    if not made.is_dir():
-        await write_scratch_model(config, made)
-    return str(made)

@@ -24,6 +24,7 @@ from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.run_folder import find_run
 from agentrl.registry import SESSION, Kind, lookup
+from agentrl.render.tokens import read_chat_template
 from agentrl.reward import fingerprint as code_fingerprint
 from agentrl.rollout.waits import settled_heap
 
@@ -147,6 +148,8 @@ def describe(request: EvaluationRequest, config: Config) -> Panel:
             "dtype": config.model.dtype,
             "weights": fingerprint(config),
         }
+        if config.model.chat_template is not None:
+            settings["chat_template"] = read_chat_template(config.model.chat_template)
         model = config.engine.model if isinstance(config.engine, OpenAIEngineConfig) else config.model.path
     return Panel(
         environment=f"{environment.name}/{environment.split}",

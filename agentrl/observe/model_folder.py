@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -12,14 +13,26 @@ from agentrl.observe.run_folder import LATEST, RunDirectory, find_run
 
 MODEL = "model"
 """Name of the Hugging Face folder inside a checkpoint."""
+MODELS_FOLDER = "AGENTRL_MODELS"
+"""Environment variable that names the folder of the models that `agentrl model add` keeps."""
+
+
+def models_folder() -> Path:
+    """Return the folder of the models that have a name on this machine."""
+    return Path(os.environ.get(MODELS_FOLDER) or "~/.cache/agentrl/models").expanduser()
+
+
+def added_models() -> list[Path]:
+    """Return the folders of the models that have a name on this machine, by name."""
+    return sorted(file.parent for file in models_folder().glob("[!.]*/config.json"))
 
 
 def find_model(path: str) -> str:
     """Return a Hugging Face folder (absolute) or name, for what the user gave.
 
     Args:
-        path: A folder with a model, a checkpoint, a run (its newest checkpoint, else the model it started from), or a
-            name on the Hugging Face hub.
+        path: A folder with a model, a checkpoint, a run (its newest checkpoint, else the model it started from), a
+            name given by `agentrl model add`, or a name on the Hugging Face hub.
 
     Raises:
         UsageError: a folder without a model, a damaged checkpoint, a run whose checkpoints are all damaged, or a path
@@ -28,6 +41,8 @@ def find_model(path: str) -> str:
     folder = Path(path)
     if folder.is_dir():
         return str(_inside(folder.resolve()))
+    if path and (models_folder() / path / "config.json").is_file():
+        return str((models_folder() / path).resolve())
     if path.startswith((".", "/", "~", "runs/")) or path.count("/") > 1:
         raise UsageError(
             f"there is no model in {path}",

@@ -6,9 +6,10 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentrl.errors import LedgerError, TemplateError
+from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
@@ -155,6 +156,37 @@ class TextEncoder:
 
 ToolSchema = Mapping[str, Any]
 """A tool as chat templates read it: ``{"type": "function", "function": {...}}``."""
+
+
+CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
+
+
+def find_chat_template(name: str) -> str:
+    """Return the name of a shipped chat template as it is, and that of a file as an absolute path.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
+    """
+    read_chat_template(name)
+    return name if (CHAT_TEMPLATES / f"{name}.jinja").is_file() else str(Path(name).expanduser().resolve())
+
+
+def read_chat_template(name: str) -> str:
+    """Read a chat template: one that is shipped, by its name, or a file.
+
+    Raises:
+        UsageError: there is none, it or it cannot be read.
+    """
+    shipped = sorted(path.stem for path in CHAT_TEMPLATES.glob("*.jinja"))
+    path = CHAT_TEMPLATES / f"{name}.jinja" if name in shipped else Path(name).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            "there is no such chat template",
+            got=f"model.chat_template {name} ({error})",
+            expected=f"a Jinja file, or one of {', '.join(shipped)}",
+        ) from error
 
 
 class ChatTemplate:

@@ -94,7 +94,7 @@ class LearningRun(abc.ABC):
 
     async def find_model(self) -> str:
         """Find or make the model to start from, and return its folder."""
-        return await prepare_model(self.config, self.folder, say=self.say)
+        return await prepare_model(self.config, self.folder.model, say=self.say)
 
     def enter(self, phase: Phase) -> None:
         """Tell the watcher that a phase begins."""

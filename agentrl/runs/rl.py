@@ -144,7 +144,7 @@ class Orchestrator:
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
-        start = await prepare_model(self.config, self.folder, say=self._say)
+        start = await prepare_model(self.config, self.folder.model, say=self._say)
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         model_path = start if self._saved is None else str(self._saved.path / MODEL)

@@ -173,9 +173,9 @@ async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkey
 async def test_a_scratch_model_is_made_once_and_whole(tiny_run):
     run = tiny_run()
     (run.folder.path / "model.partial").mkdir()
-    path = await prepare_model(run.config, run.folder)
+    path = await prepare_model(run.config, run.folder.model)
     before = (run.folder.model / "model.safetensors").stat().st_mtime_ns
-    assert await prepare_model(run.config, run.folder) == path
+    assert await prepare_model(run.config, run.folder.model) == path
     assert (run.folder.model / "model.safetensors").stat().st_mtime_ns == before
     assert not (run.folder.path / "model.partial").exists()
     assert json.loads((run.folder.model / "config.json").read_text())["hidden_size"] == 32
@@ -183,7 +183,7 @@ async def test_a_scratch_model_is_made_once_and_whole(tiny_run):
 
 async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
     run = tiny_run("sft.episodes=5")
-    path = await prepare_model(run.config, run.folder)
+    path = await prepare_model(run.config, run.folder.model)
     renderer = build_renderer(run.config, path, load_tokenizer(path))
     found = await collect_demonstrations(run.config, renderer)
     assert [t.group_id for t in found] == [f"demonstration-{i}" for i in range(5)]
@@ -196,7 +196,7 @@ async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
 
 async def test_mistakes_need_an_expert_that_makes_them(tiny_run):
     run = tiny_run("sft={episodes: 5, mistakes: 0.9}")
-    path = await prepare_model(run.config, run.folder)
+    path = await prepare_model(run.config, run.folder.model)
     renderer = build_renderer(run.config, path, load_tokenizer(path))
     with pytest.raises(UsageError, match=r"makes no mistakes.*sft\.mistakes=0"):
         await collect_demonstrations(run.config, renderer)
@@ -204,7 +204,7 @@ async def test_mistakes_need_an_expert_that_makes_them(tiny_run):
 
 async def test_answers_that_the_agent_could_not_give_are_not_demonstrated(tiny_run):
     run = tiny_run("sft.episodes=5", "agent.max_answer_tokens=1")
-    path = await prepare_model(run.config, run.folder)
+    path = await prepare_model(run.config, run.folder.model)
     renderer = build_renderer(run.config, path, load_tokenizer(path))
     with pytest.raises(UsageError, match=r"2 tokens: .*, expected at most agent\.max_answer_tokens=1\. Set agent"):
         await collect_demonstrations(run.config, renderer)
@@ -212,7 +212,7 @@ async def test_answers_that_the_agent_could_not_give_are_not_demonstrated(tiny_r
 
 async def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):
     first = tiny_run(name="first")
-    await prepare_model(first.config, first.folder)
+    await prepare_model(first.config, first.folder.model)
     latest = tmp_path / "runs" / "latest"
     second = start_run(load_config(None, [*_settings(first), f"model.path={latest}", "run.name=second"]), kind="test")
     assert second.config.model.path == str(first.folder.model)
