@@ -29,7 +29,7 @@ from agentrl.models.lora import is_adapter_folder
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
-from agentrl.render.check import check_template
+from agentrl.render.check import RewrittenHistory, check_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import find_chat_template, read_chat_template
@@ -256,8 +256,18 @@ def check_tokens(config: Config, model_path: str) -> None:
             check_same_tokens(what, section.path, model_path)
 
 
-def check_rendering(config: Config, renderer: Renderer) -> None:
+_COST_OF_FORKS = (
+    "A turn after that is a sequence of its own, whose prompt is computed again: up to as many times the tokens as an "
+    "episode has turns. A template that only appends (model.chat_template), or the loop step_independent, costs less; "
+    "agent.rewritten_history=refuse ends the start instead."
+)
+
+
+def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = unheard) -> None:
     """Check, before anything is sampled, that the chat template can be rendered turn by turn.
+
+    Where it rewrites history and the config lets conversations fork, the renderer is told to look for it, and `say` is
+    called with what that costs.
 
     Raises:
         TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
@@ -276,5 +286,12 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
         loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
         if loop.offers_tools:
             renderer.require_tool_parser()
-        if loop.follow_ups:
+        if not loop.follow_ups:
+            continue
+        try:
             check_template(renderer, roles=loop.follow_ups)
+        except RewrittenHistory as error:
+            if config.agent.rewritten_history == "refuse":
+                raise
+            renderer.rewrites_history = True
+            say(f"{error.what}: conversations fork where it does. {_COST_OF_FORKS}")

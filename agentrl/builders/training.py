@@ -20,6 +20,7 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, own_members
 from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
+from agentrl.builders.scratch import unheard
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
@@ -89,6 +90,7 @@ def build_training(
     keep: Callable[[Group], bool] | None = None,
     pool: ServerPool | None = None,
     ranks: Ranks | None = None,
+    say: Callable[[str], None] = unheard,
 ) -> TrainingParts:
     """Build the parts. Nothing runs yet.
 
@@ -101,6 +103,7 @@ def build_training(
         keep: Says whether a group is worth training on.
         pool: The engine, where the config asks for servers, or for engines on a cluster.
         ranks: Train together.
+        say: Called with what the user should know before the run begins.
 
     Raises:
         ConfigError: options that do not fit, or an engine or sampling that cannot be trained with.
@@ -111,7 +114,7 @@ def build_training(
     tasks = build_task_sampler(config, curriculum=config.curriculum)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
-    check_rendering(config, renderer)
+    check_rendering(config, renderer, say=say)
     check_tokens(config, model_path)
     built = build_on_ranks(ranks or Ranks(), build_trainer, config, model_path, reference_path)
     connected = build_engine(

@@ -62,7 +62,7 @@ class ModelConfig(Section):
     scratch: ScratchModelConfig | None = None
     """Sizes of the new model; only with ``path: scratch``."""
     chat_template: str | None = None
-    """In place of the model's own: a Jinja file, or ``chatml``, ``qwen3``, ``llama3``, ``gemma``; see docs/models.md."""
+    """In place of the model's own: a Jinja file, or ``chatml``, ``qwen3``, ``llama3`` or ``gemma`` (docs/models.md)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     device: str = "auto"

@@ -9,6 +9,7 @@ import re
 from typing import (
     Annotated,
     Any,
+    Literal,
     Self,
     TypeAlias,
 )
@@ -279,6 +280,10 @@ class AgentConfig(Section):
     """Replaces the environment's instructions."""
     enable_thinking: bool = False
     """Passed to chat templates that know it."""
+    rewritten_history: Literal["fork", "refuse"] = "fork"
+    """For a chat template that shows earlier turns differently once more messages follow, such as one that drops
+    earlier thinking: ``fork`` renders the conversation anew there, as a sequence of its own; ``refuse`` ends the
+    start."""
     max_turns: int = Field(50, ge=1)
     """Turns of an episode; the environment's own limit may be smaller."""
     max_answer_tokens: int = Field(256, ge=1)

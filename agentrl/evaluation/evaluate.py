@@ -205,7 +205,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
         return
     path = await prepare_model(config, folder / "model")
     renderer = build_renderer(config, path, load_tokenizer(path))
-    check_rendering(config, renderer)
+    check_rendering(config, renderer, say=_log.warning)
     async with _open_engine(config.engine, config, path, folder, renderer.images) as engine:
         yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
 

@@ -26,6 +26,10 @@ _LOOK: ToolSchema = {
 }
 
 
+class RewrittenHistory(TemplateError):
+    """A chat template that shows an earlier turn otherwise once more messages follow."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Probe:
     """An answer, given at every turn of a conversation that is rendered both ways."""
@@ -62,8 +66,9 @@ def check_template(renderer: Renderer, *, roles: Sequence[Role] = ("user",), too
         tools: Tools that the run offers.
 
     Raises:
-        TemplateError: Something that the model sampled would be changed or dropped; shows the two renderings around
+        RewrittenHistory: Something that the model sampled would be changed or dropped; shows the two renderings around
             the first difference and what to do.
+        TemplateError: The template refuses a role.
     """
     follows_calls = renderer.family.results_follow_calls
     if not tools and "tool" in roles and follows_calls:
@@ -93,7 +98,8 @@ def _compare(renderer: Renderer, probe: _Probe, roles: Sequence[Role], tools: Se
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
         if rendered != kept:
-            _check_harmless(renderer, probe, kept, rendered)
+            if not is_same_history(renderer, kept, rendered):
+                raise _rewritten(renderer, probe, kept, rendered)
             return
 
 
@@ -108,13 +114,21 @@ def _shown(text: str, *, image: bool) -> Content:
     return (TextPart(text=text), ImagePart(data=b"")) if image else text
 
 
-def _check_harmless(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> None:
-    if _without_space(rendered) == _without_space(kept):
-        return
-    if _without_space(rendered) == _without_space(_with_headers_of_history(renderer, kept)):
-        return
+def is_same_history(renderer: Renderer, kept: str, rendered: str) -> bool:
+    """Return True if a whole rendering shows what the ledger kept, white space and the template's own blocks apart.
+
+    Args:
+        renderer: Of the run's model.
+        kept: The conversation as it was written a turn at a time.
+        rendered: The same conversation, rendered as a whole.
+    """
+    found = _without_space(rendered)
+    return found in (_without_space(kept), _without_space(_with_headers_of_history(renderer, kept)))
+
+
+def _rewritten(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> RewrittenHistory:
     at = common_prefix(kept, rendered)
-    raise TemplateError(
+    return RewrittenHistory(
         f"the chat template rewrites history ({probe.what} come back changed)",
         got=f"{_around(rendered, at)} from the template",
         expected=f"{_around(kept, at)} as it was sampled",

@@ -10,6 +10,7 @@ from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
+from agentrl.render.check import is_same_history
 from agentrl.render.renderer import Rendered, Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
@@ -153,12 +154,22 @@ class LedgerConversation:
             )
 
     def _write_pending(self) -> None:
+        if self._answers and self._renderer.rewrites_history and self._is_rewritten():
+            self._rewritten_from, self._answers, self.sequence = self.sequence, [], TokenSequence()
         if self._answers:
             self._write_suffix(self._answers[-1])
         else:
             self._write_prompt()
         if not any(self.sequence is known for known in self._trajectory.sequences):
             self._trajectory.sequences.append(self.sequence)
+
+    def _is_rewritten(self) -> bool:
+        """Return True if the template now shows the conversation otherwise than the ledger has it."""
+        answer = self._answers[-1]
+        suffix = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
+        kept = self._renderer.encoder.decode([*self.sequence.ids_list()[: answer.tokens], *suffix.ids])
+        rendered = self._renderer.template.render(self.messages, tools=self._tools, generation_prompt=True)
+        return not is_same_history(self._renderer, kept, rendered)
 
     def _write_suffix(self, answer: _AnswerEnd) -> None:
         rendered = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)

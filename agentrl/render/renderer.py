@@ -282,6 +282,8 @@ class Renderer:
         images: ImageProcessor | None = None,
     ) -> None:
         self.images = images
+        self.rewrites_history = False
+        """Conversations are rendered anew where the template shows earlier turns differently."""
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
         self.family = family = detect_family(str(tokenizer.chat_template))

@@ -169,6 +169,7 @@ class Orchestrator:
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
             ranks=processes.ranks,
+            say=self._say,
         )
         stack.push_async_callback(self._parts.close)
         self._parts.trainer.watch.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))

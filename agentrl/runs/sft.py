@@ -143,7 +143,7 @@ class WarmStart(LearningRun):
         renderer = build_renderer(self.config, path, load_tokenizer(path))
         if self.config.sft.data is not None:
             return partial(self._load, path, renderer, self._read(self.config.sft.data, renderer))
-        check_rendering(self.config, renderer)
+        check_rendering(self.config, renderer, say=self.say)
         self.enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
         with TrajectoryStore(self.folder.trajectories, step=0) as store:

@@ -81,9 +81,16 @@ def test_a_tool_parser_for_a_loop_without_tools_is_an_error(tiny_run):
 @pytest.mark.parametrize("loop", ["react_text", "agentrl.agent_loops.react_text:ReactText"])
 def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tiny_run, loop):
     renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
+    said: list[str] = []
+    agent = f"loop: '{loop}', max_tokens: 256"
     with pytest.raises(TemplateError, match="rewrites history"):
-        check_rendering(tiny_run(f"agent={{loop: '{loop}', max_tokens: 256}}").config, renderer)
-    check_rendering(tiny_run("agent={loop: step_independent}", name="other").config, renderer)
+        check_rendering(tiny_run(f"agent={{{agent}, rewritten_history: refuse}}").config, renderer)
+    check_rendering(tiny_run("agent={loop: step_independent}", name="alone").config, renderer, say=said.append)
+    assert (said, renderer.rewrites_history) == ([], False)
+    check_rendering(tiny_run(f"agent={{{agent}}}", name="forks").config, renderer, say=said.append)
+    assert renderer.rewrites_history
+    assert len(said) == 1
+    assert "come back changed): conversations fork where it does. A turn after that is a sequence of its own" in said[0]
 
 
 def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):

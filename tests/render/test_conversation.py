@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, random_bpe
+from support.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, build_tokenizer, random_bpe
 
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, TemplateError
@@ -250,3 +250,41 @@ def test_the_message_of_a_mismatch_points_at_the_token(renderer: Renderer, conve
     wrong = [*ids[:at], renderer.encoder.encode("x")[0], *ids[at + 1 :]]
     with pytest.raises(LedgerError, match=rf"token {at} differs \(sampled, in turn 0\)"):
         conversation.verify(wrong)
+
+
+def whole_prompt(renderer: Renderer, conversation: LedgerConversation) -> list[int]:
+    return renderer.encoder.encode(renderer.template.render(conversation.messages, generation_prompt=True))
+
+
+def test_a_template_that_drops_thinking_forks_and_shows_what_a_deployed_model_sees() -> None:
+    renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
+    renderer.rewrites_history = True
+    trajectory = new_trajectory()
+    conversation = LedgerConversation(renderer, trajectory, [system("Play."), user("start")])
+    sampled = 0
+    for turn in range(4):
+        prompt = conversation.prepare()
+        assert prompt == conversation.prepare() == whole_prompt(renderer, conversation)
+        conversation.verify(prompt)
+        answer = renderer.encoder.encode(f"<think>\nthought {turn}\n</think>\n\nmove {turn}")
+        sampled += len(answer) + 1
+        conversation.accept(generation([*answer, renderer.boundary.end_id]))
+        conversation.add([user(f"seen {turn}")])
+    assert [len(sequence.turns) for sequence in trajectory.sequences] == [1, 1, 1, 1]
+    first, second = trajectory.sequences[:2]
+    assert first.ids_list()[: first.turns[0].start - 1] == second.ids_list()[: first.turns[0].start - 1]
+    assert sum(int((sequence.sources == Source.SAMPLED).sum()) for sequence in trajectory.sequences) == sampled
+    assert "thought 0" not in renderer.encoder.decode(second.ids_list())
+
+
+def test_where_nothing_is_dropped_a_forking_renderer_goes_on_in_one_sequence() -> None:
+    renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
+    renderer.rewrites_history = True
+    trajectory = new_trajectory()
+    conversation = LedgerConversation(renderer, trajectory, [user("start")])
+    for turn in range(3):
+        conversation.prepare()
+        answer = renderer.encoder.encode(f"  move {turn} \n")
+        conversation.accept(generation([*answer, renderer.boundary.end_id]))
+        conversation.add([user(f"seen {turn}")])
+    assert len(trajectory.sequences) == 1

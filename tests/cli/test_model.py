@@ -1,0 +1,108 @@
+"""Models under names of this machine, and chat templates in place of a model's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.observe.trajectory_store import read_trajectories
+
+Cli = Callable[..., Any]
+
+FORGETS = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ '(forgotten)' if message.role == 'assistant' and loop.revindex > 2 else message.content }}<|im_end|>
+{% endfor -%}
+{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}"""
+
+
+@pytest.fixture
+def added(agentrl: Cli, trained_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a model that was added."""
+    monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path / "models"))
+    ended = agentrl("model", "add", str(trained_run), "small")
+    assert ended.code == 0, ended.err
+    assert "model.path=small" in ended.err
+    return "small"
+
+
+def test_an_added_model_is_found_by_its_name(agentrl: Cli, workplace: Path, added: str) -> None:
+    listed = agentrl("model", "list").out
+    assert added in listed
+    assert "MB" in listed
+    words = ("eval", "--env", "guess_number", "--model", added, "--tasks", "2", "agent.loop=react_text")
+    ended = agentrl(*words, "agent.max_turns=2", "agent.max_answer_tokens=8")
+    assert ended.code == 0, ended.err
+
+
+def test_what_cannot_be_added_is_named(agentrl: Cli, workplace: Path, trained_run: Path, added: str) -> None:
+    folder = workplace / "notes.gguf"
+    folder.write_text("no model")
+    for words, message in (
+        ((str(trained_run), added), "there is a model small already"),
+        ((str(trained_run), "a/b"), "this is no name for a model: got 'a/b'"),
+        (("nothing-here", "new"), "there is no model in nothing-here"),
+        (("notes.gguf", "new"), "notes.gguf is no GGUF file"),
+        (("absent.gguf", "new"), "there is no such file"),
+    ):
+        ended = agentrl("model", "add", *words)
+        assert ended.code == 2
+        assert message in ended.err
+    assert agentrl("model", "add", str(trained_run), added, "--replace").code == 0
+    assert [path.name for path in Path(workplace.parent).rglob("*.partial-*")] == []
+
+
+def test_before_a_model_is_added_the_list_says_how(
+    agentrl: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path / "none"))
+    assert "agentrl model add PATH NAME" in agentrl("model", "list").out
+
+
+def test_another_chat_template_is_rendered_served_and_exported(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...], added: str
+) -> None:
+    (workplace / "loud.jinja").write_text(
+        "{%- for message in messages -%}\n<|im_start|>{{ message.role | upper }}\n{{ message.content }}<|im_end|>\n"
+        "{% endfor -%}\n{{ '<|im_start|>ASSISTANT\n' if add_generation_prompt else '' }}"
+    )
+    words = ("train", "--env", "guess_number", *small, f"model.path={added}", "model.chat_template=loud.jinja")
+    ended = agentrl(*words, "trainer.steps=1", "run.name=loud")
+    assert ended.code == 0, ended.err
+    run = workplace / "runs" / "loud"
+    assert "upper" in (run / "model" / "chat_template.jinja").read_text()
+    [checkpoint] = (run / "checkpoints").glob("step-*")
+    assert "upper" in (checkpoint / "model" / "chat_template.jinja").read_text()
+    shown = agentrl("view", "runs/loud", "--terminal").out
+    assert "ASSISTANT" in shown
+    assert "<|im_start|>assistant" not in shown
+
+
+def test_a_template_that_forgets_is_trained_in_forks_with_a_warning(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...], added: str
+) -> None:
+    (workplace / "forgets.jinja").write_text(FORGETS)
+    words = ("train", "--env", "guess_number", *small, f"model.path={added}", "model.chat_template=forgets.jinja")
+    refused = agentrl(*words, "agent.rewritten_history=refuse", "trainer.steps=1")
+    assert refused.code == 2
+    assert "rewrites history" in refused.err
+    ended = agentrl(*words, "agent.options.format=plain", "trainer.steps=2", "run.name=forks")
+    assert ended.code == 0, ended.err
+    assert "conversations fork where it does" in ended.err
+    run = workplace / "runs" / "forks"
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(step["mismatch/prob_abs_mean"] < 1e-4 for step in steps)
+    episodes = [stored.trajectory for stored in read_trajectories(run / "trajectories")]
+    turns = [[len(sequence.turns) for sequence in episode.sequences] for episode in episodes]
+    assert [2, 1] in turns  # the third prompt forgets the first answer; one with special tokens changes at once
+    assert all(sum(found) == 3 and found[-1] == 1 for found in turns)
+
+
+def test_a_chat_template_for_a_model_from_nothing_is_refused(agentrl: Cli, workplace: Path) -> None:
+    ended = agentrl("train", "quickstart", "model.chat_template=chatml", "--dry-run")
+    assert ended.code == 2
+    assert "model.chat_template" in ended.err
