@@ -1,0 +1,126 @@
+"""Share of a language model's answers that are in the right form, per environment, agent loop and number of shots.
+
+agentrl bench answer_form --model smollm2-135m-instruct
+agentrl bench answer_form --model smollm2-135m-instruct 'environments=["webshop"]' 'loops=["react_text"]' shots='[0, 1, 3]'
+
+First answers are those to the opening prompt. An answer is in the right form if the loop can read an action in it and the
+environment takes that for an action; a command that does nothing in its place is in the right form, too. Episodes are short:
+`turns` turns, of which the third unusable one ends them as policy_error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.builders.models import load_tokenizer
+from agentrl.config import Config
+from agentrl.errors import Outcome
+from agentrl.evaluation.evaluate import PolicyKind
+from agentrl.evaluation.panel import EvaluatedEpisode
+from agentrl.evaluation.session import EvaluationRequest, FinishedEvaluation, run_evaluation
+from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.console import note
+
+TEXT: dict[str, list[str]] = {
+    "guess_number": [],
+    "frozen_lake": [],
+    "sokoban": [],
+    "countdown": [],
+    "household": [],
+    "webshop": [],
+    "search_qa": ["agent.options={format: free}"],
+    "code": ["agent.options={format: free}", "agent.max_answer_tokens=256"],
+    "retail": ["agent.options={format: free}"],
+}
+"""Environments with what their answers as text need."""
+COMMANDS = {
+    "household": re.compile(
+        r"(go to|open|close|use|examine) .+|(take) .+ from .+|(move) .+ to .+|(heat|cool|clean|slice) .+ with .+"
+        r"|look|inventory|help"
+    ),
+    "webshop": re.compile(r"(search|click)\[.+\]"),
+}
+"""Environments that answer to a command in the right form that nothing happens: what such a command looks like."""
+ACTION = re.compile(r"<action>(.*?)</action>|\"action\": *\"(.*?)\"", re.DOTALL)
+
+
+def run(
+    model: str,
+    environments: Sequence[str] = tuple(TEXT),
+    loops: Sequence[str] = ("react_text", "tool_calling"),
+    shots: Sequence[int] = (0,),
+    tasks: int = 200,
+    turns: int = 1,
+    chat_template: str | None = "chatml",
+    dtype: str = "bfloat16",
+) -> dict[str, Any]:
+    """Play `tasks` episodes of at most `turns` turns in each case."""
+    figures: dict[str, Any] = {}
+    for loop in loops:
+        for count in shots:
+            found = {}
+            for environment in environments:
+                words = [
+                    *([f"agent.shots={count}"] if count else []),
+                    *([f"model.chat_template={chat_template}"] if chat_template else []),
+                    f"model.dtype={dtype}",
+                    f"agent.loop={loop}",
+                    f"agent.max_turns={turns}",
+                    "agent.max_invalid=3",
+                    "agent.max_answer_tokens=96",
+                    *(TEXT[environment] if loop == "react_text" else []),
+                ]
+                config = evaluation_config(env=environment, model=model, overrides=words)
+                found[environment] = measured(environment, config, tasks)
+                note(f"{loop}, {count} shots, {environment}: {found[environment]}")
+            found["mean"] = {"form": statistics.mean(one["form"] for one in found.values())}
+            figures[f"{loop}, {count} shots"] = found
+    return figures
+
+
+def measured(environment: str, config: Config, tasks: int) -> dict[str, float]:
+    """Return the shares of first answers in the right form, and of episodes that do not end as policy_error."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = EvaluationRequest(
+            config=config, policy=PolicyKind.ENGINE, n_tasks=tasks, samples=1, seed=0, folder=Path(folder)
+        )
+        finished = asyncio.run(run_evaluation(request))
+        texts = first_answers(finished)
+    episodes = [episode for episode in finished.result.episodes if episode.is_measured]
+    formed = [in_form(environment, episode, texts[episode.slot]) for episode in episodes]
+    played = [episode.trajectory.outcome is not Outcome.POLICY_ERROR for episode in episodes]
+    return {
+        "form": statistics.mean(formed),
+        "no_policy_error": statistics.mean(played),
+        "success": statistics.mean(bool(episode.trajectory.success) for episode in episodes),
+        "episodes": len(episodes),
+    }
+
+
+def first_answers(finished: FinishedEvaluation) -> dict[tuple[str, int], str]:
+    """Return the text of each episode's first answer."""
+    assert finished.model_path is not None
+    tokenizer = load_tokenizer(finished.model_path)
+    found = {}
+    for episode in finished.result.episodes:
+        first = next((sequence for sequence in episode.trajectory.sequences if sequence.turns), None)
+        ids = [] if first is None else first.ids_list()[first.turns[0].start : first.turns[0].end]
+        found[episode.slot] = tokenizer.decode(ids, skip_special_tokens=True)
+    return found
+
+
+def in_form(environment: str, episode: EvaluatedEpisode, text: str) -> bool:
+    """Return True if the first answer of an episode is an action in the right form."""
+    turn = next((turn for sequence in episode.trajectory.sequences for turn in sequence.turns if turn.index == 0), None)
+    if turn is None:
+        return False
+    if turn.valid or environment not in COMMANDS:
+        return turn.valid
+    actions = ACTION.findall(text)
+    return len(actions) == 1 and COMMANDS[environment].fullmatch("".join(actions[0]).strip()) is not None
