@@ -1,9 +1,10 @@
-"""What loops put around observations: the goal again, the admissible actions, the rules of the answer."""
+"""What loops put around observations: the goal again, the admissible actions, how to answer with an example."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from agentrl.agent_loop import Episode
 from agentrl.message import Content, Message, TextPart, system, user
@@ -11,6 +12,36 @@ from agentrl.message import Content, Message, TextPart, system, user
 IMAGE_MARK = "[image]"
 
 _TASK_SENTENCE = re.compile(r"^.*\byour task is to:?.*$", re.IGNORECASE | re.MULTILINE)
+
+
+_EXAMPLE = re.compile(r"[,;:.]?\s*\bfor example:\s*", re.IGNORECASE)
+READ_NEXT = "You then see what it led to, and answer again in the same form."
+
+
+@dataclass(frozen=True, slots=True)
+class ActionHint:
+    """An environment's ``action_hint``, taken apart."""
+
+    what: str
+    """What an action is; empty where the environment does not say."""
+    example: str
+    """An action; a placeholder where the environment gives none."""
+
+    @classmethod
+    def parse(cls, hint: str) -> ActionHint:
+        """Take a hint apart at its last "for example:".
+
+        >>> ActionHint.parse("a whole number, for example: 50")
+        ActionHint(what='a whole number', example='50')
+        """
+        what, *examples = _EXAMPLE.split(hint)
+        example = examples[-1].strip() if examples else ""
+        return cls(what.strip().rstrip("."), example or "(your action)")
+
+    @property
+    def described(self) -> str:
+        """What an action is, as the end of a sentence."""
+        return f"one action: {self.what}" if self.what else "one action"
 
 
 def content_text(content: Content) -> str:

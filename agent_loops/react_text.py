@@ -11,8 +11,9 @@ from agentrl.engine import StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Content, Message, user
 
-from .prompting import action_list, goal_of, opening, with_lines
+from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
 
+_FIRST_ACTION = re.compile(r"<action>(.*?)(?:</action>|\n|$)")
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
 
@@ -30,11 +31,11 @@ class AnswerFormat(enum.StrEnum):
 
 
 _RULES = {
-    AnswerFormat.REACT: "Think first, inside <think> </think>. Then give one action inside <action> </action>.",
-    AnswerFormat.ACTION_TAG: "Answer with one action inside <action> </action>.",
-    AnswerFormat.PLAIN: "Answer with one action and nothing else.",
-    AnswerFormat.FREE: "",
+    AnswerFormat.REACT: "First think inside <think> </think>, then write {action} inside <action> </action>.",
+    AnswerFormat.ACTION_TAG: "Write {action} inside <action> </action>.",
+    AnswerFormat.PLAIN: "Write {action} and nothing else.",
 }
+"""How to answer; an answer in the free form follows the environment's own instructions."""
 
 
 _WHOLE = frozenset({AnswerFormat.PLAIN, AnswerFormat.FREE})
@@ -59,6 +60,8 @@ class ReactText(AgentLoop):
             the first observation's line with "Your task is to", or its only line.
         explain: Put the environment's instructions, its action hint and the answer's format into a system message;
             off for small models that learn the protocol from demonstrations.
+        prefill: Text that each answer begins with, such as ``<action>`` for a model that does not keep to the form by
+            itself; it is not trained. The action then ends at ``</action>`` or with its line.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class ReactText(AgentLoop):
         list_actions: bool = False,
         restate_goal: bool = False,
         explain: bool = True,
+        prefill: str = "",
     ) -> None:
         try:
             self.format = AnswerFormat(format)
@@ -76,6 +80,7 @@ class ReactText(AgentLoop):
         self.list_actions = list_actions
         self.restate_goal = restate_goal
         self.explain = explain
+        self.prefill = prefill
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -84,7 +89,7 @@ class ReactText(AgentLoop):
         actions = await action_list(episode) if self.list_actions else ""
         conversation = episode.open(opening(self.instructions(episode), with_lines(observation, [actions])))
         while True:
-            reading = self.read(await conversation.generate())
+            reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:
                 episode.invalid(reading.problem)
                 conversation.add(user(reading.problem))
@@ -100,23 +105,46 @@ class ReactText(AgentLoop):
 
     def instructions(self, episode: Episode) -> list[str]:
         """Return the parts of the system message."""
-        return [episode.spec.instructions, episode.action_hint, _RULES[self.format]] if self.explain else []
+        return [episode.spec.instructions, self.rule(episode.action_hint)] if self.explain else []
 
-    def read(self, answer: Answer) -> Reading:
-        """Return the action of an answer."""
+    def rule(self, action_hint: str) -> str:
+        """Return how to answer, with an example in the exact form."""
+        if self.format is AnswerFormat.FREE:
+            return ""
+        hint = ActionHint.parse(action_hint)
+        rule = _RULES[self.format].format(action=hint.described)
+        return f"How to answer: {rule} For example:\n{self._example(action_hint)}\n{READ_NEXT}"
+
+    def _example(self, action_hint: str) -> str:
+        return self.demonstrate(ActionHint.parse(action_hint).example).text
+
+    def read(self, answer: Answer, action_hint: str = "") -> Reading:
+        """Return the action of an answer, or a problem with an example of a right answer.
+
+        Args:
+            answer: The policy's.
+            action_hint: What an action looks like, in the environment's words.
+        """
         if self.format in _WHOLE:
             action = answer.text.strip()
-            return Reading(action, "" if action else f"Your answer is empty. {_RULES[self.format]}".strip())
-        actions = _ACTION.findall(answer.text)
+            return Reading(action, "" if action else self._remark("was empty", action_hint))
+        actions = (_FIRST_ACTION.findall(answer.text)[:1] if self.prefill else []) or _ACTION.findall(answer.text)
         if len(actions) == 1 and actions[0].strip():
             return Reading(actions[0].strip())
-        cut = "was cut off before its end" if answer.stop_reason is StopReason.LENGTH else "holds no action"
-        count = f"holds {len(actions)} actions" if len(actions) > 1 else cut
-        return Reading("", f"Your answer {count}. {_RULES[self.format]}")
+        if len(actions) > 1:
+            return Reading("", self._remark(f"had {len(actions)} actions, and one is allowed", action_hint))
+        if answer.stop_reason is StopReason.LENGTH:
+            return Reading("", self._remark("was too long and cut off before its action", action_hint))
+        missing = "an empty <action> </action>" if actions else "no <action> </action>"
+        return Reading("", self._remark(f"had {missing}", action_hint))
+
+    def _remark(self, problem: str, action_hint: str) -> str:
+        form = "" if self.format is AnswerFormat.FREE else f", in this form:\n{self._example(action_hint)}"
+        return f"Your last answer {problem}, so nothing happened. Answer again{form or '.'}"
 
     def demonstrate(self, action: str) -> Message:
         """Return the answer that takes `action`, with a thought that only names it."""
         if self.format in _WHOLE:
             return Message(role="assistant", content=action)
-        thought = f"<think>I will {action}.</think>" if self.format is AnswerFormat.REACT else ""
+        thought = f"<think>My next action is {action}.</think>\n" if self.format is AnswerFormat.REACT else ""
         return Message(role="assistant", content=f"{thought}<action>{action}</action>")

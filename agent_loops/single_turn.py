@@ -8,7 +8,7 @@ from agentrl.agent_loop import AgentLoop, Answer, Episode, EpisodeEnd
 from agentrl.errors import Outcome
 from agentrl.message import Message
 
-from .prompting import opening
+from .prompting import ActionHint, opening
 
 
 class SingleTurn(AgentLoop):
@@ -28,8 +28,7 @@ class SingleTurn(AgentLoop):
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         observation = await episode.reset()
-        rule = "" if self.tag is None else f"Give your final answer inside <{self.tag}> </{self.tag}>."
-        conversation = episode.open(opening([episode.spec.instructions, episode.action_hint, rule], observation))
+        conversation = episode.open(opening([episode.spec.instructions, self.rule(episode.action_hint)], observation))
         action = self.read(await conversation.generate())
         if action is None:
             episode.invalid(f"no <{self.tag}>")
@@ -37,6 +36,15 @@ class SingleTurn(AgentLoop):
         result = await episode.step(action)
         if not result.done:
             raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
+
+    def rule(self, action_hint: str) -> str:
+        """Return how to answer, with an example in the exact form where there is one to follow."""
+        hint = ActionHint.parse(action_hint)
+        if self.tag is None and not action_hint:
+            return ""
+        what = hint.what or "your final answer"
+        where = "" if self.tag is None else f" inside <{self.tag}> </{self.tag}>"
+        return f"How to answer: write {what}{where}. For example:\n{self.demonstrate(hint.example).text}"
 
     def read(self, answer: Answer) -> str | None:
         """What the environment is given; ``None`` when the tag is missing."""

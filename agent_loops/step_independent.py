@@ -69,6 +69,7 @@ class StepIndependent(AgentLoop):
         format: As in `ReactText`.
         list_actions: As in `ReactText`.
         explain: As in `ReactText`.
+        prefill: As in `ReactText`.
     """
 
     follow_ups = ()
@@ -82,11 +83,12 @@ class StepIndependent(AgentLoop):
         format: str = "react",
         list_actions: bool = False,
         explain: bool = True,
+        prefill: str = "",
     ) -> None:
         if history < 0:
             raise ConfigError("step_independent cannot remember", got=f"history {history}", expected="0 or more steps")
         self._make_memory = functools.partial(RecentSteps, history) if memory is None else _memory_class(memory)
-        self._text = ReactText(format=format, list_actions=list_actions, explain=explain)
+        self._text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -96,7 +98,7 @@ class StepIndependent(AgentLoop):
         while True:
             messages = await self._prompt(episode, [goal, memory.text()], observation, problem)
             conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
-            reading = self._text.read(await conversation.generate())
+            reading = self._text.read(await conversation.generate(prefill=self._text.prefill), episode.action_hint)
             problem = reading.problem
             if problem:
                 episode.invalid(problem)

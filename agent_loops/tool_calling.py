@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
 from agentrl.errors import ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
 
-from .prompting import action_list, goal_of, opening, with_lines
+from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
 
 
 @functools.lru_cache(maxsize=256)
@@ -21,7 +22,9 @@ def action_tool(name: str, hint: str) -> Tool:
     def act(action: str) -> str:
         return action
 
-    act.__doc__ = f"Take an action in the environment. {hint}\n\nArgs:\n    action: The action, as text."
+    shape = ActionHint.parse(hint)
+    what = f"The action, as text: {shape.what}." if shape.what else "The action, as text."
+    act.__doc__ = f"Take an action in the environment.\n\nArgs:\n    action: {what}"
     return Tool(act, name=name, inline=True)
 
 
@@ -38,6 +41,8 @@ class ToolCalling(AgentLoop):
         restate_goal: Repeat the goal after each observation (see `ReactText`).
         offer: Names of the environment's own tools that the policy gets; all when left out. Fewer make a shorter
             prompt, and a smaller task.
+        prefill: Begin each answer with a call of the tool that takes actions, for a model that does not call tools by
+            itself; what was begun for it is not trained.
     """
 
     offers_tools = True
@@ -50,11 +55,13 @@ class ToolCalling(AgentLoop):
         list_actions: bool = False,
         restate_goal: bool = False,
         offer: Sequence[str] | None = None,
+        prefill: bool = False,
     ) -> None:
         self.action_name = action_name
         self.list_actions = list_actions
         self.restate_goal = restate_goal
         self.offer = offer
+        self.prefill = prefill
 
     async def run(self, episode: Episode) -> None:
         """Play one episode.
@@ -76,10 +83,12 @@ class ToolCalling(AgentLoop):
                 hint="set agent.options={action_name: …}",
             )
         tools = [*episode.tools.values(), *([act] if act else [])]
-        conversation = episode.open(opening([_instructions(episode)], await self._shown(episode, first)), tools=tools)
+        instructions = [_instructions(episode), self._rule(episode, act)]
+        conversation = episode.open(opening(instructions, await self._shown(episode, first)), tools=tools)
         goal = goal_of(episode, first) if self.restate_goal else ""
+        prefill = self._begun_call(episode, act) if self.prefill and act else ""
         while True:
-            answer = await conversation.generate()
+            answer = await conversation.generate(prefill=prefill)
             if not answer.tool_calls and not answer.problems and act is None:
                 result = await episode.step(answer.text)
                 if result.done:
@@ -111,7 +120,7 @@ class ToolCalling(AgentLoop):
                 conversation.add(*await episode.call_tools(list(calls)))
             elif await self._act(episode, conversation, calls, act, goal):
                 return True
-        if problem := self._problem(answer):
+        if problem := self._problem(episode, answer, act):
             episode.invalid(problem)
             conversation.add(user(problem))
         return False
@@ -137,10 +146,33 @@ class ToolCalling(AgentLoop):
         actions = await action_list(episode) if self.list_actions else ""
         return with_lines(observation, [actions, goal])
 
-    def _problem(self, answer: Answer) -> str:
+    def _rule(self, episode: Episode, act: Tool | None) -> str:
+        """Return how to act through the tool that takes actions."""
+        if act is None:
+            return ""
+        what = ActionHint.parse(episode.action_hint).described
+        example = self._example(episode, act)
+        return f"How to act: call the tool {act.name} with {what}. For example:\n{example}\n{READ_NEXT}"
+
+    def _example(self, episode: Episode, act: Tool | None) -> str:
+        """Return a call as the model writes it: of the tool that takes actions, or of the first of the tools."""
+        if act is not None:
+            return episode.written(self.demonstrate(ActionHint.parse(episode.action_hint).example))
+        first = next(iter(episode.tools.values()))
+        return episode.written(Message(role="assistant", tool_calls=(_example_call(first),)))
+
+    def _begun_call(self, episode: Episode, act: Tool) -> str:
+        """Return a call of the tool that takes actions, up to the action."""
+        return self._example(episode, act).partition(ActionHint.parse(episode.action_hint).example)[0]
+
+    def _problem(self, episode: Episode, answer: Answer, act: Tool | None) -> str:
+        form = f"in this form:\n{self._example(episode, act)}"
         if answer.problems:
-            return "Your tool call could not be read. " + " ".join(answer.problems)
-        return "" if answer.tool_calls else f"Your answer calls no tool. Act with the tool {self.action_name}."
+            found = " ".join(answer.problems)
+            return f"Your tool call could not be read, so it was not carried out. {found} Write a tool call {form}"
+        if answer.tool_calls:
+            return ""
+        return f"Your last answer called no tool, so nothing happened. Answer again with a tool call, {form}"
 
     def demonstrate(self, action: str) -> Message:
         """Return the call that takes `action`."""
@@ -154,3 +186,12 @@ def _instructions(episode: Episode) -> str:
 
 def _answered(call: ToolCall, observation: Content) -> Message:
     return Message(role="tool", content=observation, tool_call_id=call.id, name=call.name)
+
+
+def _example_call(tool: Tool) -> ToolCall:
+    """Return a call of a tool with values of the right types."""
+    parameters = tool.schema["function"]["parameters"]
+    needed = {name: parameters["properties"][name] for name in parameters.get("required", ())}
+    values: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+    arguments = {name: values.get(str(schema.get("type")), f"({name})") for name, schema in needed.items()}
+    return ToolCall(name=tool.name, arguments=arguments)

@@ -20,6 +20,7 @@ pass as well: the runtime records them.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,12 @@ class Conversation(ABC):
         """Start a conversation whose history is rewritten to `messages`; common leading tokens are stored once."""
 
 
+def plainly_written(message: Message) -> str:
+    """Return an answer as text, with its tool calls as JSON."""
+    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    return "\n".join([*([message.text] if message.text else []), *calls])
+
+
 class Episode(ABC):
     """Interface of a running episode for its agent loop. One object per episode."""
 
@@ -136,6 +143,10 @@ class Episode(ABC):
         Raises:
             UsageError: a loop with `offers_tools` leaves `tools` out although the episode has some.
         """
+
+    def written(self, message: Message) -> str:
+        """Return an answer as the policy's model writes it, tool calls included, to show it in a prompt."""
+        return plainly_written(message)
 
     @abstractmethod
     def invalid(self, reason: str) -> None:

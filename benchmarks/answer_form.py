@@ -1,16 +1,17 @@
 """Share of a language model's answers that are in the right form, per environment, agent loop and number of shots.
 
 agentrl bench answer_form --model smollm2-135m-instruct
-agentrl bench answer_form --model smollm2-135m-instruct 'environments=["webshop"]' 'loops=["react_text"]' shots='[0, 1, 3]'
+agentrl bench answer_form --model smollm2-135m-instruct 'environments=["webshop"]' 'shots=[0, 1, 3]' turns=6
 
-First answers are those to the opening prompt. An answer is in the right form if the loop can read an action in it and the
-environment takes that for an action; a command that does nothing in its place is in the right form, too. Episodes are short:
-`turns` turns, of which the third unusable one ends them as policy_error.
+First answers are those to the opening prompt. An answer is in the right form if the loop can read an action in it and
+the environment takes that for an action; a command that does nothing in its place is in the right form, too. Episodes
+are short: `turns` turns, of which the third unusable one ends them as policy_error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import statistics
 import tempfile
@@ -58,9 +59,24 @@ def run(
     tasks: int = 200,
     turns: int = 1,
     chat_template: str | None = "chatml",
+    options: dict[str, Any] | None = None,
+    temperature: float = 1.0,
     dtype: str = "bfloat16",
 ) -> dict[str, Any]:
-    """Play `tasks` episodes of at most `turns` turns in each case."""
+    """Play `tasks` episodes of at most `turns` turns in each case.
+
+    Args:
+        model: A model folder, or the name of one.
+        environments: Those to play, of `TEXT`.
+        loops: Agent loops.
+        shots: Turns of the expert that the prompt shows.
+        tasks: Episodes per case.
+        turns: Turns of an episode.
+        chat_template: See ``model.chat_template``; ``None`` for the model's own.
+        options: ``agent.options``, where an environment needs none of its own.
+        temperature: Of the sampling.
+        dtype: Of the weights.
+    """
     figures: dict[str, Any] = {}
     for loop in loops:
         for count in shots:
@@ -71,12 +87,13 @@ def run(
                     *([f"model.chat_template={chat_template}"] if chat_template else []),
                     f"model.dtype={dtype}",
                     f"agent.loop={loop}",
+                    f"agent.options={json.dumps(options or {})}",
                     f"agent.max_turns={turns}",
                     "agent.max_invalid=3",
                     "agent.max_answer_tokens=96",
                     *(TEXT[environment] if loop == "react_text" else []),
                 ]
-                config = evaluation_config(env=environment, model=model, overrides=words)
+                config = evaluation_config(env=environment, model=model, temperature=temperature, overrides=words)
                 found[environment] = measured(environment, config, tasks)
                 note(f"{loop}, {count} shots, {environment}: {found[environment]}")
             found["mean"] = {"form": statistics.mean(one["form"] for one in found.values())}

@@ -166,7 +166,7 @@ SPEC = EnvironmentSpec(
     ),
     instructions=(
         "You walk over a frozen lake. The map shows you (P), your start (S), ice (F), holes (H) and the goal (G)."
-        " Each turn, answer with one move: left, down, right or up. A hole ends the walk; reach the goal."
+        " Each turn you move one step: left, down, right or up. Reach the goal. A hole ends the walk."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

@@ -18,6 +18,9 @@ NUMBERS = range(1, 101)
 CHARACTERS = frozenset(map(chr, range(32, 127)))
 
 
+_REMARK = "That is no number. Guess a whole number from 1 to 100, for example: 50"
+
+
 class Guesses(gymnasium.spaces.Text):
     """Texts; a sample is a number."""
 
@@ -33,7 +36,7 @@ class GuessNumber(gymnasium.Env[str, str]):
     """
 
     observation_space = gymnasium.spaces.Text(200, charset=CHARACTERS)
-    action_hint = "a whole number"
+    action_hint = "a whole number from 1 to 100, for example: 50"
 
     def __init__(self) -> None:
         self.action_space = Guesses(200, charset=CHARACTERS)
@@ -51,7 +54,7 @@ class GuessNumber(gymnasium.Env[str, str]):
         """Answer a guess."""
         guess, self.turns = parse_int(action), self.turns + 1
         won = guess == self.secret
-        answer = "Answer with a number." if guess is None else "Higher." if guess < self.secret else "Lower."
+        answer = _REMARK if guess is None else "Higher." if guess < self.secret else "Lower."
         answer = "Right." if won else answer
         return (
             answer,
@@ -100,7 +103,10 @@ SPEC = EnvironmentSpec(
     make=GuessNumber,
     tasks=functools.partial(seed_tasks, "guess_number"),
     description="Guess a number from 1 to 100 in ten turns, told higher or lower: the smallest environment.",
-    instructions="Guess the number that I think of. Each turn, answer with one whole number.",
+    instructions=(
+        "I think of a whole number from 1 to 100, and you find it in at most ten guesses. After each wrong guess I say"
+        " Higher or Lower. Higher means that my number is higher than your guess, and Lower that it is lower."
+    ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),
     success_threshold=1.0,

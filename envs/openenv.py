@@ -85,7 +85,7 @@ class OpenEnvironment(AsyncEnv):
         answer = None if fields is None else await self._ask("step", fields)
         if answer is None or answer["type"] == "error":
             wanted = self.action_hint or "what the environment asks for"
-            text = f"That is no action: answer with {wanted}.\n{self._shown}"
+            text = f"That is not an action, so nothing happened. Answer with {wanted}.\n{self._shown}"
             return text, 0.0, False, self._steps >= self._max_steps, {"valid": False, "success": False}
         told = answer["data"]
         reward, done = float(told["reward"] or 0.0), bool(told["done"])

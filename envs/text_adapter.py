@@ -53,8 +53,9 @@ class TextAdapter(gymnasium.Env[Content, str]):
     def action_hint(self) -> str:
         """What an action looks like."""
         if self.names:
-            return f"one of: {', '.join(self.names)}"
-        return f"{_size(self.inner.action_space)} numbers separated by spaces"
+            return f"{' or '.join(self.names)}, for example: {self.names[0]}"
+        count = _size(self.inner.action_space)
+        return f"{count} numbers separated by spaces, for example: {' '.join(['0'] * count)}"
 
     def admissible_actions(self) -> list[str] | None:
         """The names of the actions; ``None`` when actions are numbers."""
@@ -84,7 +85,7 @@ class TextAdapter(gymnasium.Env[Content, str]):
         is_late = self.max_steps is not None and self._steps >= self.max_steps
         parsed = self.parse(action)
         if parsed is None:
-            problem = f"{_quote(action)} is no action: answer with {self.action_hint}."
+            problem = f"{_quote(action)} is not an action, so nothing happened. An action is {self.action_hint}"
             return self.show(self._observation, before=problem), 0.0, False, is_late, {"valid": False}
         self._observation, reward, terminated, truncated, info = self.inner.step(parsed)
         is_truncated = bool(truncated) or (is_late and not terminated)

@@ -169,6 +169,10 @@ class RuntimeEpisode(Episode):
             )
         return RecordedConversation(self._policy.open(self, messages, tools or ()), self.turns.trajectory, messages)
 
+    def written(self, message: Message) -> str:
+        """Return an answer as the policy's model writes it."""
+        return self._policy.written(message)
+
     async def close_tools(self) -> None:
         """Close the tools and the sandbox that the episode opened."""
         await self._opened.close()

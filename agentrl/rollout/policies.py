@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agentrl.agent_loop import AgentLoop, Answer, Conversation, EpisodeEnd
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, EpisodeEnd, plainly_written
 from agentrl.engine import ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
-from agentrl.errors import EngineError, Outcome, UsageError, async_boundary
+from agentrl.errors import EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
@@ -45,6 +45,10 @@ class EpisodePolicy(ABC):
     def cut(self, text: str, max_tokens: int) -> str:
         """`text`, cut to a token budget with a visible mark."""
 
+    def written(self, message: Message) -> str:
+        """Return an answer as the policy's model writes it; as JSON where that is not known."""
+        return plainly_written(message)
+
     async def end(self, episode: EpisodeView) -> None:
         """An episode is over: release what was kept for it."""
         return
@@ -52,6 +56,14 @@ class EpisodePolicy(ABC):
 
 MAX_RESUBMISSIONS = 8
 """Maximum number of requests for an answer that the engine aborts by itself."""
+
+
+def written_by(renderer: Renderer, message: Message) -> str:
+    """Return an answer as the model of `renderer` writes it; as JSON where its template has no way to."""
+    try:
+        return renderer.answer_text(message).strip()
+    except TemplateError:
+        return plainly_written(message)
 
 
 class EngineEpisodePolicy(EpisodePolicy):
@@ -74,6 +86,10 @@ class EngineEpisodePolicy(EpisodePolicy):
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's own tokens."""
         return self.renderer.cut(text, max_tokens)
+
+    def written(self, message: Message) -> str:
+        """Write it as the chat template does."""
+        return written_by(self.renderer, message)
 
     async def end(self, episode: EpisodeView) -> None:
         """Let the engine forget the episode's sessions."""

@@ -18,7 +18,7 @@ from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAG
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
-from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters
+from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters, written_by
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.trajectory import NOT_SAMPLED, Source, Trajectory
@@ -62,6 +62,10 @@ class ScriptedEpisodePolicy(EpisodePolicy):
             ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
         return ScriptedConversation(self, ledger, episode)
 
+    def written(self, message: Message) -> str:
+        """Write it as the chat template does, if there is a model."""
+        return super().written(message) if self.renderer is None else written_by(self.renderer, message)
+
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's tokens, or by an estimate when there is no model."""
         return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
@@ -87,19 +91,24 @@ class ScriptedConversation(Conversation):
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Write the answer that takes the scripted policy's action."""
-        if prefill and self.ledger is not None:
-            raise UsageError("a demonstration cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
         policy, turns = self._policy, self._episode.turns
         seed, prompt_tokens = turns.begin(), 0
         if self.ledger is not None:
-            prompt_tokens = len(self.ledger.prepare())
+            prompt_tokens = len(self.ledger.prepare(prefill))
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
         message, source = await demonstration(policy.kind, self._episode, seed, mistakes=policy.mistakes)
         if self.ledger is None or policy.renderer is None:
             turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
             return Answer(message=message, raw_text=message.text)
         text = _written(message, policy.renderer, self.ledger)
-        answer = self.ledger.demonstrate(text, source=source)
+        if not text.startswith(prefill):
+            raise UsageError(
+                "the expert's answer does not begin as every answer does",
+                got=repr(text),
+                expected=f"a text that begins with {prefill!r}",
+                hint="leave out agent.options.prefill, or take the format that it belongs to",
+            )
+        answer = self.ledger.demonstrate(text.removeprefix(prefill), source=source)
         turn = self.ledger.sequence.turns[-1]
         self._check_length(text, turn.end - turn.start)
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)

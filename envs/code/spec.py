@@ -12,25 +12,27 @@ from .options import MAX_STEPS, parse_options
 from .tasks import ENVIRONMENT, CodeTasks
 
 INSTRUCTIONS = """\
-You write Python. Your answer holds the code in a block:
+You solve a problem by writing a Python function. Answer with the whole function in one block of code, like this:
 
 ```python
-def name(arguments):
-    ...
+def add(a, b):
+    return a + b
 ```
 
-It is run on the examples, and you read what went wrong. Once the examples are right it is graded by tests that you do
-not see, which ends the episode. The last attempt is graded in any case."""
+Your code is run on the examples of the problem. If it is wrong on one of them you read what went wrong, and answer with
+better code. Once all examples are right, tests that you do not see grade the code, which ends the episode. If you run
+out of turns, your last code is graded."""
 TOOL_INSTRUCTIONS = """\
-You write Python. With the tool run_python you can run a program, and with run_tests you can try a solution on the
-examples. To hand in your solution, call no tool and answer with the code in a block:
+You solve a problem by writing a Python function. With the tool run_python you can run a program, and with run_tests you
+can try a solution on the examples. To hand in your solution, call no tool, and answer with the whole function in one
+block of code, like this:
 
 ```python
-def name(arguments):
-    ...
+def add(a, b):
+    return a + b
 ```
 
-Once the examples are right it is graded by tests that you do not see, which ends the episode."""
+If it is right on all examples, tests that you do not see grade it, which ends the episode."""
 
 
 def tasks(split: str, **options: Any) -> CodeTasks:

@@ -11,7 +11,7 @@ from .options import MAX_STEPS, parse_options
 from .tasks import ENVIRONMENT, SPLITS, HouseholdTasks
 
 INSTRUCTIONS = """\
-You are in a room of a house and have a task to do. Each turn, give one command; the room answers with what you see.
+You are in a room of a house and have a task to do. Each turn you give one command, and then you read what you see.
 
 Commands:
 - go to (receptacle)
@@ -29,9 +29,10 @@ Commands:
 - inventory
 - help
 
-Names have a number, for example: take apple 1 from fridge 1. You can carry one object at a time. What is closed must be
-opened before you see into it. A microwave heats, a fridge cools, a sinkbasin cleans. "Nothing happens." means that the
-command could not be carried out."""
+Replace the words in brackets by names that you have read, with their numbers. For example: go to fridge 1, or: take
+apple 1 from fridge 1. You can carry one object at a time. Open what is closed before you look for something in it. A
+microwave heats, a fridge cools, and a sinkbasin cleans. "Nothing happens." means that the command could not be carried
+out."""
 
 
 def tasks(split: str, **options: Any) -> HouseholdTasks:

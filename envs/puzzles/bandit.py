@@ -110,7 +110,7 @@ SPEC = puzzle_spec(
     ),
     instructions=(
         "You stand before a machine with several arms. Each arm pays with a chance of its own that never changes and"
-        " that you do not know. Each turn, answer with the name of the arm to pull. Find the arm that pays most often,"
+        " that you do not know. Each turn you name the arm to pull. Find the arm that pays most often,"
         " and pull it as often as you can."
     ),
     reward_range=(0.0, 1.001),

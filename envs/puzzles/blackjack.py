@@ -21,7 +21,7 @@ class Blackjack(ChancePuzzle):
 
     name = "blackjack"
     fields = ("player", "dealer", "dice")
-    action_hint = "hit or stand"
+    action_hint = "hit or stand, for example: hit"
     max_steps = 20
     loss_reward = -1.0
 
@@ -115,7 +115,7 @@ SPEC = puzzle_spec(
     description="Blackjack by Gymnasium's rules: hit or stand, against a dealer who draws to 17, from an endless deck.",
     instructions=(
         "You play Blackjack. Come closer to 21 than the dealer, but not above it. Cards count their number, 10 stands"
-        " for all court cards too, an ace (A) counts 11 or 1. Each turn, answer with hit to take a card, or stand to"
+        " for all court cards too, an ace (A) counts 11 or 1. Each turn you say hit to take a card, or stand to"
         " stop; then the dealer, of whom you see one card, draws up to 17 or more."
     ),
     reward_range=(-1.0, 1.0),

@@ -29,7 +29,7 @@ class Countdown(Puzzle):
 
     name = "countdown"
     fields = ("numbers", "target", "has_tried")
-    action_hint = "an expression, for example: (3 + 4) * 5"
+    action_hint = "an expression that uses all your numbers, for example: (3 + 4) * 5 - 6"
     max_steps = 5
 
     numbers: list[int]
@@ -130,8 +130,8 @@ SPEC = puzzle_spec(
     ),
     instructions=(
         "You play Countdown: write an expression that is equal to the target. Use each of the numbers exactly once,"
-        " with + - * / and brackets; fractions are computed exactly. Each turn, answer with one expression, for"
-        " example: (3 + 4) * 5. You are told its value, and may try again."
+        " with + - * / and brackets; fractions are computed exactly. Write the expression alone, without the target."
+        " You are told its value, and may try again."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.05, "expert": 1.0},

@@ -31,7 +31,7 @@ class Crafting(Puzzle):
 
     name = "crafting"
     fields = ("recipes", "goal", "held")
-    action_hint = "get or craft, for example: get 2 oak, or: craft 1 box using 2 oak, 1 nail"
+    action_hint = "get with a number and a material, or craft with the line of a recipe, for example: get 2 oak"
     max_steps = 40
     actions_per_turn = 5
 
@@ -171,9 +171,8 @@ SPEC = puzzle_spec(
     ),
     instructions=(
         "You gather and craft until you have made the goal. Recipes say what a thing is made of. What no recipe makes"
-        " is a material: get it with get, a number and its name, for example: get 2 oak. Craft by writing the recipe's"
-        " line, for example: craft 1 box using 2 oak, 1 nail. It uses up what it names. A turn may hold several"
-        " actions, for example: get 2 oak || get 1 nail"
+        " is a material, which you get with a number and its name: get 2 oak. You craft by writing the recipe's line:"
+        " craft 1 box using 2 oak, 1 nail. That uses up what it names."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.01, "expert": 1.0},

@@ -97,9 +97,12 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
     @property
     def action_hint(self) -> str:
         """What an action looks like."""
+        what, _, example = self.game.action_hint.partition(", for example: ")
+        example = example or next(iter(self.game.actions() or []), "")
+        marker = ", for example: " if example else ""
         if self.actions_per_turn == 1:
-            return self.game.action_hint
-        return f"{self.game.action_hint}; up to {self.actions_per_turn} actions, separated by {SEPARATOR}"
+            return f"{what}{marker}{example}"
+        return f"{what}; or up to {self.actions_per_turn} actions with {SEPARATOR} between them{marker}{example}"
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -28,7 +28,7 @@ class FifteenPuzzle(Puzzle):
 
     name = "fifteen_puzzle"
     fields = ("tiles", "gap")
-    action_hint = "where a tile slides to: up, down, left or right"
+    action_hint = "where a tile slides to, which is up, down, left or right, for example: up"
     max_steps = 100
     actions_per_turn = 5
 
@@ -160,7 +160,7 @@ SPEC = puzzle_spec(
     instructions=(
         "You play the 15-puzzle: bring the tiles into order, row by row, the gap (__) last. A move slides a tile into"
         " the gap: up moves the tile below the gap up, down the tile above it down, left the tile to its right, right"
-        " the tile to its left. A turn may hold several moves, for example: up || left || left"
+        " the tile to its left."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.0, "expert": 1.0},

@@ -35,7 +35,7 @@ class Game2048(ChancePuzzle):
 
     name = "game_2048"
     fields = ("board", "score", "dice")
-    action_hint = "one move: up, down, left or right"
+    action_hint = "up, down, left or right, for example: left"
     max_steps = 300
     actions_per_turn = 5
 
@@ -167,7 +167,7 @@ SPEC = puzzle_spec(
     instructions=(
         "You play 2048. All tiles slide up, down, left or right, as far as they can; two equal tiles that meet become"
         " one of twice the value. After each move a new 2, or sometimes a 4, appears on an empty cell (a dot). Make the"
-        " tile that you are told to make. A turn may hold several moves, for example: left || down || left"
+        " tile that you are told to make."
     ),
     reward_range=(0.0, 5.0),
     scores={"random": 0.09, "expert": 0.97},

@@ -129,8 +129,8 @@ SPEC = puzzle_spec(
     instructions=(
         "You play the tower of Hanoi. There are three pegs, A, B and C; each line shows a peg's disks from bottom to"
         " top, larger numbers being larger disks. Move one disk at a time, the top one of a peg, and never onto a"
-        " smaller one, until all are on the peg that you are told. Answer with the peg to move from and the peg to move"
-        " to, for example: A C. A turn may hold several moves, for example: A C || A B"
+        " smaller one, until all are on the peg that you are told. A move is the peg to move from and the peg to"
+        " move to: A C moves the top disk of A to C."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.11, "expert": 1.0},

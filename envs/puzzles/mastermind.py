@@ -26,7 +26,7 @@ class Mastermind(Puzzle):
 
     name = "mastermind"
     fields = ("code", "guesses")
-    action_hint = "a code, for example: 1 2 3 4"
+    action_hint = "a code of digits with blanks between them, for example: 1 2 3 4"
     max_steps = 20
 
     code: str
@@ -141,8 +141,8 @@ SPEC = puzzle_spec(
         " (up to 9), repeats."
     ),
     instructions=(
-        "You play Mastermind: find the hidden code. Each turn, answer with one code, its digits separated by blanks,"
-        " for example: 1 2 3 4. You are told how many of its digits are in the right place, and how many are in the"
+        "You play Mastermind: find the hidden code. Each turn you try one code."
+        " You are told how many of its digits are in the right place, and how many are in the"
         " code in another place."
     ),
     reward_range=(0.0, 1.0),

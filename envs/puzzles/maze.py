@@ -29,7 +29,7 @@ class Maze(Puzzle):
 
     name = "maze"
     fields = ("cells", "player")
-    action_hint = "one move: up, down, left or right"
+    action_hint = "up, down, left or right, for example: left"
     max_steps = 100
     actions_per_turn = 5
     looks = LOOKS
@@ -128,8 +128,7 @@ SPEC = puzzle_spec(
     ),
     instructions=(
         "You walk through a maze. In its picture # is a wall, a dot is free, P is you and E is the exit, which you have"
-        " to reach. Moves are up, down, left and right, one step each. A turn may hold several moves, for example:"
-        " left || left || down"
+        " to reach. Moves are up, down, left and right, one step each."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.0, "expert": 1.0},

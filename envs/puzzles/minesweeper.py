@@ -140,10 +140,9 @@ SPEC = puzzle_spec(
     ),
     instructions=(
         "You play Minesweeper: reveal every place that holds no mine. Rows and columns are counted from 0. A dot is a"
-        " hidden place, a number says how many of the up to eight neighbours hold a mine, F is a flag of yours. Answer"
-        " with reveal or flag, a row and a column, for example: reveal 3 2. Flagging a flag takes it away. Revealing a"
-        " mine ends the game. No guess is needed: what is shown always tells a place that is safe. A turn may hold"
-        " several actions, for example: reveal 0 1 || flag 0 2"
+        " hidden place, a number says how many of the up to eight neighbours hold a mine, F is a flag of yours. An"
+        " action is reveal or flag, then a row and a column: reveal 3 2. Flagging a flag takes it away. Revealing a"
+        " mine ends the game. No guess is needed: what is shown always tells a place that is safe."
     ),
     reward_range=(0.0, 15.0),
     scores={"random": 0.0, "expert": 1.0},

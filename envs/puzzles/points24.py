@@ -31,7 +31,7 @@ class Points24(Puzzle):
 
     name = "points24"
     fields = ("cards", "formula")
-    action_hint = "the next part of the formula, or all of it, for example: (3 + 5) * 3 * 1 ="
+    action_hint = "the formula, or the next part of it, for example: (3 + 5) * 3 * 1 ="
     max_steps = 20
     illegal_reward = FAILED_REWARD
     loss_reward = FAILED_REWARD
@@ -124,8 +124,8 @@ SPEC = puzzle_spec(
     description="Points24 with the rewards of Gym-Cards: a formula of four cards that is 24, in parts or at once.",
     instructions=(
         "You play Points24: write a formula that is 24. Use each of the four cards exactly once, with + - * / and"
-        " brackets. A is 1; J, Q and K are 10. Each turn, answer with the next number or operator of the formula, or"
-        " with several, or with all of it. End it with =, for example: (3 + 5) * 3 * 1 ="
+        " brackets. A is 1; J, Q and K are 10. Each turn you write the next number or operator of the formula, or"
+        " several, or all of it. The formula ends with = and nothing after it."
     ),
     reward_range=(-21.0, 10.0),
     scores={"random": 0.0, "expert": 1.0},

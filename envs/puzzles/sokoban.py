@@ -46,7 +46,7 @@ class Sokoban(Puzzle):
 
     name = "sokoban"
     fields = ("board", "player")
-    action_hint = "one move: up, down, left or right"
+    action_hint = "up, down, left or right, for example: left"
     max_steps = 100
     actions_per_turn = 5
     illegal_reward = STEP_REWARD
@@ -178,7 +178,7 @@ SPEC = puzzle_spec(
         "You play Sokoban: push every box onto a target. In the picture of the room # is a wall, _ is floor, X is a"
         " box, O is a target, √ is a box on a target, P is you, and S is you on a target. Moves are up, down, left and"
         " right. You push a box by walking against it; what is behind it must be free. You cannot pull a box, nor push"
-        " two. A turn may hold several moves, for example: left || up || up"
+        " two."
     ),
     reward_range=(-14.0, 14.0),
     scores={"random": 0.2, "expert": 1.0},

@@ -28,7 +28,7 @@ class Wordle(Puzzle):
 
     name = "wordle"
     fields = ("word", "guesses")
-    action_hint = "a word of five letters"
+    action_hint = "a word of five letters, for example: stone"
     max_steps = 6
 
     word: str
@@ -137,7 +137,7 @@ SPEC = puzzle_spec(
     Wordle,
     description="Wordle: find a common English word of five letters in six guesses.",
     instructions=(
-        "You play Wordle: find the hidden word of five letters. Each turn, answer with one word. Below each of its"
+        "You play Wordle: find the hidden word of five letters. Each turn you try one word. Below each of its"
         " letters you are shown a mark: G when the letter is in the right place, Y when it is in another place of the"
         " word, X when it is not in the word, or not once more."
     ),

@@ -12,23 +12,22 @@ from .options import ENVIRONMENT, MAX_STEPS, TOPK, parse_options
 from .tasks import SearchTasks
 
 INSTRUCTIONS = """\
-Answer a question. Think inside <think> </think> whenever you have learnt something new. What you do not know you can
-look up in a search engine:
+Answer a question. What you do not know you can look up in a search engine. Each turn you do one of two things.
 
-<search> words to look for </search>
+To search, write the words to look for inside <search> </search>. For example:
+<search>capital of Norway</search>
+You then read the best passages inside <information> </information>. Search as often as you need to, for one thing at a
+time: the answer may need facts from several passages.
 
-It answers with the best passages inside <information> </information>. Search as often as you need to, for one thing at
-a time: the answer may need facts from several passages. Once you know the answer, give it without any explanation:
+To answer, write the answer without any explanation inside <answer> </answer>, which ends the episode. For example:
+<answer>Oslo</answer>
 
-<answer> the answer </answer>
-
-Each turn ends with one search or with the answer."""
+You may think inside <think> </think> first."""
 TOOL_INSTRUCTIONS = """\
 Answer a question. What you do not know you can look up with the tool search. Search as often as you need to, for one
-thing at a time: the answer may need facts from several passages. Once you know the answer, give it without any
-explanation, and call no tool:
-
-<answer> the answer </answer>"""
+thing at a time: the answer may need facts from several passages. Once you know the answer, call no tool, and write the
+answer without any explanation inside <answer> </answer>. For example:
+<answer>Oslo</answer>"""
 
 
 def tasks(split: str, **options: Any) -> SearchTasks:

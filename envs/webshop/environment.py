@@ -57,7 +57,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         valid_goals: How many goals after the 500 test goals are for validation; the rest are for training.
     """
 
-    action_hint = "search[words to search for] or click[text of a button, product or option]"
+    action_hint = "search[words] or click[text on the page], for example: search[blue cotton shirt]"
 
     def __init__(
         self,

@@ -13,15 +13,15 @@ from .tasks import ENVIRONMENT, SPLITS, WebShopTasks
 
 INSTRUCTIONS = """\
 You shop online. The instruction on every page says what to buy, with which options, and for what price at most. Each
-turn, give one action; the shop answers with the next page.
+turn you take one action, and the shop shows you the next page.
 
 Actions:
-- search[words] finds products
-- click[text] clicks a button, a product's id, or an option's value
+- search[words] finds products, for example: search[blue cotton shirt]. It works on the first page only.
+- click[text] clicks a button, a product's id or the value of an option that is on the page, for example: click[Buy Now]
 
-Search first. Click a product's id to see its options; click the values that the instruction asks for, one at a time.
-Description and Features tell more about a product, "< Prev" leads back. "Buy Now" ends the shopping: buy the product
-that meets the instruction best. An action that cannot be carried out shows the page again."""
+First search for the product. Then click the id of a product that fits. On its page, click the values of options that
+the instruction asks for, one per turn. Then click[Buy Now], which ends the shopping. Description and Features tell more
+about a product, and "< Prev" leads back. After an action that cannot be carried out you see the same page again."""
 
 
 def tasks(split: str, **options: Any) -> WebShopTasks:

@@ -44,7 +44,7 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         UsageError: the packages are not installed.
     """
 
-    action_hint = "one command, for example: go to cabinet 1"
+    action_hint = "one of the commands, for example: go to cabinet 1"
 
     def __init__(
         self, *, data: str | None = None, task_types: Iterable[str] | None = None, max_steps: int = MAX_STEPS
