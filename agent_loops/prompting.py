@@ -39,9 +39,9 @@ class ActionHint:
         return cls(what.strip().rstrip("."), example or "(your action)")
 
     @property
-    def described(self) -> str:
-        """What an action is, as the end of a sentence."""
-        return f"one action: {self.what}" if self.what else "one action"
+    def sentence(self) -> str:
+        """What an action is, as a sentence with a blank before it."""
+        return f" An action is: {self.what}." if self.what else ""
 
 
 def content_text(content: Content) -> str:

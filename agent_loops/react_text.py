@@ -31,9 +31,9 @@ class AnswerFormat(enum.StrEnum):
 
 
 _RULES = {
-    AnswerFormat.REACT: "First think inside <think> </think>, then write {action} inside <action> </action>.",
-    AnswerFormat.ACTION_TAG: "Write {action} inside <action> </action>.",
-    AnswerFormat.PLAIN: "Write {action} and nothing else.",
+    AnswerFormat.REACT: "First think inside <think> </think>, then write one action inside <action> </action>.",
+    AnswerFormat.ACTION_TAG: "Write one action inside <action> </action>.",
+    AnswerFormat.PLAIN: "Write one action and nothing else.",
 }
 """How to answer; an answer in the free form follows the environment's own instructions."""
 
@@ -112,7 +112,7 @@ class ReactText(AgentLoop):
         if self.format is AnswerFormat.FREE:
             return ""
         hint = ActionHint.parse(action_hint)
-        rule = _RULES[self.format].format(action=hint.described)
+        rule = f"{_RULES[self.format]}{hint.sentence}"
         return f"How to answer: {rule} For example:\n{self._example(action_hint)}\n{READ_NEXT}"
 
     def _example(self, action_hint: str) -> str:

@@ -150,9 +150,9 @@ class ToolCalling(AgentLoop):
         """Return how to act through the tool that takes actions."""
         if act is None:
             return ""
-        what = ActionHint.parse(episode.action_hint).described
+        what = ActionHint.parse(episode.action_hint).sentence
         example = self._example(episode, act)
-        return f"How to act: call the tool {act.name} with {what}. For example:\n{example}\n{READ_NEXT}"
+        return f"How to act: call the tool {act.name} with one action.{what} For example:\n{example}\n{READ_NEXT}"
 
     def _example(self, episode: Episode, act: Tool | None) -> str:
         """Return a call as the model writes it: of the tool that takes actions, or of the first of the tools."""

@@ -33,8 +33,8 @@ TEXT: dict[str, list[str]] = {
     "frozen_lake": [],
     "sokoban": [],
     "countdown": [],
-    "household": [],
-    "webshop": [],
+    "household": ["agent.options.list_actions=true"],
+    "webshop": ["agent.options.list_actions=true"],
     "search_qa": ["agent.options={format: free}"],
     "code": ["agent.options={format: free}", "agent.max_answer_tokens=256"],
     "retail": ["agent.options={format: free}"],
@@ -46,9 +46,10 @@ COMMANDS = {
         r"|look|inventory|help"
     ),
     "webshop": re.compile(r"(search|click)\[.+\]"),
+    "countdown": re.compile(r"[\d+\-*/() ]*\d[\d+\-*/() =.]*"),
 }
 """Environments that answer to a command in the right form that nothing happens: what such a command looks like."""
-ACTION = re.compile(r"<action>(.*?)</action>|\"action\": *\"(.*?)\"", re.DOTALL)
+ACTION = re.compile(r"<action>(.*?)(?:</action>|\n|$)|\"action\": *\"(.*?)\"")
 
 
 def run(
@@ -140,4 +141,4 @@ def in_form(environment: str, episode: EvaluatedEpisode, text: str) -> bool:
     if turn.valid or environment not in COMMANDS:
         return turn.valid
     actions = ACTION.findall(text)
-    return len(actions) == 1 and COMMANDS[environment].fullmatch("".join(actions[0]).strip()) is not None
+    return bool(actions) and COMMANDS[environment].fullmatch("".join(actions[0]).strip().lower()) is not None

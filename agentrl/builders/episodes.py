@@ -22,11 +22,14 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.shots import Shots
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
 from agentrl.tool import Toolset
+
+TRAIN = "train"
 
 
 def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvPool:
@@ -74,12 +77,23 @@ def build_runner(
         tools=tools,
         tool_limits=tool_limits,
         make_sandbox=sandbox_maker(config.agent),
+        shots=_shots(config, pool.spec),
         scorer=scorer,
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,
         observer=observer,
         counters=counters,
     )
+
+
+def _shots(config: Config, spec: EnvironmentSpec) -> Shots | None:
+    """Return the examples of a prompt, played on tasks of the training split, if there is one."""
+    if not config.agent.shots:
+        return None
+    environment = config.sole_environment
+    if environment.tasks is None and TRAIN in spec.splits:
+        environment = environment.model_copy(update={"split": TRAIN})
+    return Shots(config.agent.shots, task_source(spec, environment))
 
 
 def _answer_timeout_s(engine: EngineConfig) -> float:

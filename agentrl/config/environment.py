@@ -6,6 +6,7 @@ import enum
 import itertools
 import math
 import re
+from pathlib import Path
 from typing import (
     Annotated,
     Any,
@@ -262,6 +263,19 @@ def _with_reward(data: Any) -> Any:
     return rest if data["scorer"] is None else {"reward": data["scorer"], **rest}
 
 
+def _read_prompt(value: Any) -> Any:
+    """Return the text of a file for ``@file``; anything else unchanged."""
+    if not isinstance(value, str) or not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"agent.system_prompt: cannot read {value[1:]}: {error}") from error
+
+
+SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
+
+
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, or module:attr."""
@@ -276,8 +290,10 @@ class AgentConfig(Section):
     model's family."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Deadline of a tool call."""
-    system_prompt: str | None = None
-    """Replaces the environment's instructions."""
+    system_prompt: SystemPrompt = None
+    """Replaces the environment's instructions; ``"@file.txt"`` reads them from a file when the config is loaded."""
+    shots: int = Field(0, ge=0)
+    """Turns of the environment's expert, on tasks of the training split, that every prompt shows as examples."""
     enable_thinking: bool = False
     """Passed to chat templates that know it."""
     rewritten_history: Literal["fork", "refuse"] = "fork"
@@ -322,7 +338,7 @@ class AgentChanges(Section):
     """Instead of ``agent.options``."""
     tools: ToolEntries | None = None
     """Instead of ``agent.tools``."""
-    system_prompt: str | None = None
+    system_prompt: SystemPrompt = None
     """Replaces this environment's instructions."""
     max_turns: int | None = Field(None, ge=1)
     """Turns of its episodes."""

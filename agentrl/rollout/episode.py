@@ -14,6 +14,7 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, d
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.shots import with_shots
 from agentrl.rollout.tools import Called, EpisodeTools, ToolLimits, all_of, batches
 from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
@@ -37,6 +38,7 @@ class RuntimeEpisode(Episode):
         turns: TurnLog,
         tool_limits: ToolLimits,
         make_sandbox: Callable[[], Sandbox] | None = None,
+        shots: Sequence[Message] = (),
     ) -> None:
         self.task = task
         self.spec = spec
@@ -55,6 +57,7 @@ class RuntimeEpisode(Episode):
         """Rewards of tools, without the environment's."""
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
+        self._shots = shots
         self._opened = EpisodeTools(
             turns, tool_limits, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
         )
@@ -167,7 +170,9 @@ class RuntimeEpisode(Episode):
                 expected="episode.open(messages, tools=list(episode.tools.values()))",
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
             )
-        return RecordedConversation(self._policy.open(self, messages, tools or ()), self.turns.trajectory, messages)
+        shown = with_shots(messages, self._shots)
+        opened = self._policy.open(self, shown, tools or ())
+        return RecordedConversation(opened, self.turns.trajectory, messages, self._shots)
 
     def written(self, message: Message) -> str:
         """Return an answer as the policy's model writes it."""
@@ -216,10 +221,17 @@ class RuntimeEpisode(Episode):
 
 
 class RecordedConversation(Conversation):
-    """A conversation whose messages are kept on the trajectory, for the episode's scorer."""
+    """A conversation whose messages are kept on the trajectory, for the episode's scorer; examples are left out."""
 
-    def __init__(self, conversation: Conversation, trajectory: Trajectory, messages: Sequence[Message]) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        trajectory: Trajectory,
+        messages: Sequence[Message],
+        shots: Sequence[Message] = (),
+    ) -> None:
         self._conversation = conversation
+        self._shots = shots
         self._trajectory = trajectory
         self._messages = list(messages)
         trajectory.conversations.append(self._messages)
@@ -239,7 +251,8 @@ class RecordedConversation(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
-        return RecordedConversation(self._conversation.fork(messages), self._trajectory, messages)
+        forked = self._conversation.fork(with_shots(messages, self._shots))
+        return RecordedConversation(forked, self._trajectory, messages, self._shots)
 
 
 def ending(result: StepResult | None) -> Outcome:

@@ -39,6 +39,7 @@ from agentrl.reward import EnvironmentReward, Scorer, checked_score
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, ending
 from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.shots import Shots
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
@@ -68,6 +69,7 @@ class EpisodeRunner:
         counters: Counts of everything; several runners may share one.
         tool_limits: Rate limits and kept results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
+        shots: Examples in every prompt.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class EpisodeRunner:
         counters: RolloutCounters | None = None,
         tool_limits: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
+        shots: Shots | None = None,
     ) -> None:
         self.pool = pool
         self.loop = loop
@@ -98,6 +101,7 @@ class EpisodeRunner:
         self.observer = observer or RolloutObserver()
         self.tool_limits = tool_limits or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
+        self.shots = shots
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
@@ -172,6 +176,7 @@ class EpisodeRunner:
             _fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
+        shots = () if self.shots is None else await self.shots.messages(self)
         async with self.pool.borrow(trajectory.id) as environment:
             limits = self.limits.for_task(task)
             turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)
@@ -185,6 +190,7 @@ class EpisodeRunner:
                 turns=turns,
                 tool_limits=self.tool_limits,
                 make_sandbox=self.make_sandbox,
+                shots=shots,
             )
             try:
                 outcome = await self._run_loop(episode)

@@ -98,7 +98,8 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
     def action_hint(self) -> str:
         """What an action looks like."""
         what, _, example = self.game.action_hint.partition(", for example: ")
-        example = example or next(iter(self.game.actions() or []), "")
+        if not example and not self._over:
+            example = next(iter(self.game.actions() or []), "")
         marker = ", for example: " if example else ""
         if self.actions_per_turn == 1:
             return f"{what}{marker}{example}"

@@ -59,7 +59,9 @@ def play(renderer):
         await pool.close()
         for sequence in trajectory.sequences:
             for turn in sequence.turns:
-                assert sent[turn.index] == sequence.ids_list()[: turn.start]
+                prompt = sent[turn.index]
+                assert prompt == sequence.ids_list()[: len(prompt)]
+                assert turn.start <= len(prompt) <= turn.end  # a prefill belongs to the answer, and is sent
                 assert sequence.loss_mask[turn.start : turn.end].all()
             assert int(sequence.loss_mask.sum()) == sum(t.end - t.start for t in sequence.turns)
         return Played(trajectory, renderer)

@@ -52,9 +52,9 @@ async def test_each_step_has_a_sequence_of_its_own_with_the_last_steps_in_it(pla
 async def test_an_unusable_answer_is_told_in_the_next_prompt_only(play):
     answers = ["hm", "<action>one</action>", "<action>two</action>"]
     played = await play(Steps, "step_independent", *answers)
-    assert "holds no action" not in played.texts[0]
-    assert "holds no action" in played.texts[1]
-    assert "holds no action" not in played.texts[2]
+    assert "had no <action> </action>" not in played.texts[0]
+    assert "had no <action> </action>" in played.texts[1]
+    assert "had no <action> </action>" not in played.texts[2]
     assert played.trajectory.metrics["invalid_answers"] == 1
 
 

@@ -1,6 +1,6 @@
 import gymnasium
 import pytest
-from agentrl.agent_loops.prompting import goal_line, with_lines
+from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 
 from agentrl.agent_loop import Answer
@@ -10,7 +10,7 @@ from agentrl.message import Message, TextPart
 
 
 class Room(gymnasium.Env):
-    action_hint = "Actions: look, leave."
+    action_hint = "look or leave, for example: look"
     observation_space = action_space = gymnasium.spaces.Text(100)
 
     def __init__(self):
@@ -48,10 +48,14 @@ async def test_actions_are_read_and_taken(play, form):
 
 async def test_the_prompt_explains_unless_told_not_to(play):
     explained = await play(Room, "react_text", ANSWERS["react"][1], instructions="You are at home.")
-    assert "You are at home.\n\nActions: look, leave.\n\nThink first, inside <think> </think>." in explained.text
+    assert (
+        "You are at home.\n\nHow to answer: First think inside <think> </think>, then write one action inside <action> "
+        "</action>. An action is: look or leave. For example:\n<think>My next action is look.</think>\n"
+        "<action>look</action>\nYou then see what it led to, and answer again in the same form.<|im_end|>"
+    ) in explained.text
     bare = await play(Room, "react_text", "leave", options={"format": "plain", "explain": False})
-    assert "Answer with" not in bare.text
-    assert "Actions:" not in bare.text
+    assert "How to answer" not in bare.text
+    assert "An action is" not in bare.text
 
 
 async def test_the_goal_and_the_actions_follow_each_observation(play):
@@ -74,8 +78,12 @@ async def test_unusable_answers_are_explained_counted_and_cost_no_step(play):
     assert room.actions == ["leave"]
     assert played.trajectory.metrics["invalid_answers"] == 3
     assert [turn.valid for turn in played.trajectory.turns] == [False, False, False, True]
-    assert "Your answer holds no action. Think first" in played.text
-    assert "Your answer holds 2 actions." in played.text
+    example = "<think>My next action is look.</think>\n<action>look</action>"
+    for problem in ("no <action> </action>", "2 actions, and one is allowed", "an empty <action> </action>"):
+        remark = (
+            f"Your last answer had {problem}, so nothing happened. Answer again, in this form:\n{example}<|im_end|>"
+        )
+        assert remark in played.text
 
 
 def answer(text, stop_reason=StopReason.STOP):
@@ -84,9 +92,46 @@ def answer(text, stop_reason=StopReason.STOP):
 
 def test_a_cut_answer_is_told_apart():
     reading = ReactText().read(answer("<think>Let me see", StopReason.LENGTH))
-    assert reading.problem.startswith("Your answer was cut off before its end.")
-    assert ReactText(format="plain").read(answer(" ")).problem.startswith("Your answer is empty. Answer with")
-    assert ReactText(format="free").read(answer(" ")).problem == "Your answer is empty."
+    assert reading.problem.startswith("Your last answer was too long and cut off before its action, so nothing")
+    plain = ReactText(format="plain").read(answer(" "), "a number, for example: 7").problem
+    assert plain == "Your last answer was empty, so nothing happened. Answer again, in this form:\n7"
+    free = ReactText(format="free").read(answer(" ")).problem
+    assert free == "Your last answer was empty, so nothing happened. Answer again."
+
+
+@pytest.mark.parametrize(
+    ("hint", "what", "example"),
+    [
+        ("a whole number, for example: 50", "a whole number", "50"),
+        ("One command. For example: go to cabinet 1", "One command", "go to cabinet 1"),
+        ("Actions: look, leave.", "Actions: look, leave", "(your action)"),
+        ("", "", "(your action)"),
+    ],
+)
+def test_hints_are_taken_apart(hint, what, example):
+    assert (ActionHint.parse(hint).what, ActionHint.parse(hint).example) == (what, example)
+
+
+@pytest.mark.parametrize(
+    ("text", "action"),
+    [
+        ("<action>look</action>", "look"),
+        ("<action> look", "look"),
+        ("<action>look\nThen I leave.", "look"),
+        ("<action>look</action> or <action>leave</action>", "look"),
+        ("<action>\n<action>look</action>", ""),
+    ],
+)
+def test_an_answer_that_was_begun_ends_its_action_with_its_line(text, action):
+    assert ReactText(format="action_tag", prefill="<action>").read(answer(text)).action == action
+
+
+async def test_a_prefill_begins_each_answer_and_is_not_sampled(play):
+    options = {"format": "action_tag", "prefill": "<action>"}
+    played = await play(Room, "react_text", "look</action>", "leave", options=options)
+    assert played.trajectory.outcome is Outcome.FINISHED
+    assert "assistant\n<action>look</action><|im_end|>" in played.text
+    assert "assistant\n<action>leave<|im_end|>" in played.text
 
 
 @pytest.mark.parametrize("form", list(ANSWERS))

@@ -14,7 +14,7 @@ from agentrl.task import SeedTasks, Task
 
 
 class Guess(gymnasium.Env):
-    action_hint = "A whole number."
+    action_hint = "a whole number, for example: 6"
     observation_space = action_space = gymnasium.spaces.Text(100)
 
     def reset(self, *, seed=None, options=None):
@@ -61,7 +61,11 @@ async def test_actions_are_a_tool(play):
     played = await play(Guess, "tool_calling", call("act", action="6"), call("act", action="7"))
     assert played.trajectory.outcome is Outcome.FINISHED
     assert played.trajectory.reward == 1.0
-    assert '"name": "act", "description": "Take an action in the environment. A whole number."' in played.text
+    assert '"description": "The action, as text: a whole number."' in played.text
+    assert (
+        "How to act: call the tool act with one action. An action is: a whole number. For example:\n"
+        '<tool_call>\n{"name": "act", "arguments": {"action": "6"}}\n</tool_call>\nYou then see'
+    ) in played.text
     assert "<tool_response>\nWrong.\n</tool_response>" in played.text
 
 
@@ -84,8 +88,11 @@ async def test_calls_after_the_end_are_not_carried_out(play):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("Seven?", "Your answer calls no tool. Act with the tool act."),
-        ("<tool_call>\n{broken\n</tool_call>", "Your tool call could not be read."),
+        (
+            "Seven?",
+            "Your last answer called no tool, so nothing happened. Answer again with a tool call, in this form:\n<to",
+        ),
+        ("<tool_call>\n{broken\n</tool_call>", "Your tool call could not be read, so it was not carried out. "),
         (call("act", move="7"), "Error: wrong arguments for act"),
         (call("akt", action="7"), "'akt'"),
     ],

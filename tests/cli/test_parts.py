@@ -124,7 +124,7 @@ def test_a_person_plays(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     every_number = "\n".join(map(str, range(1, 12)))
     out = play(agentrl, monkeypatch, f"?\nfifty\n{every_number}\n", "guess_number")
     assert "a whole number" in out
-    assert "Answer with a number." in out
+    assert "That is no number. Guess a whole number" in out
     assert "after 10 turns" in out
 
 

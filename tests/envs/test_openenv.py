@@ -75,7 +75,10 @@ async def test_actions_without_the_right_fields_are_told_and_cost_nothing(url: s
     assert json.loads(observation) == {"echo": "seed 5", "length": 0}
     for action in ("hello", "[1]", '{"text": "hello"}'):
         text, reward, terminated, truncated, info = await env.step(action)
-        assert text == f"That is no action: answer with a JSON object with the fields of the action.\n{observation}"
+        assert text == (
+            "That is not an action, so nothing happened. Answer with a JSON object with the fields of the action.\n"
+            f"{observation}"
+        )
         assert (reward, terminated, truncated, info["valid"]) == (0.0, False, False, False)
     assert json.loads((await env.step('{"message": "yes"}'))[0]) == {"echo": "yes", "length": 3}
     await env.close()

@@ -81,7 +81,9 @@ def test_what_is_said_comes_before_the_picture() -> None:
     env.reset(seed=0)
     observation = env.step("fly")[0]
     assert [type(part) for part in observation] == [TextPart, ImagePart]
-    assert observation[0].text == "'fly' is no action: answer with one of: left, down, right, up.\n"
+    assert observation[0].text == (
+        "'fly' is not an action, so nothing happened. An action is left or down or right or up, for example: left\n"
+    )
     assert [type(part) for part in env.step("left")[0]] == [ImagePart]
 
 

@@ -129,7 +129,7 @@ def test_a_puzzle_must_be_reset_first_and_needs_instances_for_each_split() -> No
 
 
 def test_actions_are_shown_with_their_separator() -> None:
-    assert stairs().action_hint == "up; up to 3 actions, separated by ||"
+    assert stairs().action_hint == "up; or up to 3 actions with || between them"
     assert stairs(actions_per_turn=1).action_hint == "up"
 
 

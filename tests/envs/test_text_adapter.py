@@ -54,7 +54,9 @@ def test_an_action_is_a_name_or_a_number(said: str, understood: int | None) -> N
 def test_an_answer_that_is_no_action_says_what_would_be() -> None:
     env = adapted()
     observation, reward, terminated, truncated, info = env.step("fly away")
-    assert observation == "'fly away' is no action: answer with one of: left, right.\n0"
+    assert observation == (
+        "'fly away' is not an action, so nothing happened. An action is left or right, for example: left\n0"
+    )
     assert (reward, terminated, truncated, info) == (0.0, False, False, {"valid": False})
     assert env.step("right")[0] == "1"
 
@@ -69,7 +71,7 @@ def test_episodes_end_with_the_inner_ones_or_at_the_limit() -> None:
 def test_it_offers_its_actions_and_closes_the_inner_environment() -> None:
     env = adapted()
     assert env.admissible_actions() == ["left", "right"]
-    assert env.action_hint == "one of: left, right"
+    assert env.action_hint == "left or right, for example: left"
     env.close()
     assert isinstance(env.inner, Line)
     assert env.inner.closed
@@ -92,7 +94,7 @@ def test_other_actions_are_numbers(space: spaces.Space[Any], said: str, understo
     parsed = env.parse(said)
     assert parsed is None if understood is None else np.allclose(parsed, understood)
     assert env.admissible_actions() is None
-    assert env.action_hint == "2 numbers separated by spaces"
+    assert env.action_hint == "2 numbers separated by spaces, for example: 0 0"
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ async def test_an_action_of_other_fields_is_the_policys_mistake(url: str) -> Non
     env = OpenEnvironment(url=url)
     await env.reset(seed=1)
     text, reward, _, _, info = await env.step('{"massage": "hello"}')
-    assert text.startswith("That is no action")
+    assert text.startswith("That is not an action")
     assert (reward, info["valid"]) == (0.0, False)
     await env.close()
 

@@ -562,11 +562,11 @@ async def test_a_scorer_reads_what_was_said_as_messages_and_not_as_tokens(make_r
     runner = make_runner(worlds.Corridor, *words, loop="tool_calling", tools=[double], scorer=scorer, limits=limits)
     trajectory = await play(runner)
     messages, final_text, calls, completions = scorer.read
-    assert [message.role for message in messages] == ["user", *["assistant", "tool"] * 3]
-    assert [message.text for message in messages][2] == "2"
+    assert [message.role for message in messages] == ["system", "user", *["assistant", "tool"] * 3]
+    assert [message.text for message in messages][3] == "2"
     assert (final_text, [one.name for one in calls]) == ("Doubling.", ["double", "act", "double"])
     assert completions == [words[0], words[1], words[0]]
-    assert scorer.conversations == [7]
+    assert scorer.conversations == [8]
     with pytest.raises(UsageError, match=r"messages of episode g/0.0 are not there.*was scored, or read from disk"):
         _ = trajectory.final_text
 

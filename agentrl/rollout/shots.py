@@ -1,0 +1,115 @@
+"""Examples in the prompt: turns of the environment's expert, before the task that is to be solved (``agent.shots``)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agentrl.errors import UsageError
+from agentrl.message import Message, system
+from agentrl.reward import EnvironmentReward
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.rollout.waits import RolloutObserver
+from agentrl.task import TaskSource
+from agentrl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    from agentrl.rollout.runner import EpisodeRunner
+
+MAX_EPISODES = 20
+"""Episodes of the expert in which the turns must be found."""
+
+
+class Shots:
+    """The expert's turns that every prompt of a run shows: the first ones of its episodes on the first tasks.
+
+    Args:
+        count: How many turns.
+        tasks: Tasks that the expert plays for it, of the training split.
+    """
+
+    def __init__(self, count: int, tasks: TaskSource) -> None:
+        self.count = count
+        self._tasks = tasks
+        self._lock = asyncio.Lock()
+        self._messages: tuple[Message, ...] | None = None
+
+    async def messages(self, runner: EpisodeRunner) -> tuple[Message, ...]:
+        """Return the messages of the turns, in order; the expert plays for them the first time.
+
+        Raises:
+            UsageError: the environment has no expert, or its episodes have too few turns.
+        """
+        async with self._lock:
+            if self._messages is None:
+                self._messages = tuple(await self._played(runner))
+            return self._messages
+
+    async def _played(self, runner: EpisodeRunner) -> list[Message]:
+        heard = _Heard()
+        renderer = getattr(runner.policy, "renderer", None)
+        expert = runner.with_policy(ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer))
+        expert.observer, expert.scorer, expert.shots = heard, EnvironmentReward(), None
+        found: list[Message] = []
+        for number in range(min(MAX_EPISODES, len(self._tasks))):
+            await expert.run(self._tasks[number], group_id=f"shots/{number}", member=0, seed=0)
+            for conversation in heard.take():
+                found += _turns(conversation, self.count - _answers(found))
+            if _answers(found) == self.count:
+                return found
+        raise UsageError(
+            "the expert has too few turns to show",
+            got=f"{_answers(found)} in {MAX_EPISODES} episodes",
+            expected=f"agent.shots={self.count}",
+            hint="lower agent.shots",
+        )
+
+
+class _Heard(RolloutObserver):
+    """Keeps the messages of episodes as they end."""
+
+    def __init__(self) -> None:
+        self._conversations: list[list[Message]] = []
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        """Keep an episode's messages, answers in words as they were written: with their thoughts."""
+        answers = zip(trajectory.answers, trajectory.completions, strict=True)
+        written = {id(answer): replace(answer, content=text, reasoning=None) for answer, text in answers}
+        self._conversations += [
+            [message if message.tool_calls else written.get(id(message), message) for message in messages]
+            for messages in trajectory.conversations
+        ]
+
+    def take(self) -> list[list[Message]]:
+        """Return what was heard since the last time."""
+        taken, self._conversations = self._conversations, []
+        return taken
+
+
+def _answers(messages: Sequence[Message]) -> int:
+    return sum(message.role == "assistant" for message in messages)
+
+
+def _turns(conversation: Sequence[Message], count: int) -> list[Message]:
+    """Return the first turns of a conversation without its system message, and the results of their tool calls."""
+    found: list[Message] = []
+    for message in conversation:
+        if message.role != "tool" and _answers(found) == count:
+            break
+        if message.role != "system":
+            found.append(message)
+    return found if _answers(found) else []
+
+
+ANNOUNCED = "First you see examples from other tasks. Your own task comes after them."
+
+
+def with_shots(messages: Sequence[Message], shots: Sequence[Message]) -> Sequence[Message]:
+    """Return the first messages of a conversation with examples after its system message, which announces them."""
+    if not shots:
+        return messages
+    opening = [message for message in messages[:1] if message.role == "system"]
+    announced = [system(f"{message.text}\n\n{ANNOUNCED}") for message in opening]
+    return [*announced, *shots, *messages[len(opening) :]]
