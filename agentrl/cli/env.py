@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -10,14 +11,18 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.agent_loop import plainly_written
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
+from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import UsageError
+from agentrl.evaluation.shown import WRONG_ANSWER, shown
+from agentrl.message import Message
 from agentrl.observe.console import out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
@@ -82,6 +87,38 @@ def show(name: Name, options: Options = None) -> None:
     out.print(table)
     if spec.instructions:
         out.print(f"\n{spec.instructions}")
+
+
+@app.command(
+    epilog=examples(
+        "agentrl env prompt guess_number",
+        "agentrl env prompt household agent.loop=tool_calling",
+        "agentrl env prompt webshop agent.options.format=action_tag agent.shots=1",
+        "agentrl env prompt my_game:GuessNumber-v0 agent.system_prompt=@prompt.txt",
+    )
+)
+def prompt(
+    name: Name,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Config keys; agent.loop=react_text if left out."),
+    ] = None,
+    turns: Annotated[int, typer.Option(min=1, help="How many turns.")] = 2,
+) -> None:
+    """Show what a policy reads: the prompt, the expert's first turns, and the remark on an answer in the wrong form."""
+    given = [f"environment={name}", "agent.loop=react_text", *(words or []), f"agent.max_turns={turns}"]
+    found = asyncio.run(shown(load_config(None, given)))
+    for messages in found.conversations:
+        for message in messages:
+            _print_message(message.role, message)
+        out.print()
+    for message in found.remark:
+        _print_message(f"{message.role}, if the first answer were: {WRONG_ANSWER}", message)
+
+
+def _print_message(title: str, message: Message) -> None:
+    out.print(Text(f"── {title}", style="bold"))
+    out.print(Text(plainly_written(message)))
 
 
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:

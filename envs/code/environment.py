@@ -26,7 +26,10 @@ Step = tuple[str, float, bool, bool, dict[str, Any]]
 MOST_SHOWN = 1500
 """Characters of what went wrong."""
 PROBLEMS_SHOWN = 3
-NO_CODE = "Your answer holds no code. Write it in a block that begins with ```python and ends with ```."
+NO_CODE = (
+    "Your answer has no block of code, so nothing was run. Answer again with the whole function in one block, like"
+    " this:\n\n```python\ndef add(a, b):\n    return a + b\n```"
+)
 
 
 class CodeEnv(AsyncEnv):

@@ -38,7 +38,7 @@ class MathProblems(Puzzle):
 
     name = "math_problems"
     fields = ("question", "answer", "kind")
-    action_hint = "calculate and an expression, or answer and a number"
+    action_hint = "calculate and an expression, or answer and a number, for example: calculate (3 + 4) / 5"
     max_steps = 10
 
     question: str

@@ -56,7 +56,13 @@ class SearchEpisode:
         if move.kind is MoveKind.ANSWER:
             return self._judge(move.text)
         if move.kind is MoveKind.NOTHING:
-            return f"This is neither a search nor an answer. {RULE}", 0.0, False, self.is_over, self._info(valid=False)
+            return (
+                f"This is neither a search nor an answer, so nothing happened. {RULE}",
+                0.0,
+                False,
+                self.is_over,
+                self._info(valid=False),
+            )
         self.queries.append(move.text)
         return show_passages(found), 0.0, False, self.is_over, self._info(valid=True)
 

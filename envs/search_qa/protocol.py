@@ -11,7 +11,7 @@ from agentrl.remote.retrieval import Passage, list_passages
 
 _TAGGED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
-RULE = "Search with <search> words </search>, or give the final answer with <answer> answer </answer>."
+RULE = "Search again, or give the final answer in this form:\n<answer>Oslo</answer>"
 
 
 class MoveKind(enum.Enum):

@@ -62,8 +62,8 @@ def play(renderer):
                 prompt = sent[turn.index]
                 assert prompt == sequence.ids_list()[: len(prompt)]
                 assert turn.start <= len(prompt) <= turn.end  # a prefill belongs to the answer, and is sent
-                assert sequence.loss_mask[turn.start : turn.end].all()
-            assert int(sequence.loss_mask.sum()) == sum(t.end - t.start for t in sequence.turns)
+                assert sequence.loss_mask[len(prompt) : turn.end].all()
+            assert int(sequence.loss_mask.sum()) == sum(t.end - len(sent[t.index]) for t in sequence.turns)
         return Played(trajectory, renderer)
 
     return run

@@ -241,3 +241,24 @@ def test_a_person_is_told_where_a_picture_is(agentrl: Cli, monkeypatch: pytest.M
     first, second = re.findall(r"\[image: (\S+/\d\.png)\]", text)
     assert Path(first).read_bytes() != Path(second).read_bytes()
     assert "P F" in text
+
+
+def test_env_prompt_shows_what_a_policy_reads(agentrl: Cli) -> None:
+    shown = agentrl("env", "prompt", "guess_number", "agent.options.format=action_tag", "agent.shots=1").out
+    assert shown.index("── system") < shown.index("First you see examples") < shown.index("── user")
+    assert shown.count("I think of a number from 1 to 100. Guess.") == 2
+    assert "── user, if the first answer were: I am not sure what to do." in shown
+    assert shown.rstrip().endswith("Answer again, in this form:\n<action>50</action>")
+    random = agentrl("env", "prompt", "gymnasium/train", "environment.options.id=CartPole-v1", "--turns", "1")
+    assert "── assistant" in random.out or random.code == 2
+
+
+@pytest.mark.parametrize("loop", ["react_text", "tool_calling", "step_independent", "single_turn"])
+@pytest.mark.parametrize("name", ["household", "webshop", "countdown", "search_qa", "retail", "frozen_lake"])
+def test_env_prompt_knows_every_loop(agentrl: Cli, name: str, loop: str) -> None:
+    reads_whole_answers = name in ("search_qa", "retail") and loop in ("react_text", "step_independent")
+    form = ["agent.options.format=free"] if reads_whole_answers else []
+    ended = agentrl("env", "prompt", name, f"agent.loop={loop}", *form, "--turns", "1")
+    assert ended.code == 0, ended.err
+    assert "── assistant" in ended.out
+    assert "(your action)" not in ended.out

@@ -68,10 +68,10 @@ async def test_token_budget_is_exact(make_runner, play, worlds):
 
 
 async def test_the_engines_context_bounds_the_tokens(make_runner, play, worlds, make_engine):
-    engine = make_engine("back", max_context=160)
+    engine = make_engine("back", max_context=360)
     trajectory = await play(make_runner(worlds.Corridor, engine=engine))
     assert trajectory.outcome is Outcome.TRUNCATED_TOKENS
-    assert trajectory.turns[-1].end <= 160
+    assert trajectory.turns[-1].end <= 360
 
 
 async def test_answers_are_bounded(make_runner, play, worlds):

@@ -130,7 +130,7 @@ async def test_answers_without_code_end_an_episode() -> None:
     world = env(max_steps=1)
     await world.reset(options={"task_id": "train-0"})
     observation, reward, terminated, truncated, info = await world.step("I do not know.")
-    assert observation.startswith("Your answer holds no code.")
+    assert observation.startswith("Your answer has no block of code, so nothing was run.")
     assert (reward, terminated, truncated, info["valid"]) == (0.0, False, True, False)
     with pytest.raises(UsageError, match="the code episode is over"):
         await world.step("again")

@@ -1,0 +1,84 @@
+"""Examples in prompts: turns of the expert, shown and never trained."""
+
+import pytest
+from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
+
+from agentrl.errors import Outcome, UsageError
+from agentrl.message import Message, system, user
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.rollout.shots import ANNOUNCED, Shots, with_shots
+from agentrl.task import SeedTasks
+from agentrl.trajectory import Source
+
+
+@pytest.fixture
+def tasks():
+    return SeedTasks("world", "train")
+
+
+def test_examples_stand_between_the_system_message_and_the_task():
+    shots = [user("1 + 1"), Message(role="assistant", content="2")]
+    found = with_shots([system("Add."), user("2 + 3")], shots)
+    assert [message.text for message in found] == [f"Add.\n\n{ANNOUNCED}", "1 + 1", "2", "2 + 3"]
+    assert [message.text for message in with_shots([user("2 + 3")], shots)] == ["1 + 1", "2", "2 + 3"]
+    assert with_shots([user("2 + 3")], ()) == [user("2 + 3")]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        ("react_text", {"format": "react"}),
+        ("react_text", {"format": "action_tag", "prefill": "<action>"}),
+        ("step_independent", {"format": "plain"}),
+        ("tool_calling", {}),
+    ],
+)
+async def test_every_prompt_shows_turns_of_the_expert(make_runner, play, worlds, tasks, renderer, loop, options, count):
+    runner = make_runner(worlds.Corridor, "forward", loop=loop, options=options, shots=Shots(count, tasks))
+    trajectory = await play(runner)
+    first = trajectory.sequences[0]
+    prompt = renderer.encoder.decode(first.ids_list()[: first.turns[0].start])
+    example = runner.loop.demonstrate("forward")
+    written = renderer.answer_text(example) if example.tool_calls else example.text
+    assert prompt.count(f"<|im_start|>assistant\n{written}<|im_end|>") == count
+    assert prompt.count(ANNOUNCED) == 1
+    assert all(
+        (sequence.sources[: sequence.turns[0].start] != Source.SAMPLED).all() for sequence in trajectory.sequences
+    )
+
+
+async def test_the_scorer_reads_the_episode_without_examples(make_runner, play, worlds, tasks):
+    read = []
+
+    class Reading:
+        async def score(self, trajectory, task):
+            read.append([message.role for message in trajectory.messages])
+            from agentrl.reward import Score
+
+            return Score(reward=0.0)
+
+    runner = make_runner(worlds.Corridor, "forward", scorer=Reading(), shots=Shots(4, tasks))
+    await play(runner)
+    assert read == [["system", "user", *["assistant", "user"] * 2, "assistant"]]
+
+
+async def test_an_environment_without_an_expert_has_no_examples(make_runner, play, worlds, tasks):
+    class Alone(worlds.Corridor):
+        expert = None
+
+    with pytest.raises(UsageError, match="the environment has no expert"):
+        await play(make_runner(Alone, "forward", shots=Shots(1, tasks)))
+
+
+async def test_too_few_turns_are_named(make_runner, play, worlds, tasks):
+    with pytest.raises(UsageError, match=r"too few turns to show: got 60 in 20 episodes.*agent.shots=61"):
+        await play(make_runner(worlds.Corridor, "forward", shots=Shots(61, tasks)))
+
+
+@pytest.mark.parametrize("family", [name for name in TOKENIZER_FAMILIES if name not in ("gemma", "qwen2.5-vl")])
+async def test_examples_of_tool_calls_are_written_in_each_familys_way(make_runner, play, worlds, tasks, family):
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, Renderer(build_tokenizer(family)))
+    played = await play(make_runner(worlds.Corridor, policy=policy, loop="tool_calling", shots=Shots(2, tasks)))
+    assert (played.outcome, played.success, len(played.turns)) == (Outcome.FINISHED, True, 3)
