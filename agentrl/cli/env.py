@@ -94,7 +94,7 @@ def show(name: Name, options: Options = None) -> None:
         "agentrl env prompt guess_number",
         "agentrl env prompt household agent.loop=tool_calling",
         "agentrl env prompt webshop agent.options.format=action_tag agent.shots=1",
-        "agentrl env prompt my_game:GuessNumber-v0 agent.system_prompt=@prompt.txt",
+        "agentrl env prompt my_game:GuessNumber-v0 agent.system_prompt=file:prompt.txt",
     )
 )
 def prompt(

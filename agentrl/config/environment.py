@@ -263,14 +263,18 @@ def _with_reward(data: Any) -> Any:
     return rest if data["scorer"] is None else {"reward": data["scorer"], **rest}
 
 
+PROMPT_FILE = "file:"
+
+
 def _read_prompt(value: Any) -> Any:
-    """Return the text of a file for ``@file``; anything else unchanged."""
-    if not isinstance(value, str) or not value.startswith("@"):
+    """Return the text of a file for ``file:PATH``; anything else unchanged."""
+    if not isinstance(value, str) or not value.startswith(PROMPT_FILE):
         return value
+    path = value.removeprefix(PROMPT_FILE)
     try:
-        return Path(value[1:]).expanduser().read_text(encoding="utf-8")
+        return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"agent.system_prompt: cannot read {value[1:]}: {error}") from error
+        raise ValueError(f"agent.system_prompt: cannot read {path}: {error}") from error
 
 
 SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
@@ -291,7 +295,7 @@ class AgentConfig(Section):
     tool_timeout_s: float = Field(30.0, gt=0)
     """Deadline of a tool call."""
     system_prompt: SystemPrompt = None
-    """Replaces the environment's instructions; ``"@file.txt"`` reads them from a file when the config is loaded."""
+    """Replaces the environment's instructions; ``file:PATH`` reads them from a file when the config is loaded."""
     shots: int = Field(0, ge=0)
     """Turns of the environment's expert, on tasks of the training split, that every prompt shows as examples."""
     enable_thinking: bool = False

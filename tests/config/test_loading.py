@@ -545,8 +545,8 @@ def test_a_part_that_a_runs_own_config_leaves_out_can_be_given(tmp_path):
 
 def test_a_system_prompt_is_read_from_a_file_and_kept_as_text(tmp_path):
     (tmp_path / "prompt.txt").write_text("Play well.\n")
-    config = load_config(None, ["environment=a", f"agent.system_prompt=@{tmp_path}/prompt.txt"])
+    config = load_config(None, ["environment=a", f"agent.system_prompt=file:{tmp_path}/prompt.txt"])
     assert config.agent.system_prompt == "Play well.\n"
     assert config_from(config.model_dump(mode="json")).agent.system_prompt == "Play well.\n"
     with pytest.raises(ConfigError, match=r"agent.system_prompt: cannot read none.txt: .*No such file"):
-        load_config(None, ["environment=a", "agent.system_prompt=@none.txt"])
+        load_config(None, ["environment=a", "agent.system_prompt=file:none.txt"])
