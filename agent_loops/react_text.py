@@ -31,9 +31,9 @@ class AnswerFormat(enum.StrEnum):
 
 
 _RULES = {
-    AnswerFormat.REACT: "First think inside <think> </think>, then write one action inside <action> </action>.",
-    AnswerFormat.ACTION_TAG: "Write one action inside <action> </action>.",
-    AnswerFormat.PLAIN: "Write one action and nothing else.",
+    AnswerFormat.REACT: "first think inside <think> </think>, then write one action inside <action> </action>.",
+    AnswerFormat.ACTION_TAG: "write one action inside <action> </action>.",
+    AnswerFormat.PLAIN: "write one action and nothing else.",
 }
 """How to answer; an answer in the free form follows the environment's own instructions."""
 

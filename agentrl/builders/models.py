@@ -106,13 +106,17 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
     return str(made)
 
 
+_FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+"""Files of a repository on the hub that make a model: no copies of its weights in other formats."""
+
+
 def _write_changed(config: Config, folder: Path) -> None:
     """Write the config's model with its adapter merged, or with another chat template, or both."""
     path, template = config.model.path, config.model.chat_template
     if is_adapter_folder(path):
         write_merged(path, folder, dtype=config.model.dtype)
     else:
-        _link_files(Path(path) if Path(path).is_dir() else Path(snapshot_download(path)), folder)
+        _link_files(Path(path) if Path(path).is_dir() else Path(snapshot_download(path, allow_patterns=_FILES)), folder)
     if template is not None:
         (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)  # a link leads to the model's own
         (folder / CHAT_TEMPLATE_FILE).write_text(read_chat_template(template), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a policy reads: the first turns of a task, and the remark on an answer in the wrong form."""
+"""Shows what a policy reads: the first turns of a task, and the remark on an answer in the wrong form."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ WRONG_ANSWER = "I am not sure what to do."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What a policy reads in the first turns of a task."""
+class ShownTask:
+    """Messages that a policy reads in the first turns of a task."""
 
     conversations: list[list[Message]]
     """Messages of the expert's turns, or of random ones where there is no expert; most loops have one conversation."""
@@ -33,7 +33,7 @@ class Shown:
     """What follows `WRONG_ANSWER` as the first answer."""
 
 
-async def shown(config: Config) -> Shown:
+async def shown(config: Config) -> ShownTask:
     """Play the first turns of the first task.
 
     Args:
@@ -48,7 +48,7 @@ async def shown(config: Config) -> Shown:
         conversations = await _played(config, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM))
     once = config.model_copy(update={"agent": config.agent.model_copy(update={"max_turns": 1, "shots": 0})})
     *_, last = await _played(once, _WrongPolicy(ScriptedPolicy.RANDOM))
-    return Shown(conversations=conversations, remark=last[-1:] if last[-1].role in ("user", "tool") else [])
+    return ShownTask(conversations=conversations, remark=last[-1:] if last[-1].role in ("user", "tool") else [])
 
 
 async def _played(config: Config, policy: EpisodePolicy) -> list[list[Message]]:

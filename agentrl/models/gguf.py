@@ -17,7 +17,7 @@ MAGIC = b"GGUF"
 
 
 class LoadedGguf(NamedTuple):
-    """What a GGUF file holds."""
+    """Contents of a GGUF file."""
 
     model: PreTrainedModel
     """In float32 on the CPU, its quantized weights as numbers."""

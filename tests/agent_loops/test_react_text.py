@@ -49,7 +49,7 @@ async def test_actions_are_read_and_taken(play, form):
 async def test_the_prompt_explains_unless_told_not_to(play):
     explained = await play(Room, "react_text", ANSWERS["react"][1], instructions="You are at home.")
     assert (
-        "You are at home.\n\nHow to answer: First think inside <think> </think>, then write one action inside <action> "
+        "You are at home.\n\nHow to answer: first think inside <think> </think>, then write one action inside <action> "
         "</action>. An action is: look or leave. For example:\n<think>My next action is look.</think>\n"
         "<action>look</action>\nYou then see what it led to, and answer again in the same form.<|im_end|>"
     ) in explained.text

@@ -181,3 +181,38 @@ def test_what_a_worker_cannot_send_is_a_failure_of_its_environment(monkeypatch, 
     is_result, reply = pickle.loads(sent.getvalue()[env_worker_main.HEADER.size :])
     assert is_result == (told is None)
     assert reply == value if told is None else told in reply[1]
+
+
+async def test_a_demonstration_begins_with_the_prefill_as_a_sampled_answer_does(make_runner, play, worlds, renderer):
+    from agentrl.serving.scripted import ScriptedEngine
+
+    options = {"format": "action_tag", "prefill": "<action>"}
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
+    shown = await play(make_runner(worlds.Corridor, policy=policy, options=options))
+    rest = [*renderer.encoder.encode("forward</action>"), renderer.boundary.end_id]
+    engine = ScriptedEngine(script=lambda request: rest, vocab_size=400)
+    played = await play(make_runner(worlds.Corridor, engine=engine, options=options))
+    assert (shown.success, played.success) == (True, True)
+    assert [s.ids_list() for s in shown.sequences] == [s.ids_list() for s in played.sequences]
+    assert [(t.start, t.end) for t in shown.turns] == [(t.start, t.end) for t in played.turns]
+    prefilled = len(renderer.encoder.encode("<action>"))
+    sources = played.sequences[0].sources
+    assert all((sources[t.start : t.start + prefilled] == Source.FORCED).all() for t in played.turns)
+    assert all((sources[t.start + prefilled : t.end] == Source.SAMPLED).all() for t in played.turns)
+
+
+async def test_a_prefill_that_no_demonstration_begins_with_is_named(make_runner, play, worlds, renderer):
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
+    runner = make_runner(worlds.Corridor, policy=policy, options={"format": "action_tag", "prefill": "<think>"})
+    with pytest.raises(UsageError, match=r"does not begin as every answer does: got '<action>forward.*'<think>'"):
+        await play(runner)
+
+
+async def test_a_prefilled_call_is_finished_by_the_policy(make_runner, play, worlds, renderer):
+    from agentrl.serving.scripted import ScriptedEngine
+
+    rest = [*renderer.encoder.encode('forward"}}\n</tool_call>'), renderer.boundary.end_id]
+    engine = ScriptedEngine(script=lambda request: rest, vocab_size=400)
+    runner = make_runner(worlds.Corridor, engine=engine, loop="tool_calling", options={"prefill": True})
+    played = await play(runner)
+    assert (played.outcome, played.success, len(played.turns)) == (Outcome.FINISHED, True, 3)
