@@ -77,6 +77,10 @@ class ReactText(AgentLoop):
             self.format = AnswerFormat(format)
         except ValueError as error:
             raise ConfigError("unknown answer format", got=repr(format), expected=", ".join(AnswerFormat)) from error
+        if not isinstance(prefill, str):
+            raise ConfigError(
+                "prefill is no text", got=repr(prefill), expected="what each answer begins with: <action>"
+            )
         self.list_actions = list_actions
         self.restate_goal = restate_goal
         self.explain = explain

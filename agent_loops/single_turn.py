@@ -44,7 +44,8 @@ class SingleTurn(AgentLoop):
             return ""
         what = hint.what or "your final answer"
         where = "" if self.tag is None else f" inside <{self.tag}> </{self.tag}>"
-        return f"How to answer: write {what}{where}. For example:\n{self.demonstrate(hint.example).text}"
+        example = hint.example if action_hint else "(your answer)"
+        return f"How to answer: write {what}{where}. For example:\n{self.demonstrate(example).text}"
 
     def read(self, answer: Answer) -> str | None:
         """What the environment is given; ``None`` when the tag is missing."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
-from agentrl.errors import ToolError, UsageError
+from agentrl.errors import ConfigError, ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
 
@@ -57,6 +57,8 @@ class ToolCalling(AgentLoop):
         offer: Sequence[str] | None = None,
         prefill: bool = False,
     ) -> None:
+        if not isinstance(prefill, bool):
+            raise ConfigError("prefill is no yes or no", got=repr(prefill), expected="true or false")
         self.action_name = action_name
         self.list_actions = list_actions
         self.restate_goal = restate_goal

@@ -57,8 +57,9 @@ async def _played(config: Config, policy: EpisodePolicy) -> list[list[Message]]:
     pool = build_env_pool(config, spec=spec)
     try:
         runner = build_runner(config, pool, policy, observer=heard, retries=0)
-        shots = () if runner.shots is None else await runner.shots.messages(runner)
-        await runner.run(task_source(spec, config.sole_environment)[0], group_id="shown", member=0, seed=0)
+        task = task_source(spec, config.sole_environment)[0]
+        shots = () if runner.shots is None else await runner.shots.messages(runner, task)
+        await runner.run(task, group_id="shown", member=0, seed=0)
     finally:
         await pool.close()
     if not heard.conversations:

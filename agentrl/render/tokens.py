@@ -175,7 +175,7 @@ def read_chat_template(name: str) -> str:
     """Read a chat template: one that is shipped, by its name, or a file.
 
     Raises:
-        UsageError: there is none, it or it cannot be read.
+        UsageError: there is none, or it cannot be read.
     """
     shipped = sorted(path.stem for path in CHAT_TEMPLATES.glob("*.jinja"))
     path = CHAT_TEMPLATES / f"{name}.jinja" if name in shipped else Path(name).expanduser()

@@ -176,7 +176,7 @@ class EpisodeRunner:
             _fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
-        shots = () if self.shots is None else await self.shots.messages(self)
+        shots = () if self.shots is None else await self.shots.messages(self, task)
         async with self.pool.borrow(trajectory.id) as environment:
             limits = self.limits.for_task(task)
             turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)

@@ -12,7 +12,7 @@ from agentrl.message import Message, system
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.waits import RolloutObserver
-from agentrl.task import TaskSource
+from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -34,34 +34,48 @@ class Shots:
         self.count = count
         self._tasks = tasks
         self._lock = asyncio.Lock()
-        self._messages: tuple[Message, ...] | None = None
+        self._played_tasks: set[str] = set()
+        self._known: dict[str | None, list[Message]] = {}
 
-    async def messages(self, runner: EpisodeRunner) -> tuple[Message, ...]:
+    async def messages(self, runner: EpisodeRunner, task: Task) -> list[Message]:
         """Return the messages of the turns, in order; the expert plays for them the first time.
+
+        Args:
+            runner: Plays the expert's episodes.
+            task: The prompt's own task, of which no turn is shown.
 
         Raises:
             UsageError: the environment has no expert, or its episodes have too few turns.
         """
         async with self._lock:
-            if self._messages is None:
-                self._messages = tuple(await self._played(runner))
-            return self._messages
+            if None not in self._known:
+                self._known[None] = await self._play(runner, None)
+            own = task.id if task.id in self._played_tasks else None
+            if own not in self._known:
+                self._known[own] = await self._play(runner, own)
+            return self._known[own]
 
-    async def _played(self, runner: EpisodeRunner) -> list[Message]:
+    async def _play(self, runner: EpisodeRunner, left_out: str | None) -> list[Message]:
         heard = _Heard()
         renderer = getattr(runner.policy, "renderer", None)
         expert = runner.with_policy(ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer))
         expert.observer, expert.scorer, expert.shots = heard, EnvironmentReward(), None
         found: list[Message] = []
-        for number in range(min(MAX_EPISODES, len(self._tasks))):
-            await expert.run(self._tasks[number], group_id=f"shots/{number}", member=0, seed=0)
+        episodes = min(MAX_EPISODES, len(self._tasks))
+        for number in range(episodes):
+            task = self._tasks[number]
+            if task.id == left_out:
+                continue
+            if left_out is None:
+                self._played_tasks.add(task.id)
+            await expert.run(task, group_id=f"shots/{number}", member=0, seed=0)
             for conversation in heard.take():
                 found += _turns(conversation, self.count - _answers(found))
             if _answers(found) == self.count:
                 return found
         raise UsageError(
             "the expert has too few turns to show",
-            got=f"{_answers(found)} in {MAX_EPISODES} episodes",
+            got=f"{_answers(found)} in {episodes} episodes",
             expected=f"agent.shots={self.count}",
             hint="lower agent.shots",
         )

@@ -2,6 +2,7 @@ import gymnasium
 import pytest
 from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
+from agentrl.agent_loops.tool_calling import ToolCalling
 
 from agentrl.agent_loop import Answer
 from agentrl.engine import StopReason
@@ -164,3 +165,11 @@ def test_lines_are_added_to_any_content():
     assert with_lines("a", ["", "b"]) == "a\nb"
     assert with_lines((TextPart(text="a"),), ["b"]) == (TextPart(text="a"), TextPart(text="\nb"))
     assert with_lines("a", ["", ""]) == "a"
+
+
+@pytest.mark.parametrize("prefill", [True, 3])
+def test_a_prefill_is_text(prefill):
+    with pytest.raises(ConfigError, match="prefill is no text"):
+        ReactText(prefill=prefill)
+    with pytest.raises(ConfigError, match="prefill is no yes or no"):
+        ToolCalling(prefill=str(prefill))

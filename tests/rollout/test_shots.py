@@ -8,7 +8,7 @@ from agentrl.message import Message, system, user
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.shots import ANNOUNCED, Shots, with_shots
-from agentrl.task import SeedTasks
+from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import Source
 
 
@@ -82,3 +82,18 @@ async def test_examples_of_tool_calls_are_written_in_each_familys_way(make_runne
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, Renderer(build_tokenizer(family)))
     played = await play(make_runner(worlds.Corridor, policy=policy, loop="tool_calling", shots=Shots(2, tasks)))
     assert (played.outcome, played.success, len(played.turns)) == (Outcome.FINISHED, True, 3)
+
+
+async def test_no_prompt_shows_turns_of_its_own_task(make_runner, play, worlds, renderer):
+    class Numbered(worlds.Corridor):
+        def reset(self, *, seed=None, options=None):
+            _, info = super().reset(seed=seed)
+            return f"This is corridor {seed}.", info
+
+    tasks = [Task(id=f"task {seed}", environment="world", seed=seed) for seed in range(3)]
+    runner = make_runner(Numbered, "forward", shots=Shots(4, tasks))
+    for task in tasks:
+        trajectory = await runner.run(task, group_id="g", member=0, seed=0)
+        text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
+        assert text.count(f"This is corridor {task.seed}.") == 1
+        assert text.count("This is corridor") == 3

@@ -101,6 +101,7 @@ async def test_a_version_that_is_gone_already_can_be_discarded(tensors, tmp_path
     shutil.rmtree(written.folder)
     await written.discard()
     await transport.close()
+    assert not written.folder.exists()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
