@@ -43,7 +43,7 @@ class StopReason(enum.StrEnum):
     """Why the engine stopped sampling."""
 
     STOP = "stop"
-    """A stop token was sampled; it is the answer's last token."""
+    """A stop token was sampled, or the last token completed a stop text; both stay in the answer."""
     LENGTH = "length"
     """`max_tokens` were sampled, or the engine's context is full."""
     ABORT = "abort"
@@ -62,6 +62,9 @@ class SamplingParams:
     min_p: float = 0.0
     max_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer, each with the token that completes it. An engine that cannot read its tokens, or misses
+    one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.policies.ended_at`)."""
     seed: int | None = None
     """Seed of this request's own random numbers; ``None`` draws one."""
 
@@ -115,6 +118,19 @@ class Generation:
             decode_s=self.decode_s + second.decode_s,
             resubmissions=self.resubmissions + second.resubmissions,
             routed_experts=joined(self.routed_experts, second.routed_experts),
+        )
+
+    def cut(self, tokens: int) -> Generation:
+        """Return the answer up to its first `tokens` tokens, as one that was meant to stop there."""
+        past = len(self.token_ids) - tokens
+        experts = self.routed_experts
+        return replace(
+            self,
+            token_ids=self.token_ids[:tokens],
+            logprobs=self.logprobs[:tokens],
+            versions=self.versions[:tokens],
+            stop_reason=StopReason.STOP,
+            routed_experts=experts[: len(experts) - past] if experts is not None else None,
         )
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.builders.models import load_images
+from agentrl.builders.models import load_images, load_tokenizer
 from agentrl.builders.ray import (
     ActorServer,
     Cluster,
@@ -51,6 +51,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLost
 from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import load_model, use_gpu
+from agentrl.render.tokens import TextEncoder
 from agentrl.serving.launch import Launcher
 from agentrl.serving.launch.resources import VISIBLE_GPUS as VISIBLE
 from agentrl.serving.local import LocalEngine
@@ -353,4 +354,5 @@ def _folder_of(model: ServedModel) -> dict[str, str]:
 def make_engine(section: LocalEngineConfig, model: ServedModel, *, device: str) -> LocalEngine:
     """A local engine with a copy of the model, in the process that calls."""
     loaded = load_model(model.path, dtype=model.dtype, device=device)
-    return LocalEngine(loaded, section, reader=load_images(model.path))
+    decode = TextEncoder(load_tokenizer(model.path)).decode
+    return LocalEngine(loaded, section, reader=load_images(model.path), decode=decode)

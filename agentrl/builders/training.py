@@ -26,7 +26,6 @@ from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_traine
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
-from agentrl.image import ImageReader
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.scheduler import Group, GroupScheduler
@@ -124,7 +123,7 @@ def build_training(
         model_path=model_path,
         base_path=reference_path,
         version=version,
-        reader=renderer.images,
+        renderer=renderer,
     )
     engine = connected.engine
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
@@ -196,7 +195,7 @@ def build_engine(
     model_path: str,
     base_path: str | None,
     version: int,
-    reader: ImageReader | None,
+    renderer: Renderer,
 ) -> EngineParts:
     """Connect an engine with a trainer: the pool, or one in this process that shares the trainer's weights if it can.
 
@@ -207,7 +206,7 @@ def build_engine(
         model_path: Weights to start from.
         base_path: The model that a checkpoint's adapter belongs to.
         version: Version of the weights at `model_path`.
-        reader: Prepares images.
+        renderer: Reads the tokens, and prepares images.
 
     Raises:
         ConfigError: the engine does not report what the trainer needs.
@@ -221,7 +220,7 @@ def build_engine(
         def load() -> PreTrainedModel:
             return load_policy(config, model_path, base_path=base_path)
 
-        parts = _local_engine(config, built, load, probe, version=version, reader=reader)
+        parts = _local_engine(config, built, load, probe, version=version, renderer=renderer)
     check_engine_reports(config, parts.engine)
     return parts
 
@@ -233,7 +232,7 @@ def _local_engine(
     probe: Probe,
     *,
     version: int,
-    reader: ImageReader | None,
+    renderer: Renderer,
 ) -> EngineParts:
     assert isinstance(config.engine, LocalEngineConfig), "an engine of servers needs its pool"
     trainer, source = built.trainer, built.source
@@ -242,7 +241,12 @@ def _local_engine(
     if not shared:
         model = load() if trainer.ranks.are_many else copy.deepcopy(trainer.model)
     engine = LocalEngine(
-        model, config.engine, version=version, reader=reader, routed_experts=config.trainer.router_replay
+        model,
+        config.engine,
+        version=version,
+        reader=renderer.images,
+        decode=renderer.encoder.decode,
+        routed_experts=config.trainer.router_replay,
     )
     few = config.model.lora is not None  # the frozen weights are there already
     sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)

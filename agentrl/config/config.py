@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -90,6 +90,8 @@ class SamplingConfig(Section):
     """Sample from the most probable k tokens; 0 from all."""
     min_p: float = Field(0.0, ge=0, lt=1)
     """Drop tokens below this share of the most probable one."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end an answer, such as the closing tag of an action; they stay in it."""
 
 
 LOGITS_MEGABYTES = 256

@@ -27,10 +27,10 @@ from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
 from agentrl.evaluation.result import EvaluationResult, summarise
-from agentrl.image import ImageReader
 from agentrl.message import Message
 from agentrl.models.load import load_model
 from agentrl.remote.chat import error_message
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -206,7 +206,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     path = await prepare_model(config, folder / "model")
     renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer, say=_log.warning)
-    async with _open_engine(config.engine, config, path, folder, renderer.images) as engine:
+    async with _open_engine(config.engine, config, path, folder, renderer) as engine:
         yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
 
 
@@ -216,7 +216,7 @@ async def _open_engine(
     config: Config,
     path: str,
     folder: Path,
-    reader: ImageReader | None,
+    renderer: Renderer,
 ) -> AsyncIterator[PolicyEngine]:
     if isinstance(section, ServerEngineConfig):
         served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
@@ -229,7 +229,7 @@ async def _open_engine(
         engine: PolicyEngine = ScriptedEngine(section, vocab_size=len(load_tokenizer(path)), seed=config.run.seed)
     else:
         model = load_model(path, dtype=config.model.dtype, device=config.model.device)
-        engine = LocalEngine(model, section, reader=reader)
+        engine = LocalEngine(model, section, reader=renderer.images, decode=renderer.encoder.decode)
     await engine.start()
     try:
         yield engine

@@ -73,7 +73,7 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
         UsageError: an environment does not report success.
     """
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
-    engine = LocalEngine(model, settings, reader=renderer.images)
+    engine = LocalEngine(model, settings, reader=renderer.images, decode=renderer.encoder.decode)
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
     environments = build_run_environments(config, policy)
     try:

@@ -42,6 +42,8 @@ def encode_request(
         "top_p": params.top_p,
         "max_tokens": params.max_tokens,
     }
+    if params.stop:
+        body["stop"] = list(params.stop)
     if tools:
         body["tools"] = [dict(tool) for tool in tools]
     if params.seed is not None:

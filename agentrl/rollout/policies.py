@@ -5,8 +5,9 @@ service, which has no tokens and can only be evaluated. Scripted ones are in `ag
 from __future__ import annotations
 
 import asyncio
+import bisect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -132,7 +133,7 @@ class EngineConversation(Conversation):
         )
         if request.images and not self._policy.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
-        generation = await self._sample(request)
+        generation = self._cut(await self._sample(request))
         self.ledger.verify(request.prompt_ids, request.images)
         answer = self.ledger.accept(generation)
         turn = self.ledger.sequence.turns[-1]
@@ -147,6 +148,12 @@ class EngineConversation(Conversation):
         trajectory = self._turns.trajectory
         index = next(i for i, sequence in enumerate(trajectory.sequences) if sequence is self.ledger.sequence)
         return session_id(trajectory.id, index)
+
+    def _cut(self, generation: Generation) -> Generation:
+        """Drop what an engine sampled past the first stop text."""
+        stop = self._policy.sampling.stop
+        end = ended_at(generation.token_ids, stop, self._policy.renderer.encoder.decode) if stop else None
+        return generation if end is None else generation.cut(end)
 
     async def _sample(self, request: GenerateRequest) -> Generation:
         """Ask the engine until the answer is whole, or the episode's time is over (then it ends with ABORT)."""
@@ -190,6 +197,18 @@ class EngineConversation(Conversation):
         finally:
             timer.cancel()
             await asyncio.gather(*aborts)
+
+
+def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
+    """Return how many of the tokens it takes to complete one of the stop texts; ``None`` if none is among them."""
+
+    def is_complete(tokens: int) -> bool:
+        text = decode(ids[:tokens])
+        return any(end in text for end in stop)
+
+    if not is_complete(len(ids)):
+        return None
+    return bisect.bisect_left(range(len(ids)), True, key=is_complete)
 
 
 def session_id(trajectory_id: str, sequence: int) -> str:

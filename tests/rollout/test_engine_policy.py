@@ -9,7 +9,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
-from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
+from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy, ended_at
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 from agentrl.trajectory import Source
@@ -194,3 +194,28 @@ async def test_hundreds_of_episodes_at_once_keep_their_ledgers_apart(make_runner
     assert [len(t.turns) for t in played] == [1 + n % 5 for n in range(200)]
     assert all(t.outcome is Outcome.FINISHED for t in played)
     assert runner.counters.outcomes == {Outcome.FINISHED: 200}
+
+
+async def test_an_answer_ends_with_the_token_that_completes_a_stop_text(make_runner, play, worlds, spy, renderer):
+    """Whatever the engine did: this one knows nothing of stop texts."""
+    answer = renderer.encoder.encode("forward</act> and more, forward</act>")
+    whole = next(n for n in range(len(answer)) if "</act>" in renderer.encoder.decode(answer[:n]))
+    engine = spy(answer)
+    policy = EngineEpisodePolicy(engine, renderer, SamplingParams(stop=("</act>", "never")))
+    trajectory = await play(make_runner(worlds.Corridor, policy=policy))
+    assert engine.requests[0].params.stop == ("</act>", "never")
+    (sequence,) = trajectory.sequences
+    ids = sequence.ids_list()
+    for turn in sequence.turns:
+        assert ids[turn.start : turn.end] == answer[:whole]
+        assert turn.stop_reason == "stop"
+    after = renderer.encoder.decode(ids[sequence.turns[0].end : sequence.turns[1].start])
+    assert after.startswith(renderer.encoder.decode([min(renderer.boundary.end_ids)])), "the turn is closed"
+    assert sum(sequence.loss_mask) == len(sequence.turns) * whole
+
+
+@pytest.mark.parametrize(("text", "expected"), [("ab</x>cd</x>", "ab</x>"), ("ab", None), ("", None), ("</x>", "</x>")])
+def test_where_an_answer_ends(renderer, text, expected):
+    ids = renderer.encoder.encode(text)
+    end = ended_at(ids, ["</x>"], renderer.encoder.decode)
+    assert (None if end is None else renderer.encoder.decode(ids[:end])) == expected

@@ -6,6 +6,7 @@ import torch
 from support.models import FAMILIES, tiny_model
 
 from agentrl.config.engines import LocalEngineConfig
+from agentrl.engine import StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
 
@@ -270,3 +271,26 @@ async def test_in_lockstep_neither_the_time_nor_the_order_of_requests_matters(re
         return [(answer.token_ids, answer.logprobs) for answer in found]
 
     assert await serve(order, delay=30) == await serve((0, 1, 2), delay=0)
+
+
+@pytest.mark.parametrize("stop", ["45", "12345678"])
+async def test_a_stop_text_ends_an_answer_with_the_token_that_completes_it(stop, request_of):
+    """The text of a token is its last digit here, so that the stop text goes over several tokens."""
+
+    def decode(ids):
+        return "".join(str(i % 10) for i in ids)
+
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(), decode=decode)
+    blind = LocalEngine(tiny_model(), LocalEngineConfig())
+    prompt = [4, 5, 4, 5]  # a stop text in the prompt is none
+    ended = 0
+    for seed in range(20):
+        answer, whole = [await one.generate(request_of(prompt, seed=seed, stop=(stop,))) for one in (engine, blind)]
+        text = decode(whole.token_ids)
+        end = text.find(stop) + len(stop) if stop in text else len(text)
+        assert answer.token_ids == whole.token_ids[:end]
+        assert answer.stop_reason is (StopReason.STOP if stop in text else StopReason.LENGTH)
+        ended += stop in text
+    assert bool(ended) is (stop == "45")
+    await engine.close()
+    await blind.close()

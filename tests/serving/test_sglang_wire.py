@@ -134,7 +134,7 @@ def test_an_abort_before_the_first_token():
     [
         ({"error": {"message": "no"}}, "is not a generation"),
         (_answer(finish_reason={"type": "eaten"}), "is not a generation"),
-        (_answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "not a token.*NaN happened"),
+        (_answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "neither a token.*NaN happened"),
         (_answer(output_token_logprobs=[[-5.0, 191, None]]), "left out log-probabilities"),
         (_answer(weight_versions=[{"version": "1", "start": 0, "end": 2}]), "do not cover"),
         (_answer(weight_versions=[{"version": "1", "start": 1, "end": 3}]), "do not cover"),
@@ -371,3 +371,13 @@ def test_an_answer_without_checksums_is_an_engine_error(body):
 def test_times_that_are_missing_or_run_backwards_count_as_none(times, seconds):
     generation = decode_answer(_answer(**times), frozenset()).generation
     assert (generation.prefill_s, generation.decode_s) == seconds
+
+
+def test_stop_texts_are_asked_for_and_recognised(request_of):
+    sampling = encode_request(request_of([4], stop=("</a>",)), wire_id="a-1", max_context=20)["sampling_params"]
+    assert (sampling["stop"], sampling["no_stop_trim"], sampling["skip_special_tokens"]) == (["</a>"], True, False)
+    body = _answer(finish_reason={"type": "stop", "matched": "</a>"})
+    part = decode_answer(body, frozenset(), ("</a>",))
+    assert (part.generation.stop_reason, part.goes_on) == (StopReason.STOP, False)
+    with pytest.raises(EngineError, match="neither a token nor a text of the request"):
+        decode_answer(body, frozenset(), ("</b>",))

@@ -73,7 +73,7 @@ def test_an_answer_with_two_versions():
 
 def test_a_stop_token_is_the_answers_last():
     assert decode_answer(_answer([6, 7, 2], finish="stop"), frozenset({2})).stop_reason is StopReason.STOP
-    with pytest.raises(EngineError, match="not one of the request's stop tokens: got 2"):
+    with pytest.raises(EngineError, match="not one of the request's stop tokens and texts: got 2"):
         decode_answer(_answer([6, 2], finish="stop"), frozenset({3}))
 
 
@@ -247,3 +247,14 @@ def test_only_servers_on_gpus_can_sleep(tmp_path, gpus):
         VLLMEngineConfig(sleep=True), python="py", model=tmp_path, port=81, dtype="bfloat16", gpus=gpus
     )
     assert ("--enable-sleep-mode" in command.argv) == bool(gpus)
+
+
+def test_stop_texts_are_asked_for_and_recognised(request_of):
+    sampling = encode_request(request_of([4], stop=("</a>",)), wire_id="a-1", max_context=20)["sampling_params"]
+    assert (sampling["stop"], sampling["include_stop_str_in_output"]) == (["</a>"], True)
+    assert (sampling["detokenize"], sampling["skip_special_tokens"]) == (True, False)
+    body = _answer([6, 7], finish="stop")
+    body["choices"][0]["stop_reason"] = "</a>"
+    assert decode_answer(body, frozenset({2}), ("</a>",)).stop_reason is StopReason.STOP
+    with pytest.raises(EngineError, match=r"got '</a>', expected \[2, '</b>'\]"):
+        decode_answer(body, frozenset({2}), ("</b>",))

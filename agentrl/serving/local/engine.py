@@ -43,7 +43,7 @@ from agentrl.image import ImageReader
 from agentrl.models.threads import Lanes, check_lanes
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import ForwardStep, LocalModelRunner
-from agentrl.serving.local.scheduler import ScheduledRequest, Scheduler, split_pieces
+from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
 
 
@@ -168,6 +168,7 @@ class LocalEngine(PolicyEngine):
         config: Sizes and deadline.
         version: Version of the weights at the start.
         reader: Image processor of a model that takes images.
+        decode: Gives the text of token ids, for requests with stop texts; without it answers go on after them.
         routed_experts: Report the experts of a mixture.
 
     Raises:
@@ -181,9 +182,11 @@ class LocalEngine(PolicyEngine):
         *,
         version: int = 0,
         reader: ImageReader | None = None,
+        decode: Decode | None = None,
         routed_experts: bool = False,
     ) -> None:
         self.config = config
+        self._decode = decode
         text = model.config.get_text_config()
         max_context = int(config.max_context or text.max_position_embeddings)
         if config.cache_tokens < max_context:
@@ -341,7 +344,7 @@ class LocalEngine(PolicyEngine):
         self._totals.sampled_tokens += len(jobs)
         for job, token, logprob in zip(jobs, sampled.token_ids, sampled.logprobs, strict=True):
             job.add(token, logprob, self._version)
-            reason = job.stop_reason(self.capabilities.max_context)
+            reason = job.stop_reason(self.capabilities.max_context, self._decode)
             if reason is not None:
                 self._answer(job, reason)
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,6 +27,10 @@ from agentrl.serving.local.forward import Piece
 from agentrl.serving.request import common_prefix
 from agentrl.trajectory import RoutedExperts
 
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+"""Gives the text of token ids."""
+PIECES_OF_A_CHARACTER = 4
+"""Most tokens without a character of their own between the last ones: bytes of a character of UTF-8."""
 ANSWER_ROOM = 32
 """Tokens of the answer for which a new row has room at once; longer answers move."""
 
@@ -68,12 +73,19 @@ class ScheduledRequest:
         if self.request.routed_experts_from is not None:
             self.routed_experts += row.routed_experts[self.request.routed_experts_from + len(self.routed_experts) :]
 
-    def stop_reason(self, max_context: int) -> StopReason | None:
-        """Why sampling ends after the latest token; ``None`` when it goes on."""
-        if self.ids[-1] in self.request.params.stop_token_ids:
+    def stop_reason(self, max_context: int, decode: Decode | None = None) -> StopReason | None:
+        """Why sampling ends after the latest token; ``None`` when it goes on. Stop texts need `decode`."""
+        params = self.request.params
+        if self.ids[-1] in params.stop_token_ids or (params.stop and decode and self._ends_in_text(decode)):
             return StopReason.STOP
         full = self.sampled >= self.request.params.max_tokens or len(self.ids) >= max_context
         return StopReason.LENGTH if full else None
+
+    def _ends_in_text(self, decode: Decode) -> bool:
+        stop = self.request.params.stop
+        recent = min(self.sampled, max(map(len, stop)) + PIECES_OF_A_CHARACTER)
+        text = decode(self.ids[-recent:])
+        return any(end in text for end in stop)
 
     def generation(self, reason: StopReason) -> Generation:
         """The answer as it is now."""

@@ -281,7 +281,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             )
             answer = await self._post("/generate", body)
             call.sent = False
-            part = decode_answer(answer, request.params.stop_token_ids, routed_experts_from=call.routed_experts_from)
+            stops = request.params.stop_token_ids, request.params.stop
+            part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(

@@ -58,6 +58,8 @@ def encode_request(
             "ignore_eos": not params.stop_token_ids,
         },
     }
+    if params.stop:
+        body["sampling_params"] |= {"stop": list(params.stop), "no_stop_trim": True, "skip_special_tokens": False}
     if routed_experts_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routed_experts_from}
     return body
@@ -126,13 +128,14 @@ def needs_flush(said: str) -> bool:
 
 
 def decode_answer(
-    body: Any, stop_token_ids: frozenset[int], *, routed_experts_from: int | None = None
+    body: Any, stop_token_ids: frozenset[int], stop: Sequence[str] = (), *, routed_experts_from: int | None = None
 ) -> GeneratedPart:
     """Decode a successful answer of ``/generate``.
 
     Args:
         body: The JSON.
         stop_token_ids: Stop tokens of the request.
+        stop: Stop texts of the request.
         routed_experts_from: The first token whose experts were requested.
 
     Raises:
@@ -143,7 +146,7 @@ def decode_answer(
         token_ids = [int(token) for token in body["output_ids"]]
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
-        stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids)
+        stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids, stop)
         routed_experts = (
             None
             if routed_experts_from is None
@@ -176,13 +179,21 @@ def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExpert
     return small(experts.reshape(tokens, -1)) if tokens else None
 
 
-def _decode_reason(reason: Mapping[str, Any], stop_token_ids: frozenset[int]) -> tuple[StopReason, bool]:
+def _decode_reason(
+    reason: Mapping[str, Any], stop_token_ids: frozenset[int], stop: Sequence[str]
+) -> tuple[StopReason, bool]:
     stop_reason = StopReason(reason["type"])
     if stop_reason is not StopReason.STOP:
         return stop_reason, False
     matched = reason["matched"]
+    if matched in stop:
+        return stop_reason, False
     if not isinstance(matched, int):
-        raise EngineError("SGLang stopped at something that is not a token", got=repr(matched))
+        raise EngineError(
+            "SGLang stopped at something that is neither a token nor a text of the request",
+            got=repr(matched),
+            expected=[*sorted(stop_token_ids), *stop],
+        )
     return stop_reason, matched not in stop_token_ids
 
 

@@ -206,7 +206,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             del self._running[request.request_id]
             running.over.set()
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
-        return replace(decode_answer(answer, request.params.stop_token_ids), decode_s=seconds)
+        return replace(decode_answer(answer, request.params.stop_token_ids, request.params.stop), decode_s=seconds)
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
         """Interpret an error status: vLLM answers 500 before it ends after a failure of its engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import enum
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,13 @@ def encode_request(
         "logprobs": 0,  # of the sampled tokens only
         "detokenize": False,
     }
+    if params.stop:
+        sampling |= {
+            "stop": list(params.stop),
+            "include_stop_str_in_output": True,
+            "detokenize": True,
+            "skip_special_tokens": False,
+        }
     if request.routed_experts_from is not None:
         sampling["routed_experts_prompt_start"] = request.routed_experts_from
     body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
@@ -85,8 +92,8 @@ def decode_checksums(body: Any) -> dict[str, str]:
     return {name[-1]: checksum for name, checksum in found.items() if checksum != _OF_NOTHING}
 
 
-def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
-    """Return the answer in the body of a successful response."""
+def decode_answer(body: Any, stop_token_ids: frozenset[int], stop: Sequence[str] = ()) -> Generation:
+    """Return the answer in the body of a successful response to a request with these stop tokens and texts."""
     with decoding("vLLM's answer is not a generation", body):
         choice = body["choices"][0]
         token_ids = [int(token) for token in choice["token_ids"]]
@@ -99,11 +106,12 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         cached_tokens = int(details.get("cached_tokens") or 0)
     if len(logprobs) != len(token_ids) or min(logprobs, default=0.0) <= _NO_LOGPROB:
         raise EngineError("vLLM left out log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
-    if stop_reason is StopReason.STOP and token_ids[-1] not in stop_token_ids:
+    matched = choice.get("stop_reason")
+    if stop_reason is StopReason.STOP and token_ids[-1] not in stop_token_ids and matched not in stop:
         raise EngineError(
-            "vLLM stopped at a token that is not one of the request's stop tokens",
-            got=token_ids[-1],
-            expected=sorted(stop_token_ids),
+            "vLLM stopped at something that is not one of the request's stop tokens and texts",
+            got=token_ids[-1] if matched is None else repr(matched),
+            expected=[*sorted(stop_token_ids), *stop],
         )
     return Generation(
         token_ids=token_ids,
