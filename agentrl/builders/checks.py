@@ -17,7 +17,7 @@ from agentrl.builders.rewards import check_reward_weights
 from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig
-from agentrl.config.config import Config, SamplingConfig
+from agentrl.config.config import Config
 from agentrl.config.derived import EnvironmentConfigs, parts_of
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
@@ -291,7 +291,7 @@ def refuse_cluster(config: Config, what: str) -> None:
         raise ConfigError(f"{what} runs on this machine", got="the key cluster", hint="remove it: cluster=null")
 
 
-_WHOLE = SamplingConfig().model_dump()
+_WHOLE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
@@ -372,9 +372,7 @@ def check_images(config: Config) -> None:
 def _check_sampling(config: Config) -> None:
     """Check that recorded log-probabilities are those of the whole distribution at the temperature."""
     sampling = config.sampling
-    wrong = {
-        name: value for name, value in sampling.model_dump().items() if name != "temperature" and value != _WHOLE[name]
-    }
+    wrong = {name: value for name, whole in _WHOLE.items() if (value := getattr(sampling, name)) != whole}
     if sampling.temperature == 0:
         wrong["temperature"] = 0
     if wrong:

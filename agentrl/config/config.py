@@ -452,7 +452,7 @@ class EvaluationConfig(Section):
     samples: int = Field(1, ge=1)
     """Episodes per task."""
     sampling: SamplingConfig | None = None
-    """The training's sampling when left out."""
+    """The training's sampling when left out; its stop texts also when only they are."""
 
 
 class CheckpointConfig(Section):
@@ -485,6 +485,14 @@ class Config(Section):
     cluster: ClusterConfig | None = None
     trackers: list[str] = Field(default_factory=list)
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
+
+    @property
+    def evaluation_sampling(self) -> SamplingConfig:
+        """Sampling of the run's evaluations."""
+        own = self.evaluation.sampling
+        if own is None:
+            return self.sampling
+        return own if "stop" in own.model_fields_set else own.model_copy(update={"stop": self.sampling.stop})
 
     @property
     def has_environment(self) -> bool:

@@ -32,7 +32,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
     Raises:
         UsageError: no such split, or not enough tasks in it.
     """
-    sampling = sampling_params(config.evaluation.sampling or config.sampling)
+    sampling = sampling_params(config.evaluation_sampling)
     policy = EngineEpisodePolicy(parts.engine, parts.renderer, sampling)
     found = {env.label: await _evaluate_environment(env, policy, model) for env in parts.environments}
     if not config.environments:

@@ -109,8 +109,7 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
         return prompts_words(prompts, HELD_OUT)
     if run is None:
         return [] if env is None else [f"environment={_with_split(env)}"]
-    sampling = run.evaluation.sampling or run.sampling
-    words = [f"sampling.{name}={value}" for name, value in sampling.model_dump().items()]
+    words = [f"sampling={run.evaluation_sampling.model_dump_json()}"]
     if prompts is not None:
         return [prompts_environment(prompts, HELD_OUT), *words]
     part = _part(env, run)

@@ -54,7 +54,13 @@ def seed_of(request: GenerateRequest, seeds: random.Random) -> GenerateRequest:
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Number of leading ids that two lists share."""
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
-        return shorter
-    return next(i for i in range(shorter) if first[i] != second[i])
+    low, high = 0, min(len(first), len(second))
+    if first[:high] == second[:high]:
+        return high
+    while high - low > 1:  # slices are compared much faster than elements
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

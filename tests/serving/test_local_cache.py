@@ -59,8 +59,11 @@ def test_room_counts_the_row_that_a_move_gives_back():
 
 @pytest.fixture
 def job_of(request_of):
-    def build(name, length, session=None):
-        request = request_of(list(range(length)), name, session)
+    def build(name, length, session=None, *, shared=None):
+        """Make a request of a session; sessions share no token, or else the first `shared` ones of all."""
+        own = 1000 * sum(map(ord, session or name.rstrip("0123456789")))
+        ids = [i if shared is not None and i < shared else own + i for i in range(length)]
+        request = request_of(ids, name, session)
         future = asyncio.get_running_loop().create_future()
         return ScheduledRequest(request=request, future=future, seed=0, ids=list(request.prompt_ids))
 
@@ -147,6 +150,61 @@ async def test_what_is_preempted_is_computed_again(job_of):
     scheduler.finish(second)
     scheduler.submit(job_of("next", 151, "b"))
     assert _compute(scheduler) == [1], "its session is cached again"
+
+
+async def test_what_new_sequences_begin_with_is_computed_once(job_of):
+    scheduler = _scheduler(max_tokens=4096, prefill_tokens=60)
+    jobs = [job_of(name, length, shared=100) for name, length in (("a", 130), ("b", 120), ("c", 100), ("d", 90))]
+    for job in jobs:
+        scheduler.submit(job)
+    assert _compute(scheduler) == [60]
+    assert _compute(scheduler) == [60], "the others wait"
+    late = job_of("e", 400, shared=15)
+    scheduler.submit(late)
+    assert _compute(scheduler) == [10, 20, 1, 1, 30], "the latest shares too little to copy or to wait"
+    assert [job.cached_tokens for job in [*jobs, late]] == [0, 100, 99, 89, 0]
+
+
+async def test_what_is_copied_is_what_was_computed(job_of):
+    scheduler = _scheduler(max_tokens=4096)
+    first, second = job_of("a", 300, shared=300), job_of("b", 50, shared=40)
+    scheduler.submit(first)
+    (piece,) = scheduler.plan()
+    keys, values = piece.row.shelf.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    keys[piece.row.index], values[piece.row.index] = torch.randn(2, 512, 4), torch.randn(2, 512, 4)
+    piece.row.computed = 300
+    scheduler.submit(second)
+    scheduler.plan()
+    row = second.row
+    assert (row.shelf.capacity, row.computed) == (256, 40)
+    for source, copied in ((keys, row.shelf.keys), (values, row.shelf.values)):
+        assert torch.equal(copied[0][row.index, :, :40], source[piece.row.index, :, :40])
+
+
+async def test_an_idle_session_is_copied_as_far_as_it_was_computed(job_of):
+    scheduler = _scheduler(max_tokens=4096)
+    first = job_of("a", 50, shared=200)
+    scheduler.submit(first)
+    _compute(scheduler)
+    first.ids.extend(range(50, 53))  # sampled; the last one was not computed
+    _compute(scheduler)
+    first.row.computed = 52
+    scheduler.finish(first)
+    second = job_of("b", 60, shared=200)
+    scheduler.submit(second)
+    assert _compute(scheduler) == [8]
+    assert second.cached_tokens == 52
+
+
+async def test_after_new_weights_running_requests_share_again(job_of):
+    scheduler = _scheduler(max_tokens=4096)
+    jobs = [job_of(name, 50, shared=40) for name in "ab"]
+    for job in jobs:
+        scheduler.submit(job)
+    assert [_compute(scheduler), _compute(scheduler)] == [[50], [10]]
+    scheduler.forget_computed()
+    assert [_compute(scheduler), _compute(scheduler)] == [[50], [10]]
+    assert [job.cached_tokens for job in jobs] == [0, 40], "as they were admitted"
 
 
 async def test_a_session_whose_next_turn_waits_is_evicted_last(job_of):

@@ -6,6 +6,10 @@ Requests wait in order of arrival (`waiting`), run up to `slots` at a time (`run
 session, where the next turn finds it. A row is taken away from an idle session when others need its room, and from the
 youngest running request when the oldest ones need it to grow; that request then waits at the front of the queue and
 computes its keys and values again.
+
+What a new row's sequence begins with is computed once: it is copied from another row, for which the request waits if
+that row is about to compute it. So a group's prompt, the system message of all, and the history of a branch cost the
+model one sequence.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -31,6 +35,8 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Gives the text of token ids."""
 PIECES_OF_A_CHARACTER = 4
 """Most tokens without a character of their own between the last ones: bytes of a character of UTF-8."""
+FEWEST_SHARED = 16
+"""Tokens from which on it is worth while to copy, or to wait for, the keys and values of another sequence."""
 ANSWER_ROOM = 32
 """Tokens of the answer for which a new row has room at once; longer answers move."""
 
@@ -50,6 +56,8 @@ class ScheduledRequest:
     """Experts of the tokens from the request's `routed_experts_from` on, as they were first computed."""
     row: CacheRow | None = None
     """Held while the job runs."""
+    is_new: bool = False
+    """Its row was just taken, and holds nothing yet."""
     cached_tokens: int = 0
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
@@ -141,6 +149,8 @@ class Scheduler:
         for job in list(self.running):
             if job.row is None or not self._fit(job, job.row):
                 continue
+            if job.is_new and not self._share(job, job.row):
+                continue
             pending = len(job.ids) - job.row.computed
             count = 1 if pending == 1 else min(pending, budget)
             if count:
@@ -175,7 +185,7 @@ class Scheduler:
             self.end_session(session_id)
         for job in self.running:
             if job.row is not None:
-                job.row.computed = 0
+                job.row.computed, job.is_new = 0, True
 
     def reset(self) -> None:
         """Forget all sessions and the memory of the cache, when nothing runs any more."""
@@ -191,6 +201,7 @@ class Scheduler:
             if not self._make_room(len(job.ids) + ANSWER_ROOM):
                 return False
             shared, row = row, self.rows.take(len(job.ids) + ANSWER_ROOM)
+            job.is_new = True
             if shared is None:
                 row.session_id = session_id
                 self._sessions[session_id] = row
@@ -202,6 +213,36 @@ class Scheduler:
             job.admitted, job.cached_tokens = time.perf_counter(), row.computed
         row.ids, row.images, job.row = job.ids, job.request.images, row
         return True
+
+    def _share(self, job: ScheduledRequest, row: CacheRow) -> bool:
+        """Copy to a new row what others have computed of its beginning; ``False`` while one is about to compute it."""
+        best, most = None, FEWEST_SHARED - 1
+        last = len(job.ids) - 1
+        for other, known in self._rows_before(job):
+            if min(known, last) > most and other.ids[most] == job.ids[most]:
+                shared = min(common_prefix(other.ids, job.ids), known, last)
+                if other.images or row.images:
+                    shared = common_tokens(shared, other.images, row.images)
+                if shared > most:
+                    best, most = other, shared
+        if best is not None and best.computed < most:
+            return False
+        job.is_new = False
+        if best is not None:
+            best.shelf.copy_row(best.index, row.shelf, row.index, most)
+            row.computed, row.routed_experts = most, best.routed_experts[:most]
+            if not job.sampled:
+                job.cached_tokens = most
+        return True
+
+    def _rows_before(self, job: ScheduledRequest) -> Iterator[tuple[CacheRow, int]]:
+        """Rows of the requests that were admitted before `job`, and of idle sessions, with what they hold or will."""
+        for other in self.running:
+            if other is job:
+                break
+            if other.row is not None:
+                yield other.row, len(other.ids)
+        yield from ((row, row.computed) for row in self._sessions.values() if not row.in_use)
 
     def _fit(self, job: ScheduledRequest, row: CacheRow) -> bool:
         """Make the row large enough for the job's tokens; ``False`` when the job had to give it up."""
