@@ -14,6 +14,8 @@ from agentrl.config.derived import agent_loop_class, parts_of, placement_words
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.trainer import CriticConfig, LoraConfig
+from agentrl.errors import UsageError
+from agentrl.observe.model_folder import find_model
 
 FEED_FORWARD_RATIO = 3
 """Width of the feed-forward layers over the hidden size in a scratch model."""
@@ -66,7 +68,10 @@ def model_size(config: ModelConfig) -> ModelSize | None:
     """Return the sizes of the configured model; ``None`` when they are not on this machine."""
     if config.path == "scratch":
         return _scratch_size(config.scratch or ScratchModelConfig())
-    file = Path(config.path) / "config.json"
+    try:
+        file = Path(find_model(config.path)) / "config.json"
+    except UsageError:  # the run itself says what is wrong
+        return None
     return _folder_size(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
 

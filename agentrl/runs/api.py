@@ -226,6 +226,7 @@ def sft(
 def evaluate(
     env: Environment | None = None,
     *,
+    config: str | Path | None = None,
     prompts: str | Path | None = None,
     model: str | None = None,
     policy: str = PolicyKind.ENGINE,
@@ -247,6 +248,7 @@ def evaluate(
 
     Args:
         env: As in `train`; without a split the first one that is not for training; without `env` the run's own.
+        config: A YAML file or a shipped config's name; its model is measured when `model` is left out.
         prompts: A file of prompts, each answered once, in place of `env`.
         model: A folder or name, a run or its `checkpoint`; the service's name for the model with `url`.
         policy: ``engine``, ``expert`` or ``random``.
@@ -276,7 +278,8 @@ def evaluate(
             return (await run_evaluation(request, on_episode=report)).result
 
     def work() -> EvaluationResult:
-        config = evaluation_config(
+        settings = evaluation_config(
+            source=config,
             env=name,
             model=model,
             policy=chosen,
@@ -287,14 +290,14 @@ def evaluate(
             prompts=None if prompts is None else str(prompts),
             overrides=words,
         )
-        _check_session(config)
+        _check_session(settings)
         request = EvaluationRequest(
-            config=config,
+            config=settings,
             policy=chosen,
-            n_tasks=default_tasks(config) if tasks is None else tasks,
+            n_tasks=default_tasks(settings) if tasks is None else tasks,
             samples=samples,
             seed=seed,
-            folder=evaluations_folder(config, model),
+            folder=evaluations_folder(settings, model),
         )
         with _counted(request.n_tasks * samples, progress, on_episode) as report:
             return asyncio.run(measured(request, report))

@@ -1,6 +1,6 @@
-"""The main job from nothing: a new model is warm-started, measured, trained by reward, and measured again.
+"""The main job from nothing: a model is warm-started, measured, trained by reward, and measured again.
 
-shipped config ─► warm start on experts ─► evaluation ─► RL ─► evaluation ─► report.html, demo.json
+config ─► (pretrained: evaluation) ─► (with `sft`: warm start ─► evaluation) ─► RL ─► evaluation ─► report, demo.json
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.builders.models import load_tokenizer
+from agentrl.builders.models import SCRATCH, load_tokenizer
 from agentrl.builders.run import RunResult, start_run
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
@@ -27,8 +27,9 @@ from agentrl.runs.api import evaluate
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
 
-CONFIG = "quickstart"
+RECIPE = "quickstart"
 JSON_FILE = "demo.json"
+AS_IT_COMES, BEFORE, AFTER = "as it comes", "before", "after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +37,8 @@ class Demo:
     """Result of a demo."""
 
     folder: Path
-    before: EvaluationResult
-    """After the warm start."""
-    after: EvaluationResult
-    """After training."""
+    results: Mapping[str, EvaluationResult]
+    """By when they were measured (`AS_IT_COMES`, `BEFORE`, `AFTER`), in order."""
     report: ReportFiles
     seconds: Mapping[str, float]
     """Of the whole and of its parts."""
@@ -50,7 +49,8 @@ class Demo:
         Raises:
             TrainingError: they overlap.
         """
-        before, after = self.before.success, self.after.success
+        first, *_, last = self.results.values()
+        before, after = first.success, last.success
         if before is None or after is None or after.low <= before.high:
             raise TrainingError(
                 "the agent did not learn", got=f"success {_shown(before)} and then {_shown(after)}", expected="a rise"
@@ -62,20 +62,33 @@ class DemoRunner:
 
     Args:
         folder: Where everything goes; made, and must not exist.
+        recipe: A config file or a shipped config's name. With a pretrained model, that is measured as it comes, too;
+            without an ``sft`` section of its own, there is no warm start.
         seed: Of the model, the tasks and the sampling.
-        n_tasks: Unseen tasks of each evaluation.
-        overrides: Changes of the shipped config, ``key=value``.
+        n_tasks: Unseen tasks of each evaluation; those of the recipe when left out.
+        overrides: Changes of the recipe, ``key=value``.
         watcher: Receives the progress of the runs.
     """
 
     def __init__(
-        self, folder: Path, *, seed: int, n_tasks: int, overrides: list[str], watcher: RunWatcher | None = None
+        self,
+        folder: Path,
+        *,
+        recipe: str = RECIPE,
+        seed: int,
+        n_tasks: int | None = None,
+        overrides: list[str],
+        watcher: RunWatcher | None = None,
     ) -> None:
         self.folder = folder
         self.seed = seed
-        self.n_tasks = n_tasks
+        self._recipe = recipe
         self._overrides = [f"run.seed={seed}", f"run.directory={folder}", *overrides]
         self._watcher = watcher
+        config = self._config("train")
+        self._is_pretrained = config.model.path != SCRATCH
+        self._has_warm_start = "sft" in config.model_fields_set
+        self.n_tasks = n_tasks or config.evaluation.tasks
 
     def run(self) -> Demo:
         """Do it all.
@@ -89,22 +102,31 @@ class DemoRunner:
         with writing(self.folder):
             self.folder.mkdir(parents=True)
         clock = _Clock()
-        started = self._finished(warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=self._watcher))
-        clock.lap("warm_start")
-        before = self._evaluate(started)
-        clock.lap("evaluation_before")
-        config = self._config("train", f"model.path={started.checkpoint}")
-        trained = self._finished(train(start_run(config, kind="train"), watcher=self._watcher))
+        results: dict[str, EvaluationResult] = {}
+        if self._is_pretrained:
+            results[AS_IT_COMES] = self._evaluate_as_it_comes()
+            clock.lap("evaluation_as_it_comes")
+        words = []
+        if self._has_warm_start:
+            started = self._finished(
+                warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=self._watcher)
+            )
+            clock.lap("warm_start")
+            results[BEFORE] = self._evaluate(started.checkpoint)
+            clock.lap("evaluation_before")
+            words = [f"model.path={started.checkpoint}"]
+        run = start_run(self._config("train", *words), kind="train")
+        trained = self._finished(train(run, watcher=self._watcher))
         clock.lap("training")
-        after = self._evaluate(trained)
+        results[AFTER] = self._evaluate(trained.checkpoint)
         clock.lap("evaluation_after")
-        report = self._report(before, after, trained)
-        demo = Demo(folder=self.folder, before=before, after=after, report=report, seconds=clock.laps())
+        report = self._report(results, trained)
+        demo = Demo(folder=self.folder, results=results, report=report, seconds=clock.laps())
         replace_file(self.folder / JSON_FILE, orjson.dumps(demo_json(demo), option=orjson.OPT_INDENT_2))
         return demo
 
     def _config(self, name: str, *more: str) -> Config:
-        return load_config(CONFIG, [*self._overrides, f"run.name={name}", *more])
+        return load_config(self._recipe, [*self._overrides, f"run.name={name}", *more])
 
     def _finished(self, result: RunResult) -> RunResult:
         if result.interrupted:
@@ -113,14 +135,18 @@ class DemoRunner:
             )
         return result
 
-    def _evaluate(self, run: RunResult) -> EvaluationResult:
-        return evaluate(model=run.checkpoint, tasks=self.n_tasks, seed=self.seed, progress=False)
+    def _evaluate(self, checkpoint: str) -> EvaluationResult:
+        return evaluate(model=checkpoint, tasks=self.n_tasks, seed=self.seed)
 
-    def _report(self, before: EvaluationResult, after: EvaluationResult, trained: RunResult) -> ReportFiles:
+    def _evaluate_as_it_comes(self) -> EvaluationResult:
+        return evaluate(config=self._recipe, overrides=self._overrides, tasks=self.n_tasks, seed=self.seed)
+
+    def _report(self, results: Mapping[str, EvaluationResult], trained: RunResult) -> ReportFiles:
         tokenizer = load_tokenizer(find_model(trained.checkpoint))
+        after = results[AFTER]
         report = Report(
-            title="agentrl demo: household tasks in unseen rooms",
-            results={"before": before, "after": after},
+            title=f"agentrl demo: {after.panel.environment}",
+            results=results,
             metrics=read_metrics(trained.folder / "metrics.jsonl"),
             examples=choose_examples([episode.trajectory for episode in after.episodes]),
         )
@@ -130,8 +156,7 @@ class DemoRunner:
 def demo_json(demo: Demo) -> dict[str, Any]:
     """Return the content of ``demo.json``."""
     return {
-        "before": demo.before.to_json(),
-        "after": demo.after.to_json(),
+        **{when.replace(" ", "_"): result.to_json() for when, result in demo.results.items()},
         "seconds": demo.seconds["total"],
         "seconds_by_part": dict(demo.seconds),
     }

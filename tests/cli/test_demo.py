@@ -22,7 +22,7 @@ def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
     ended = agentrl("demo", *QUICK, "--tasks", "3", "--seed", "1", "--folder", str(folder))
     assert ended.code == 1
     assert "the agent did not learn" in ended.err
-    assert "success in unseen rooms after training" in ended.out
+    assert "on unseen tasks after training" in ended.out
     found = json.loads((folder / "demo.json").read_text())
     assert found["before"]["env"] == found["after"]["env"] == "household/test_unseen"
     assert found["before"]["n_tasks"] == found["after"]["n_tasks"] == 3
