@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
-	engine-harmony real-model add-real-model test-engines test-engines-cluster ray test-cluster originals \
-	original-alfworld original-openenv test-originals mutants clean
+.PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
+	engine-sglang engine-harmony real-model add-real-model test-real-model test-engines test-engines-cluster ray \
+	test-cluster originals original-alfworld original-openenv test-originals mutants clean
 
 setup: $(STAMP)
 
@@ -18,6 +18,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: setup
 	$(BIN)/agentrl demo
+
+# The same on a pretrained language model, served by vLLM on the CPU: about 40 minutes on two cores.
+demo-llm: real-model engines
+	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) engine.type=vllm
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
 	--ignore tests/engines --ignore tests/originals --ignore tests/cluster
@@ -101,6 +105,11 @@ MODELS ?= $(or $(AGENTRL_MODELS),$(HOME)/.cache/agentrl/models)
 REAL_MODEL := smollm2-135m-instruct
 real-model: setup
 	@test -e $(MODELS)/$(REAL_MODEL)/config.json || $(MAKE) --no-print-directory add-real-model
+
+# That model on the local engine and on both servers.
+test-real-model: real-model engines
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/python -m pytest --durations=15 \
+		tests/engines/test_real_model.py
 
 add-real-model:
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(BIN)/pip $(INTO_ENGINE) --no-deps --target "$$place" \

@@ -151,6 +151,8 @@ class EnvironmentSpec:
     """The system prompt's part about the world: what the agent can do, in the text-action protocol."""
     tool_instructions: str = ""
     """The same for an agent that calls the environment's own tools; `instructions` when empty."""
+    answer_format: str = ""
+    """The ``format`` of text loops where the config names none: ``free`` where `instructions` say how to answer."""
     max_turns: int | None = None
     """The environment's own step limit, which its option ``max_steps`` replaces where it has one; the agent's turn
     budget may be smaller."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import json
@@ -10,15 +11,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError
+from agentrl.evaluation.shown import shown
 from agentrl.registry import Kind, names
 from agentrl.testing.env_session import EnvSession, expert_policy, plain_text, play
 
 FOLDER = Path(__file__).parent / "environments"
 FIGURES = FOLDER / "figures.json"
 STEPS_SHOWN = 3
+READING = ("react_text", "step_independent", "tool_calling")
+"""Loops whose prompts are shown."""
+LONGEST_SHOWN = 1500
+"""Characters of a message that are shown."""
 OFFERED = ("admissible_actions", "state_key", "snapshot", "restore", "expert", "tools", "tool_message", "web_page")
 """Optional methods of an environment."""
 _BAR = re.compile(r"(`+).*?\1|\|")
@@ -169,6 +176,34 @@ def _episode(spec: EnvironmentSpec) -> str:
         return "\n\n".join(shown)
     finally:
         session.close()
+
+
+def reads_page() -> str:
+    """Return the page that shows what a policy reads, in each environment and loop."""
+    parts = [
+        "# What the policy reads",
+        "Generated with `agentrl env prompt`: the opening, the first step of the expert (or a random one), and the"
+        " remark on an answer in the wrong form, in the first training task. Long observations are cut here.",
+    ]
+    for name in names(Kind.ENVIRONMENT):
+        shows = [f"### {loop} in {name}\n{_fenced(text)}" for loop in READING if (text := _read(name, loop))]
+        if shows:
+            parts += [f"## {name}", *shows]
+    return "\n\n".join(parts) + "\n"
+
+
+def _read(name: str, loop: str) -> str:
+    """Return what a loop shows of an environment; nothing where its data or its package is missing."""
+    words = [f"environment={name}", f"agent.loop={loop}", "agent.max_turns=1"]
+    try:
+        found = asyncio.run(shown(load_config(None, words)))
+    except AgentRLError:
+        return ""
+    return "\n".join(f"── {title}\n{_cut(text)}" for title, text in found.titled())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]} …"
 
 
 def _cell(text: str) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from environment_pages import generated_pages, index_table, page_path, section
+from environment_pages import generated_pages, index_table, page_path, reads_page, section
 from typer.testing import CliRunner
 
 from agentrl.algorithms.traits import needed_inputs, other_input
@@ -107,7 +107,11 @@ def configs_table() -> str:
     return "\n".join(f"- `{name}`" for name in shipped_configs())
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page, "cli.md": cli_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "configuration.md": configuration_page,
+    "cli.md": cli_page,
+    "what-the-policy-reads.md": reads_page,
+}
 
 
 def resume_table() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.rewards import build_scorer, longest_score_s
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config, SamplingConfig
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import agent_loop_class, parts_of
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
 from agentrl.engine import SamplingParams
@@ -71,7 +72,7 @@ def build_runner(
             pool.belongings.push_async_callback(one.close)
     return EpisodeRunner(
         pool=pool,
-        loop=build_loop(config.agent),
+        loop=build_loop(config.agent, pool.spec.answer_format),
         policy=policy,
         limits=limits,
         tools=tools,
@@ -101,14 +102,21 @@ def _answer_timeout_s(engine: EngineConfig) -> float:
     return engine.timeout_s + (engine.start_timeout_s if isinstance(engine, ServerEngineConfig) else 0.0)
 
 
-def build_loop(config: AgentConfig) -> AgentLoop:
-    """The agent loop, as the ``agent`` section says.
+def build_loop(config: AgentConfig, answer_format: str = "") -> AgentLoop:
+    """Return the agent loop, as the ``agent`` section says.
+
+    Args:
+        config: The section.
+        answer_format: ``format`` of a loop that has this option, where the section does not set it.
 
     Raises:
         ConfigError: the loop does not take the options, or would ignore a setting.
         UnknownNameError: no such loop.
     """
-    loop = make_agent_loop(config.loop, config.options)
+    options = dict(config.options)
+    if answer_format and "format" in inspect.signature(agent_loop_class(config.loop)).parameters:
+        options.setdefault("format", answer_format)
+    loop = make_agent_loop(config.loop, options)
     named = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.tools]
     ignored = {"tools": ", ".join(named)} if named else {}
     if config.tool_parser != AgentConfig.model_fields["tool_parser"].default:

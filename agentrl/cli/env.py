@@ -11,7 +11,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.agent_loop import plainly_written
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
@@ -21,8 +20,7 @@ from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import UsageError
-from agentrl.evaluation.shown import WRONG_ANSWER, shown
-from agentrl.message import Message
+from agentrl.evaluation.shown import shown
 from agentrl.observe.console import out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
@@ -108,17 +106,9 @@ def prompt(
     """Show what a policy reads: the prompt, the expert's first turns, and the remark on an answer in the wrong form."""
     given = [f"environment={name}", "agent.loop=react_text", *(words or []), f"agent.max_turns={turns}"]
     found = asyncio.run(shown(load_config(None, given)))
-    for messages in found.conversations:
-        for message in messages:
-            _print_message(message.role, message)
-        out.print()
-    for message in found.remark:
-        _print_message(f"{message.role}, if the first answer were: {WRONG_ANSWER}", message)
-
-
-def _print_message(title: str, message: Message) -> None:
-    out.print(Text(f"── {title}", style="bold"))
-    out.print(Text(plainly_written(message)))
+    for title, text in found.titled():
+        out.print(Text(f"── {title}", style="bold"))
+        out.print(Text(text))
 
 
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:

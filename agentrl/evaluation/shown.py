@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.agent_loop import Answer, Conversation
+from agentrl.agent_loop import Answer, Conversation, plainly_written
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config
@@ -31,6 +31,15 @@ class ShownTask:
     """Messages of the expert's turns, or of random ones where there is no expert; most loops have one conversation."""
     remark: list[Message]
     """What follows `WRONG_ANSWER` as the first answer."""
+
+    def titled(self) -> Iterator[tuple[str, str]]:
+        """Yield who speaks, or when, and the text of each message."""
+        for number, messages in enumerate(self.conversations):
+            for message in messages:
+                again = f", in conversation {number + 1}" if number else ""
+                yield f"{message.role}{again}", plainly_written(message)
+        for message in self.remark:
+            yield f"{message.role}, if the first answer were: {WRONG_ANSWER}", plainly_written(message)
 
 
 async def shown(config: Config) -> ShownTask:

@@ -252,7 +252,7 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
     )
 
 
-_TOLD = ("name", "description", "instructions", "tool_instructions", "max_turns", "success_threshold")
+_TOLD = ("name", "description", "instructions", "tool_instructions", "answer_format", "max_turns", "success_threshold")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +309,7 @@ def read_served(url: str, info: Mapping[str, Any]) -> Served:
 
 def spec_facts(served: Served) -> dict[str, Any]:
     """Make the keyword arguments of the `EnvironmentSpec` of a served environment, besides its factories."""
-    facts = {name: served.spec[name] for name in _TOLD if name != "name"}
+    facts = {name: served.spec[name] for name in _TOLD if name != "name" and name in served.spec}
     return {
         **facts,
         "splits": tuple(served.spec["splits"]),

@@ -51,6 +51,7 @@ SPEC = EnvironmentSpec(
         " HumanEval."
     ),
     instructions=INSTRUCTIONS,
+    answer_format="free",
     tool_instructions=TOOL_INSTRUCTIONS,
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

@@ -197,7 +197,7 @@ SPEC = EnvironmentSpec(
     ),
     tool_instructions=(
         "You solve a problem of mathematics. Each turn, either call the tool calculate, for example with"
-        " (3 + 4) / 5, or call no tool and give the answer, for example: answer 7/5. Calculations are exact; there is"
+        " (3 + 4) / 5, or give the answer as an action, for example: answer 7/5. Calculations are exact; there is"
         " one answer, which ends the episode. Give numbers as digits, fractions as 7/5 or decimals."
     ),
     max_turns=MathProblems.max_steps,

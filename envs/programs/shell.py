@@ -24,7 +24,10 @@ Step = tuple[str, float, bool, bool, dict[str, Any]]
 SUBMIT = "submit"
 MOST_COMMAND = 32 * 1024
 _BLOCK = re.compile(r"```[ \t]*(?:bash|sh|shell)?[ \t]*\n(.*?)```", re.DOTALL)
-RULE = "Write a command in a block that begins with ```bash and ends with ```, or the single word submit."
+RULE = (
+    "Call a tool, or write a command in a block that begins with ```bash and ends with ```; or answer with the single"
+    " word submit."
+)
 FENCED = "Each turn, write one command in a block, and you read what it prints:\n\n```bash\nls\n```\n\n"
 
 

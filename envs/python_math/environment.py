@@ -38,7 +38,10 @@ LIMITS = Limits(memory_bytes=512 * 2**20)
 _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _TENTHS = (range(8), range(8, 9), range(9, 10))
 """Of the checksums of questions, by split."""
-RULE = "Write code in a block that begins with ```python, or one answer in a box, for example: \\boxed{7/5}"
+RULE = (
+    "Call the tool python, or write code in a block that begins with ```python; or give one answer in a box, for"
+    " example: \\boxed{7/5}"
+)
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
@@ -250,6 +253,7 @@ SPEC = EnvironmentSpec(
         " it prints:\n\n```python\nprint(2 ** 10)\n```\n\nor give the answer, which ends the episode: \\boxed{1024}."
         " What the code defines stays defined. Give fractions as 7/5."
     ),
+    answer_format="free",
     tool_instructions=(
         "You solve a problem of mathematics with the tool python; what the code defines stays defined. To give the"
         " answer, which ends the episode, call no tool and write: \\boxed{1024}. Give fractions as 7/5."

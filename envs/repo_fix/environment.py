@@ -190,6 +190,7 @@ SPEC = EnvironmentSpec(
         + FENCED
         + "When the tests pass, answer with the single word submit. Further tests, which you do not see, then decide."
     ),
+    answer_format="free",
     tool_instructions=(
         "You mend a small Python repository with tools: bash, read_file and write_file. When the tests pass, call no"
         " tool and answer with the single word submit. Further tests, which you do not see, then decide."

@@ -45,6 +45,7 @@ SPEC = EnvironmentSpec(
         " (each split has its own names), over your own JSONL files, or with any HTTP retriever. Exact match or F1."
     ),
     instructions=INSTRUCTIONS,
+    answer_format="free",
     tool_instructions=TOOL_INSTRUCTIONS,
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

@@ -126,6 +126,7 @@ SPEC = EnvironmentSpec(
         " folders in the form of Harbor and terminal-bench."
     ),
     instructions=("You work in a shell. " + FENCED + "When the task is done, answer with the single word submit."),
+    answer_format="free",
     tool_instructions=(
         "You work with tools: bash, read_file and write_file. When the task is done, call no tool and answer with the"
         " single word submit."

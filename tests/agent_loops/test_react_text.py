@@ -4,9 +4,11 @@ from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 from agentrl.agent_loops.tool_calling import ToolCalling
 
-from agentrl.agent_loop import Answer
+from agentrl.agent_loop import Answer, plainly_written
+from agentrl.config import load_config
 from agentrl.engine import StopReason
 from agentrl.errors import ConfigError, Outcome
+from agentrl.evaluation.shown import shown
 from agentrl.message import Message, TextPart
 
 
@@ -173,3 +175,14 @@ def test_a_prefill_is_text(prefill):
         ReactText(prefill=prefill)
     with pytest.raises(ConfigError, match="prefill is no yes or no"):
         ToolCalling(prefill=str(prefill))
+
+
+@pytest.mark.parametrize("name", ["search_qa", "retail", "code"])
+async def test_an_environment_that_says_how_to_answer_is_not_contradicted(name):
+    """Its whole answers are read, unless the config names a format."""
+    words = [f"environment={name}", "agent.loop=react_text", "agent.max_turns=1"]
+    (messages,), (tagged,) = [
+        (await shown(load_config(None, [*words, *more]))).conversations for more in ([], ["agent.options.format=react"])
+    ]
+    assert "<action>" not in "".join(map(plainly_written, messages))
+    assert "<action>" in "".join(map(plainly_written, tagged))
