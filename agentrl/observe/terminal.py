@@ -273,6 +273,9 @@ class EpisodeCounter:
     """Episodes with a known success."""
     solved: int = 0
     failed: int = 0
+    tokens: int = 0
+    """Sampled by the policy."""
+    began: float = field(default_factory=time.monotonic)
     bar: Progress | None = field(default=None, repr=False)
     on_line: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called after a line is printed."""
@@ -282,6 +285,7 @@ class EpisodeCounter:
         self.done += 1
         infrastructure = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
         self.failed += infrastructure
+        self.tokens += trajectory.sampled_tokens
         if not infrastructure and trajectory.success is not None:
             self.judged += 1
             self.solved += trajectory.success
@@ -297,8 +301,12 @@ class EpisodeCounter:
 
     def words(self) -> str:
         """Describe the results so far."""
-        success = f"success {self.solved / self.judged:.1%}" if self.judged else "success unknown"
-        return f"{success}, {self.failed} failed" if self.failed else success
+        said = [f"success {self.solved / self.judged:.1%}" if self.judged else "success unknown"]
+        if self.failed:
+            said.append(f"{self.failed} failed")
+        if self.tokens:
+            said.append(f"{self.tokens / (time.monotonic() - self.began):,.0f} tokens/s")
+        return ", ".join(said)
 
 
 @contextmanager

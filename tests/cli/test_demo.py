@@ -32,6 +32,26 @@ def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_pretrained_model_is_measured_as_it_comes_and_needs_no_warm_start(
+    agentrl: Callable[..., Any], tmp_path: Path, workplace: Path, small: tuple[str, ...]
+) -> None:
+    runs = f"run.directory={tmp_path / 'runs'}"
+    ended = agentrl("train", "--env", "guess_number", "--model", "scratch", *small, runs, "trainer.learning_rate=0")
+    assert ended.code == 0, ended.err
+    recipe, folder = tmp_path / "mine.yaml", tmp_path / "demo"
+    recipe.write_text("environment: guess_number\nevaluation: {split: test, tasks: 3}\ntrainer: {steps: 1}\n")
+    rest = [word for word in small if not word.startswith(("model.", "environment"))]
+    words = ["--model", str((tmp_path / "runs" / "latest").resolve()), "--recipe", str(recipe), "--folder", str(folder)]
+    ended = agentrl("demo", *words, *rest)
+    assert ended.code == 1, ended.err
+    assert "success of the model as it comes: 0.0 %" in ended.out
+    assert "before training" not in ended.out
+    found = json.loads((folder / "demo.json").read_text())
+    assert found["as_it_comes"]["n_tasks"] == found["after"]["n_tasks"] == 3
+    assert "before" not in found
+    assert not (folder / "warm-start").exists()
+
+
 def test_a_demo_never_writes_into_an_old_folder(agentrl: Callable[..., Any], tmp_path: Path) -> None:
     ended = agentrl("demo", "--folder", str(tmp_path))
     assert ended.code == 2

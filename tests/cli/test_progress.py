@@ -15,6 +15,7 @@ import agentrl.cli.learn
 import agentrl.observe.terminal
 from agentrl.observe.progress import Phase, RunStatus
 from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, counting, status_words
+from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 Cli = Callable[..., Any]
 
@@ -94,3 +95,15 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
     ended = agentrl("sft", "--env", "household/train", "--model", "scratch", "environment.options={size: tiny}")
     assert ended.code == 130
     assert "has no model, for a warm start saves it at its end; begin again" in ended.err
+
+
+def test_a_counter_tells_sampled_tokens_per_second() -> None:
+    counter = EpisodeCounter(2, began=time.monotonic() - 10)
+    assert counter.words() == "success unknown"
+    sequence = TokenSequence()
+    sequence.extend([1, 2, 3], Source.TEMPLATE)
+    sequence.extend_sampled([4] * 500, logprobs=[-1.0] * 500, versions=[0] * 500)
+    played = Trajectory(id="a", task_id="t", environment="e", seed=0, group_id="g", sequences=[sequence])
+    played.success = True
+    counter.add(played)
+    assert counter.words() in ("success 100.0%, 50 tokens/s", "success 100.0%, 49 tokens/s")
