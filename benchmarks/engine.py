@@ -23,7 +23,7 @@ from throughput.sessions import Session, Turn
 from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.engine import GenerateRequest, SamplingParams
+from agentrl.engine import GenerateRequest, PolicyEngine, SamplingParams
 from agentrl.serving.local import LocalEngine
 
 
@@ -43,9 +43,8 @@ def make_sessions(*, sessions: int, turns: int, vocab_size: int, seed: int) -> l
     ]
 
 
-async def serve(model: PreTrainedModel, sessions: list[Session], config: LocalEngineConfig) -> list[list[int]]:
-    """Play all sessions at once on the engine; the final ids of each."""
-    engine = LocalEngine(model, config)
+async def serve(engine: PolicyEngine, sessions: list[Session], name: str = "s") -> list[list[int]]:
+    """Play all sessions at once on an engine; the final ids of each."""
 
     async def play(name: str, session: Session) -> list[int]:
         ids: list[int] = []
@@ -60,7 +59,7 @@ async def serve(model: PreTrainedModel, sessions: list[Session], config: LocalEn
         return ids
 
     try:
-        return await asyncio.gather(*(play(str(i), session) for i, session in enumerate(sessions)))
+        return await asyncio.gather(*(play(f"{name}{i}", session) for i, session in enumerate(sessions)))
     finally:
         await engine.close()
 
@@ -117,11 +116,11 @@ def run(
     workload = make_sessions(sessions=sessions, turns=turns, vocab_size=450, seed=seed)
     config = LocalEngineConfig(slots=slots)
     warm_up = [session[:1] for session in workload[:4]]
-    asyncio.run(serve(model, warm_up, config))
+    asyncio.run(serve(LocalEngine(model, config), warm_up))
     generate_padded(model, warm_up)
 
     sampled = sum(turn.answer_tokens for session in workload for turn in session)
-    local = _measure(lambda: asyncio.run(serve(model, workload, config)), sampled)
+    local = _measure(lambda: asyncio.run(serve(LocalEngine(model, config), workload)), sampled)
     padded = _measure(lambda: generate_padded(model, workload), sampled)
     return {
         "sessions": sessions,

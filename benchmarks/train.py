@@ -104,6 +104,11 @@ class _Own:
         return found
 
 
+def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budget: int) -> Callable[[], None]:
+    """Return a step of agentrl's trainer."""
+    return _Own(model, trajectories, budget, share=False).step
+
+
 def _advantages(trajectories: Sequence[Trajectory]) -> list[float]:
     rewards = torch.tensor([trajectory.reward or 0.0 for trajectory in trajectories]).view(-1, GROUP_SIZE)
     centred = rewards - rewards.mean(1, keepdim=True)

@@ -1,0 +1,201 @@
+"""Speed at the size of a real language model: engines on multi-turn sessions, and training steps, on a CPU.
+
+Engines: the local engine, vLLM's build for the CPU in each of `bindings` (VLLM_CPU_OMP_THREADS_BIND; "" as agentrl
+launches it), and padded `transformers.generate`, on three loads: long prompts with one token of answer, short prompts
+with long answers, and sessions of several turns. Trainer: a GRPO step of agentrl's trainer, beside forward and backward
+of transformers alone on the same sequences one by one. Both in float32 and bfloat16, beside the speed of this machine's
+matrix products. Leave the machine idle.
+
+    agentrl bench real_model --json real_model.json
+    agentrl bench real_model 'parts=["engines"]' 'sessions=[16]' 'bindings=["", "auto"]'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from engine import generate_padded, make_sessions, serve
+from throughput.sessions import Session, Turn
+from throughput.training_load import multi_turn
+from train import Side, own_step
+from transformers import PreTrainedModel
+
+from agentrl.builders.models import embedding_rows, load_tokenizer
+from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
+from agentrl.config.trainer import LoraConfig
+from agentrl.models.load import load_model
+from agentrl.models.lora import add_adapters
+from agentrl.observe.console import note
+from agentrl.observe.model_folder import find_model
+from agentrl.serving.launch import ServerProcess, engine_python
+from agentrl.serving.launch.resources import reserve_port
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.vllm import VLLMServer, launch_command
+from agentrl.testing import ServerEngine
+from agentrl.weights import write_served_model
+
+Dtype = Literal["float32", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+CONTEXT = 2048
+START_S = 300.0
+
+
+def loads(sessions: int, vocabulary: int, seed: int) -> dict[str, list[Session]]:
+    """Sessions of the three loads."""
+    generator = random.Random(seed)
+
+    def one(prompt: int, answer: int) -> Session:
+        return [Turn(new_ids=generator.choices(range(vocabulary), k=prompt), answer_tokens=answer)]
+
+    return {
+        "prefill": [one(300, 1) for _ in range(sessions)],
+        "decode": [one(32, 64) for _ in range(sessions)],
+        "turns": make_sessions(sessions=sessions, turns=5, vocab_size=vocabulary, seed=seed),
+    }
+
+
+def _tokens(sessions: list[Session]) -> int:
+    return sum(len(turn.new_ids) + turn.answer_tokens for session in sessions for turn in session)
+
+
+def _seconds(play: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    play()
+    return time.perf_counter() - start
+
+
+@contextmanager
+def _vllm(folder: Path, dtype: Dtype, binding: str) -> Iterator[Callable[[], ServerEngine]]:
+    config = VLLMEngineConfig(max_running=64, max_context=CONTEXT)
+    reservation = reserve_port()
+    command = launch_command(
+        config, python=engine_python("vllm", None), model=folder, port=reservation.port, dtype=dtype
+    )
+    if binding:
+        command = replace(command, env={**command.env, "VLLM_CPU_OMP_THREADS_BIND": binding})
+    log = folder.parent / f"vllm-{dtype}-{binding}.log"
+    server = ServerProcess(command, name="vllm", port=reservation.port, log=log)
+    try:
+        asyncio.run(server.wait_ready(deadline_s=START_S))
+        size = embedding_rows(str(folder))
+        yield lambda: ServerEngine(VLLMServer(server.url, config, vocab_size=size))
+    finally:
+        asyncio.run(server.close())
+        reservation.release()
+
+
+async def _serve(make: Callable[[], ServerEngine], sessions: list[Session], name: str) -> None:
+    engine = make()
+    await engine.start()
+    await serve(engine, sessions, name)
+
+
+def measure_engines(
+    path: str, folder: Path, sessions: Sequence[int], bindings: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """Return tokens per second, prompts included, by number of sessions, load, number format and engine."""
+    found: dict[str, Any] = {}
+    for dtype in DTYPES:
+        model = load_model(path, dtype=dtype, device="cpu")
+        work = {count: loads(count, model.config.vocab_size, seed) for count in sessions}
+        config = LocalEngineConfig(slots=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
+
+        def keep(count: int, load: str, engine: str, seconds: float, *, dtype: Dtype = dtype, work: Any = work) -> None:
+            speed = _tokens(work[count][load]) / seconds
+            note(f"{count} sessions, {load}, {dtype}, {engine}: {speed:,.0f} tokens/s")
+            found.setdefault(str(count), {}).setdefault(load, {}).setdefault(dtype, {})[engine] = speed
+
+        for count, by_load in work.items():
+            for load, workload in by_load.items():
+                made = LocalEngine(model, config)
+                keep(count, load, "local", _seconds(lambda made=made, w=workload: asyncio.run(serve(made, w))))
+                if count == min(sessions):
+                    keep(count, load, "generate", _seconds(lambda w=workload, m=model: generate_padded(m, w)))
+        written = folder / dtype
+        write_served_model(model, load_tokenizer(path), written)
+        for binding in bindings:
+            with _vllm(written, dtype, binding) as make:
+                asyncio.run(_serve(make, [session[:1] for session in work[min(sessions)]["turns"]], "warm"))
+                for count, by_load in work.items():
+                    for load, workload in by_load.items():
+                        name = f"{count}{load}"
+                        seconds = _seconds(lambda m=make, w=workload, n=name: asyncio.run(_serve(m, w, n)))
+                        keep(count, load, f"vllm {binding}".strip(), seconds)
+    return found
+
+
+def _bare(model: PreTrainedModel, sequences: Sequence[list[int]]) -> None:
+    for ids in sequences:
+        tokens = torch.tensor([ids])
+        logits = model(tokens).logits[0, :-1].float()
+        torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).backward()
+    model.zero_grad()
+
+
+def measure_trainer(path: str, rounds: int, seed: int) -> dict[str, Any]:
+    """Return tokens per second and the growth of memory of steps, by number format, and the peak of matrix products."""
+    found: dict[str, Any] = {}
+    for dtype in DTYPES:
+        vocabulary = load_model(path, dtype=dtype, device="cpu").config.vocab_size
+        trajectories = multi_turn(1, vocabulary, seed)
+        sequences = [trajectory.sequences[0].ids_list() for trajectory in trajectories]
+        adapted = load_model(path, dtype=dtype, device="cpu")
+        add_adapters(adapted, LoraConfig(rank=16), base=path, seed=seed)
+        bare = load_model(path, dtype=dtype, device="cpu")
+        sides = {
+            "agentrl": Side(own_step(load_model(path, dtype=dtype, device="cpu"), trajectories, budget=4096)),
+            "agentrl, LoRA": Side(own_step(adapted, trajectories, budget=4096)),
+            "bare": Side(lambda bare=bare, sequences=sequences: _bare(bare, sequences)),
+        }
+        for side in sides.values():
+            side.step()
+        for _ in range(rounds):
+            for side in sides.values():
+                side.measure()
+        tokens = sum(map(len, sequences))
+        found[dtype] = {name: side.figures(tokens) for name, side in sides.items()}
+        found[dtype]["matrix_gflops"] = matrix_speed(getattr(torch, dtype))
+        speeds = (f"{name} {side.figures(tokens)['tokens_per_s']:.0f} tokens/s" for name, side in sides.items())
+        note(f"trainer, {dtype}: {', '.join(speeds)}")
+    return found
+
+
+def matrix_speed(dtype: torch.dtype) -> float:
+    """Return billions of operations per second of products of the model's shape: [2048, 576] by [576, 1536]."""
+    left, right = torch.randn(2048, 576, dtype=dtype), torch.randn(576, 1536, dtype=dtype)
+    left @ right
+    seconds = min(_seconds(lambda: left @ right) for _ in range(20))
+    return 2 * 2048 * 576 * 1536 / seconds / 1e9
+
+
+def run(
+    *,
+    model: str = "smollm2-135m-instruct",
+    parts: Sequence[str] = ("trainer", "engines"),
+    sessions: Sequence[int] = (16, 64),
+    bindings: Sequence[str] = ("", "auto"),
+    rounds: int = 2,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure the parts.
+
+    Returns:
+        Plain JSON types: tokens per second.
+    """
+    path = find_model(model)
+    found: dict[str, Any] = {"model": model, "threads": torch.get_num_threads()}
+    if "trainer" in parts:
+        found["trainer"] = measure_trainer(path, rounds, seed)
+    if "engines" in parts:
+        with tempfile.TemporaryDirectory() as folder:
+            found["engines"] = measure_engines(path, Path(folder), sessions, bindings, seed)
+    return found
