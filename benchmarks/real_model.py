@@ -25,11 +25,12 @@ from typing import Any, Literal
 import torch
 from engine import generate_padded, make_sessions, serve
 from throughput.sessions import Session, Turn
-from throughput.training_load import multi_turn
-from train import Side, own_step
+from throughput.steps import Side
+from throughput.training_load import GROUP_SIZE, multi_turn
 from transformers import PreTrainedModel
 
 from agentrl.builders.models import embedding_rows, load_tokenizer
+from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
 from agentrl.config.trainer import LoraConfig
 from agentrl.models.load import load_model
@@ -41,6 +42,8 @@ from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.vllm import VLLMServer, launch_command
 from agentrl.testing import ServerEngine
+from agentrl.training.trainer import Trainer
+from agentrl.trajectory import Trajectory
 from agentrl.weights import write_served_model
 
 Dtype = Literal["float32", "bfloat16"]
@@ -133,6 +136,20 @@ def measure_engines(
     return found
 
 
+def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budget: int = 4096) -> Callable[[], None]:
+    """Return a GRPO step of agentrl's trainer."""
+    algorithm = AlgorithmConfig(
+        group_size=GROUP_SIZE, aggregation="token-mean", correction=CorrectionConfig(mode="off")
+    )
+    settings = TrainerConfig(learning_rate=1e-5, tokens_per_micro_batch=budget)
+    trainer = Trainer(model, algorithm, settings, seed=0, max_tokens=10**6)
+
+    def step() -> None:
+        trainer.step(trajectories, temperature=1.0, pad_id=0)
+
+    return step
+
+
 def _bare(model: PreTrainedModel, sequences: Sequence[list[int]]) -> None:
     for ids in sequences:
         tokens = torch.tensor([ids])
@@ -152,8 +169,8 @@ def measure_trainer(path: str, rounds: int, seed: int) -> dict[str, Any]:
         add_adapters(adapted, LoraConfig(rank=16), base=path, seed=seed)
         bare = load_model(path, dtype=dtype, device="cpu")
         sides = {
-            "agentrl": Side(own_step(load_model(path, dtype=dtype, device="cpu"), trajectories, budget=4096)),
-            "agentrl, LoRA": Side(own_step(adapted, trajectories, budget=4096)),
+            "agentrl": Side(own_step(load_model(path, dtype=dtype, device="cpu"), trajectories)),
+            "agentrl, LoRA": Side(own_step(adapted, trajectories)),
             "bare": Side(lambda bare=bare, sequences=sequences: _bare(bare, sequences)),
         }
         for side in sides.values():

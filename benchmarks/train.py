@@ -11,17 +11,13 @@ of `batches`, with which it is fastest. The gradients of both are compared first
 from __future__ import annotations
 
 import copy
-import ctypes
-import gc
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
 import torch
 from support.models import tiny_model
+from throughput.steps import Side
 from throughput.training_load import GROUP_SIZE, long_prompts, multi_turn
 from throughput.trl_step import TRLStep
 from transformers import PreTrainedModel
@@ -32,46 +28,6 @@ from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Trajectory
 
 LEARNING_RATE = 1e-4
-
-
-@dataclass(slots=True)
-class Side:
-    """One of those that are compared, and what its steps took."""
-
-    step: Callable[[], None]
-    cpu_seconds: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    grown_bytes: list[int] = field(default_factory=list)
-
-    def measure(self) -> None:
-        """Take a step."""
-        _give_back()
-        before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
-        start, start_cpu = time.perf_counter(), time.process_time()
-        self.step()
-        self.seconds.append(time.perf_counter() - start)
-        self.cpu_seconds.append(time.process_time() - start_cpu)
-        self.grown_bytes.append(_resident("VmHWM") - before)
-
-    def figures(self, tokens: int) -> dict[str, float]:
-        """Medians."""
-        return {
-            "tokens_per_cpu_s": tokens / median(self.cpu_seconds),
-            "tokens_per_s": tokens / median(self.seconds),
-            "peak_megabytes": median(self.grown_bytes) / 2**20,
-        }
-
-
-def _give_back() -> None:
-    """Freed memory, to the system, so that it counts for nobody."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def _resident(name: str) -> int:
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 class _Own:
@@ -102,11 +58,6 @@ class _Own:
         self.step()
         optimizer.update = update  # type: ignore[method-assign]
         return found
-
-
-def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budget: int) -> Callable[[], None]:
-    """Return a step of agentrl's trainer."""
-    return _Own(model, trajectories, budget, share=False).step
 
 
 def _advantages(trajectories: Sequence[Trajectory]) -> list[float]:
