@@ -78,7 +78,10 @@ def test_the_dry_run_shows_a_critic():
     assert table("trainer.process_reward={path: Qwen/none}")["process reward"][0] == "size unknown"
 
 
-def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):
+@pytest.mark.parametrize("path", ["{folder}/mine", "mine"])
+def test_the_size_of_a_model_folder_is_read_from_its_config(path, tmp_path, monkeypatch):
+    """Of a folder, or of a name that `agentrl model add` gave."""
+    monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path))
     sizes = {
         "num_hidden_layers": 2,
         "hidden_size": 8,
@@ -86,8 +89,9 @@ def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):
         "num_attention_heads": 2,
         "vocab_size": 10,
     }
-    (tmp_path / "config.json").write_text(json.dumps(sizes))
-    size = derive(load_config(None, [*SMALL, f"model.path={tmp_path}"])).model
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(sizes))
+    size = derive(load_config(None, [*SMALL, f"model.path={path.format(folder=tmp_path)}"])).model
     assert size.parameters == 2 * 10 * 8 + 2 * (4 * 8 * 8 + 3 * 8 * 16)
 
 

@@ -3,10 +3,11 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.engine import SamplingParams, StopReason
+from agentrl.engine import Generation, SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy, ended_at
@@ -219,3 +220,19 @@ def test_where_an_answer_ends(renderer, text, expected):
     ids = renderer.encoder.encode(text)
     end = ended_at(ids, ["</x>"], renderer.encoder.decode)
     assert (None if end is None else renderer.encoder.decode(ids[:end])) == expected
+
+
+def test_a_cut_answer_has_nothing_of_what_was_dropped():
+    experts = np.arange(6)[:, None]
+    whole = Generation(
+        token_ids=[1, 2, 3, 4],
+        logprobs=[-1.0, -2.0, -3.0, -4.0],
+        versions=[0, 0, 1, 1],
+        stop_reason=StopReason.LENGTH,
+        routed_experts=experts,
+    )
+    cut = whole.cut(2)
+    assert (cut.token_ids, cut.logprobs, cut.versions) == ([1, 2], [-1.0, -2.0], [0, 0])
+    assert cut.stop_reason is StopReason.STOP
+    assert cut.routed_experts.tolist() == experts[:4].tolist()
+    assert whole.cut(4).routed_experts.tolist() == experts.tolist()
