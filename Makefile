@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/agentrl demo
 
-# The same on a pretrained language model, served by vLLM on the CPU: about 40 minutes on two cores.
+# The same on a pretrained language model, served by vLLM on the CPU; it has not been timed.
 demo-llm: real-model engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) engine.type=vllm
 

@@ -155,7 +155,7 @@ async def test_greedy_decoding_is_generate(model):
 
 
 def test_fifty_tool_calling_turns_do_not_drift(model, tmp_path):
-    """Each token that was sampled is where the template would put it: the whole is one rendering of its messages."""
+    """Each episode stays one sequence, and each token's log-probability is that of the whole."""
     words = ("model.chat_template=chatml", "agent.loop=tool_calling", "agent.options={prefill: true}", "agent.shots=2")
     limits = "agent={max_turns: 10, max_invalid: 99, max_answer_tokens: 32, max_tokens: 2048}"
     played = _play(tmp_path, *words, limits, "sampling.stop=[</tool_call>]", tasks=6)
@@ -166,7 +166,7 @@ def test_fifty_tool_calling_turns_do_not_drift(model, tmp_path):
     assert _check_exact(model, played) > 300
 
 
-def test_a_run_learns_is_resumed_and_exported(tmp_path):
+def test_a_run_is_trained_resumed_and_exported(tmp_path):
     """Two steps of a shipped recipe at a small size, one more after it was resumed, and the model that is exported."""
     small = ("trainer={steps: 2, tasks_per_step: 4, learning_rate: 1e-4, warmup_steps: 0}", "algorithm.group_size=4")
     result = train("smollm2/blackjack", overrides=[*small, f"run.directory={tmp_path}", "run.name=run"])
