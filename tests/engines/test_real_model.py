@@ -34,12 +34,16 @@ DIFFERENCE = 5e-4
 GUESSES = (
     "agent.loop=react_text",
     "agent.options={format: action_tag}",
-    "agent={max_turns: 2, max_invalid: 9, max_answer_tokens: 64, max_tokens: 1024}",
+    "agent={max_turns: 1, max_invalid: 9, max_answer_tokens: 96, max_tokens: 1024}",
 )
-"""Games in which the model rambles: two turns of many tokens; many games at once, which is fast in float32."""
+"""Games in which the model rambles; many at once, which is fast in float32."""
 STOPPED = ("agent.options.prefill=<action>", "sampling.stop=[</action>]")
 KEY = "AGENTRL_TEST_KEY"
 LONG = 200
+BOTH = pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("vllm", "sglang")]
+)
+"""Each server has a worker of its own."""
 
 
 def main_code(words: list[str]) -> None:
@@ -71,8 +75,8 @@ def trained(model):
     model.load_state_dict(before)
 
 
-def _play(folder: Path, *words: str, env: str = "guess_number", tasks: int = 10):
-    config = evaluation_config(env=env, model=NAME, overrides=[*words, f"run.directory={folder}"])
+def _play(folder: Path, *words: str, tasks: int = 28):
+    config = evaluation_config(env="guess_number", model=NAME, overrides=[*words, f"run.directory={folder}"])
     request = EvaluationRequest(
         config=config, policy=PolicyKind.ENGINE, n_tasks=tasks, samples=1, seed=0, folder=folder
     )
@@ -99,35 +103,34 @@ def test_what_the_local_engine_samples_is_transformers(model, tmp_path):
     assert _check_exact(model, _play(tmp_path, *GUESSES)) >= 1000
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@BOTH
 def test_what_servers_sample_is_transformers(engine, url, model, tmp_path, monkeypatch):
     monkeypatch.setenv(KEY, "secret")
     server = f"engine={{type: {engine}, servers: [{url}], api_key_variable: {KEY}}}"
     assert _check_exact(model, _play(tmp_path / "long", *GUESSES, server)) >= 1000
-    stopped = _play(tmp_path / "short", *GUESSES, *STOPPED, server, tasks=4)
+    stopped = _play(tmp_path / "short", *GUESSES, *STOPPED, server)
     answers = [
         sequence.ids_list()[t.start : t.end] for e in stopped for sequence in e.sequences for t in sequence.turns
     ]
     tokenizer = load_tokenizer(find_model(NAME))
     ended = [text for text in map(tokenizer.decode, answers) if "</action>" in text]
-    assert len(ended) > len(answers) / 2
+    assert len(ended) > len(answers) / 4
     assert all(text.partition("</action>")[2] in ("", ".", ">", ">\n") for text in ended), "nothing after the stop text"
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@BOTH
 async def test_ten_updates_with_requests_in_flight_are_exact(probe, model):
     engine = probe.engine
     prompts = [load_tokenizer(find_model(NAME)).encode(f"Question {i}: why is the sky blue?") for i in range(3)]
     for _ in range(10):
         old = engine.version
         requests = [probe.request(prompt, max_tokens=LONG) for prompt in prompts]
-        tasks = [await probe.submit(request) for request in requests]
+        tasks = await asyncio.gather(*map(probe.submit, requests))
         await engine.pause()
         new = await probe.update()
         await engine.resume()
-        await asyncio.sleep(0.5)
-        for request in requests:
-            await engine.abort(request.request_id)
+        await asyncio.sleep(0.2)
+        await asyncio.gather(*(engine.abort(request.request_id) for request in requests))
         answers = await asyncio.gather(*tasks)
         assert any({old, new} == set(answer.versions) for answer in answers)
         for prompt, answer in zip(prompts, answers, strict=True):
@@ -157,8 +160,8 @@ async def test_greedy_decoding_is_generate(model):
 def test_fifty_tool_calling_turns_do_not_drift(model, tmp_path):
     """Each episode stays one sequence, and each token's log-probability is that of the whole."""
     words = ("model.chat_template=chatml", "agent.loop=tool_calling", "agent.options={prefill: true}", "agent.shots=2")
-    limits = "agent={max_turns: 10, max_invalid: 99, max_answer_tokens: 32, max_tokens: 2048}"
-    played = _play(tmp_path, *words, limits, "sampling.stop=[</tool_call>]", tasks=6)
+    limits = "agent={max_turns: 5, max_invalid: 99, max_answer_tokens: 32, max_tokens: 2048}"
+    played = _play(tmp_path, *words, limits, "sampling.stop=[</tool_call>]", tasks=11)
     turns = [turn for episode in played for turn in episode.turns]
     assert len(turns) >= 50
     assert sum(turn.valid for turn in turns) > len(turns) / 2
