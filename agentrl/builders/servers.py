@@ -132,7 +132,7 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
     try:
         deadline_s = pool.settings.connect_timeout_s
         async with async_boundary(EngineError, "the probe of the servers", deadline_s=deadline_s):
-            probe = Probe.random(model.vocab_size, tolerance=TOLERANCE[model.dtype])
+            probe = Probe.random(model.vocab_size, **TOLERANCE[model.dtype])
             await probe.compare(pool, source, version=pool.version)
     except TrainingError as error:
         raise UsageError(

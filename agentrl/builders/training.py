@@ -212,7 +212,7 @@ def build_engine(
         ConfigError: the engine does not report what the trainer needs.
     """
     model = built.trainer.model
-    probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
+    probe = Probe.random(model.config.get_text_config().vocab_size, **TOLERANCE[config.model.dtype])
     if pool is not None:
         parts = EngineParts(engine=pool, sync=_remote_sync(config, built.source, pool, probe))
     else:
