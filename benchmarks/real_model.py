@@ -27,7 +27,7 @@ from engine import generate_padded, make_sessions, serve
 from throughput.sessions import Session, Turn
 from throughput.steps import Side
 from throughput.training_load import GROUP_SIZE, multi_turn
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.builders.models import embedding_rows, load_tokenizer
 from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
@@ -109,6 +109,7 @@ def measure_engines(
     found: dict[str, Any] = {}
     for dtype in DTYPES:
         model = load_model(path, dtype=dtype, device="cpu")
+        bare = _as_it_comes(path, dtype)
         work = {count: loads(count, model.config.vocab_size, seed) for count in sessions}
         config = LocalEngineConfig(slots=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
 
@@ -122,7 +123,7 @@ def measure_engines(
                 made = LocalEngine(model, config)
                 keep(count, load, "local", _seconds(lambda made=made, w=workload: asyncio.run(serve(made, w))))
                 if count == min(sessions):
-                    keep(count, load, "generate", _seconds(lambda w=workload, m=model: generate_padded(m, w)))
+                    keep(count, load, "generate", _seconds(lambda w=workload, m=bare: generate_padded(m, w)))
         written = folder / dtype
         write_served_model(model, load_tokenizer(path), written)
         for binding in bindings:
@@ -150,6 +151,12 @@ def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budg
     return step
 
 
+def _as_it_comes(path: str, dtype: Dtype) -> PreTrainedModel:
+    """The model with transformers' own layers, as peers use it."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
 def _bare(model: PreTrainedModel, sequences: Sequence[list[int]]) -> None:
     for ids in sequences:
         tokens = torch.tensor([ids])
@@ -167,7 +174,7 @@ def measure_trainer(path: str, rounds: int, seed: int) -> dict[str, Any]:
         sequences = [trajectory.sequences[0].ids_list() for trajectory in trajectories]
         adapted = load_model(path, dtype=dtype, device="cpu")
         add_adapters(adapted, LoraConfig(rank=16), base=path, seed=seed)
-        bare = load_model(path, dtype=dtype, device="cpu")
+        bare = _as_it_comes(path, dtype)
         sides = {
             "agentrl": Side(own_step(load_model(path, dtype=dtype, device="cpu"), trajectories)),
             "agentrl, LoRA": Side(own_step(adapted, trajectories)),

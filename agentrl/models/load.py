@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import base_of, is_adapter_folder, merged_into
+from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.registry import Extra
 
@@ -170,6 +171,7 @@ def _prepared(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
             module.p = 0.0
         if hasattr(module, "jitter_noise"):  # of a router, in training mode
             module.jitter_noise = 0.0
+    use_fast_products(model)
     return model.eval()
 
 

@@ -21,6 +21,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Largest ranks of adapters that vLLM can be started for."""
 CPU_CACHE_GIB = 2
 """Key-value cache of a server on a CPU; on a GPU vLLM takes a share of its memory."""
+BINDING = "VLLM_CPU_OMP_THREADS_BIND"
+"""Which cores a server computes on. By itself it takes one of each pair, less one for its other processes: of two, it
+computes on one."""
 
 
 def launch_command(
@@ -88,6 +91,8 @@ def launch_command(
     if not gpus:
         argv.append("--enforce-eager")
         env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB)}
+        if host == THIS_MACHINE and config.tensor_parallel == 1 and BINDING not in os.environ:
+            env[BINDING] = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     if api_key is not None:
         env["VLLM_API_KEY"] = api_key
     return LaunchCommand(argv=[*argv, *config.arguments], env=env, host=host)

@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agentrl.image import ImageReader
+from agentrl.models.products import linear
 from agentrl.training.distributed.fsdp import within_forward
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.sequences import ScoredSequence
@@ -147,7 +147,7 @@ class _HeadScores(torch.autograd.Function):
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
     """Compute the logits of hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
-    logits = functional.linear(hidden, weight, bias).float()
+    logits = linear(hidden, weight, bias).float()
     if cap is not None:
         logits = logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1.0 else logits.div_(temperature)
