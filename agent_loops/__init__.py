@@ -7,6 +7,7 @@ if __name__ != "agentrl.agent_loops":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "agent_loop": {
+        "external": "agentrl.agent_loops.external:External",
         "react_text": "agentrl.agent_loops.react_text:ReactText",
         "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",
         "step_independent": "agentrl.agent_loops.step_independent:StepIndependent",

@@ -24,7 +24,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, StepResult
@@ -53,6 +53,12 @@ class Answer:
     problems: tuple[str, ...] = ()
     """What was malformed, in words that the model can act on; empty when all is well."""
     stop_reason: StopReason = StopReason.STOP
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, those that the engine had computed before."""
+    answer_tokens: int = 0
+    turn: int | None = None
+    """Its number among the episode's turns, from 0."""
 
     @property
     def text(self) -> str:
@@ -65,6 +71,21 @@ class Answer:
         return self.message.tool_calls
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOptions:
+    """What is special about one turn."""
+
+    max_tokens: int | None = None
+    """Most tokens of the answer, where that is fewer than the episode's limits leave."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer, besides those of the run. The answer holds the text, and nothing after it."""
+    trained: bool = True
+    """``False``: the tokens are recorded as forced ones, which carry no loss."""
+
+
+PLAIN_TURN = TurnOptions()
+
+
 class Conversation(ABC):
     """One growing sequence of messages: one sequence of the ledger."""
 
@@ -73,11 +94,12 @@ class Conversation(ABC):
         """Append messages of the environment, tools or user; they are tokenised with the next `generate`."""
 
     @abstractmethod
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn.
 
         Args:
             prefill: Text put in the policy's mouth first (recorded as forced tokens).
+            options: What is special about this turn.
 
         Raises:
             EpisodeEnd: a budget is spent.
@@ -153,6 +175,31 @@ class Episode(ABC):
         """Count an answer that could not be used, and mark its turn; too many end the episode."""
 
     @abstractmethod
+    def count_tokens(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Return how many tokens a conversation with these messages and schemas of tools would begin with.
+
+        Raises:
+            UsageError: the policy has no tokens.
+        """
+
+    @abstractmethod
+    def give_reward(self, reward: float, *, turn: int | None = None, success: bool | None = None) -> None:
+        """Add to the reward of a turn, for loops whose episodes are judged elsewhere than in the environment.
+
+        Args:
+            reward: What is added.
+            turn: Number of the turn; the latest when left out.
+            success: Whether the episode succeeded; unchanged when left out.
+
+        Raises:
+            UsageError: there is no such turn.
+        """
+
+    @abstractmethod
+    def keep_log(self, text: str) -> None:
+        """Keep text with the trajectory, for people: what a program wrote. The latest counts."""
+
+    @abstractmethod
     async def admissible_actions(self) -> list[str] | None:
         """Return the actions that the environment accepts now; ``None`` when it does not list them."""
 
@@ -172,6 +219,10 @@ class AgentLoop(ABC):
     @abstractmethod
     async def run(self, episode: Episode) -> None:
         """Play one episode to its end."""
+
+    async def close(self) -> None:
+        """Release what the loop holds for the whole run. No episode is running. Idempotent."""
+        return
 
     def demonstrate(self, action: str) -> Message:
         """Write the assistant message of a perfect policy that takes `action` in this loop.

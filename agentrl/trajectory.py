@@ -388,6 +388,8 @@ class Trajectory:
     """Counts and measurements: invalid actions, parse errors, tool calls, seconds."""
     task_type: str | None = None
     """Kind of task, for tables per type."""
+    log: str = ""
+    """What a program wrote that played the episode."""
     conversations: list[list[Message]] = field(default_factory=list, repr=False, compare=False)
     """The messages of each conversation, in the order in which they were opened or rewritten. This field and the next
     two are there until the episode is scored, and not stored."""
@@ -460,6 +462,7 @@ class Trajectory:
         return {
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             **({"images": images} if images else {}),
+            **({"log": self.log} if self.log else {}),
             "outcome": None if self.outcome is None else self.outcome.value,
             "sequences": [
                 {
@@ -485,13 +488,13 @@ class Trajectory:
             sequences.append(sequence)
         outcome = None if record["outcome"] is None else Outcome(record["outcome"])
         plain = {name: record[name] for name in _PLAIN_FIELDS}
-        return cls(**plain, outcome=outcome, sequences=sequences)
+        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""))
 
 
 _PLAIN_FIELDS = tuple(
     one.name
     for one in fields(Trajectory)
-    if one.name not in {"sequences", "outcome", "conversations", "answers", "completions"}
+    if one.name not in {"sequences", "outcome", "log", "conversations", "answers", "completions"}
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))

@@ -25,7 +25,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
-            {"env_lookup", "sandbox"},
+            {"env_lookup", "gateway", "sandbox"},
             {"config"},
             {"models", "render"},
             {"algorithms", "rollout", "serving", "training", "weights"},
@@ -40,7 +40,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
 """From the bottom up: a part imports parts of lower levels only. A part is a file or a folder of `agentrl`, or one of a
 folder that is split: the server of environments stands above what plays them, and its client below."""
 
-CONTRACTS = {name for level in LEVELS[:6] for name in level} | {"", "sandbox"}
+CONTRACTS = {name for level in LEVELS[:6] for name in level} | {"", "sandbox", "gateway"}
 """What environments, tools and agent loops may import."""
 
 EXCEPTIONS = {

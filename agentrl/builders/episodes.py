@@ -177,7 +177,7 @@ def build_run_environments(
 
 async def close_run_environments(environments: Sequence[RunEnvironment]) -> None:
     """Close their environments. No episode may be running."""
-    await asyncio.gather(*(environment.pool.close() for environment in environments))
+    await asyncio.gather(*(environment.runner.close() for environment in environments))
 
 
 def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:

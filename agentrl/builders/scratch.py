@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
+from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, TurnOptions
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config, ScratchModelConfig
@@ -67,7 +67,7 @@ class _WrittenDown(Conversation):
         """A rewritten history is text of its own."""
         return self._scribe.open(self._episode, messages, ())
 
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Act, and write the answer down."""
         turns = self._episode.turns
         message, _ = await demonstration(self._scribe.policy, self._episode, turns.begin())

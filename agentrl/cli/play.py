@@ -22,7 +22,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart, ToolCall, user
 from agentrl.observe.console import note, out
-from agentrl.remote.server.listening import IDLE_S, is_own_host, read_body
+from agentrl.remote.listening import IDLE_S, is_own_host, read_body
 from agentrl.remote.wire import Refusal
 from agentrl.rollout.tools import tool_session
 from agentrl.task import Task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +92,12 @@ async def run_evaluation(
     store = EpisodeStore(folder / EPISODES_FILE)
     try:
         watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
-        async with open_policy(config, request.policy, folder) as policy, watched:
+        async with open_policy(config, request.policy, folder) as policy, watched, AsyncExitStack() as stack:
+            runner = build_runner(config, pool, policy)
+            stack.push_async_callback(runner.loop.close)
             with settled_heap():
                 result = await evaluate_panel(
-                    build_runner(config, pool, policy),
+                    runner,
                     task_source(spec, config.sole_environment),
                     panel,
                     concurrency=episodes_at_once(config, request.policy),

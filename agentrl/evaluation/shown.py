@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.agent_loop import Answer, Conversation, plainly_written
+from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions, plainly_written
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config
@@ -94,7 +94,7 @@ class _WrongPolicy(ScriptedEpisodePolicy):
 
 
 class _WrongConversation(ScriptedConversation):
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         turns = self._episode.turns
         turns.begin()
         turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)

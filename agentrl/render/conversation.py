@@ -100,14 +100,23 @@ class LedgerConversation:
             self._prompt_length = len(self.sequence)
         return self.sequence.ids_list()
 
-    def accept(self, generation: Generation, *, role: str = "assistant") -> Answer:
+    def accept(self, generation: Generation, *, role: str = "assistant", trained: bool = True) -> Answer:
         """Append what the engine sampled, as a turn of `role`, and read it.
+
+        Args:
+            generation: What the engine gave.
+            role: Who speaks.
+            trained: ``False`` records the tokens as forced ones.
 
         Raises:
             LedgerError: The policy was not asked, or ids, log-probabilities and versions differ in number.
         """
         start = self._take_answer_start()
-        self.sequence.extend_sampled(generation.token_ids, logprobs=generation.logprobs, versions=generation.versions)
+        if trained:
+            ids, logprobs, versions = generation.token_ids, generation.logprobs, generation.versions
+            self.sequence.extend_sampled(ids, logprobs=logprobs, versions=versions)
+        else:
+            self.sequence.extend(generation.token_ids, Source.FORCED)
         if generation.routed_experts is not None:
             self.sequence.extend_routed_experts(generation.routed_experts)
         timings = TurnTimings(queue=generation.queue_s, prefill=generation.prefill_s, decode=generation.decode_s)

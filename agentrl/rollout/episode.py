@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, EpisodeEnd
+from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, EpisodeEnd, TurnOptions
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import Outcome, UsageError
+from agentrl.errors import A_REWARD, Outcome, UsageError, bounded_reward
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
@@ -186,6 +186,28 @@ class RuntimeEpisode(Episode):
         """Count an answer that could not be used."""
         self.turns.count_invalid()
 
+    def count_tokens(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] = ()) -> int:
+        """Return how many tokens a conversation would begin with."""
+        return self._policy.count(messages, schemas)
+
+    def give_reward(self, reward: float, *, turn: int | None = None, success: bool | None = None) -> None:
+        """Add to the reward of a turn."""
+        turns = self.turns.trajectory.turns
+        found = turns[-1:] if turn is None else [one for one in turns if one.index == turn]
+        if not found:
+            got = "no turn at all" if turn is None else f"turn {turn}"
+            raise UsageError("a reward for a turn that is not there", got=got, expected=f"one of {len(turns)} turns")
+        number = bounded_reward(reward)
+        if number is None:
+            raise UsageError("a reward that cannot be used", got=repr(reward), expected=A_REWARD)
+        found[0].reward += number
+        if success is not None:
+            self.info["success"] = success
+
+    def keep_log(self, text: str) -> None:
+        """Keep text with the trajectory."""
+        self.turns.trajectory.log = text
+
     async def admissible_actions(self) -> list[str] | None:
         """Return the actions that the environment accepts now."""
         return await self.environment.call(ADMISSIBLE_ACTIONS)
@@ -241,9 +263,9 @@ class RecordedConversation(Conversation):
         self._messages.extend(messages)
         self._conversation.add(*messages)
 
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn."""
-        answer = await self._conversation.generate(prefill=prefill)
+        answer = await self._conversation.generate(prefill=prefill, options=options)
         self._messages.append(answer.message)
         self._trajectory.answers.append(answer.message)
         self._trajectory.completions.append(answer.raw_text)

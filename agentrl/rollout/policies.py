@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agentrl.agent_loop import AgentLoop, Answer, Conversation, EpisodeEnd, plainly_written
+from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, EpisodeEnd, TurnOptions, plainly_written
 from agentrl.engine import ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message
@@ -49,6 +49,10 @@ class EpisodePolicy(ABC):
     def written(self, message: Message) -> str:
         """Return an answer as the policy's model writes it; as JSON where that is not known."""
         return plainly_written(message)
+
+    def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
+        """Return how many tokens a conversation would begin with; a `UsageError` where the policy has no tokens."""
+        raise UsageError(f"{type(self).__name__} cannot count tokens", expected="a policy that samples tokens")
 
     async def end(self, episode: EpisodeView) -> None:
         """An episode is over: release what was kept for it."""
@@ -92,6 +96,10 @@ class EngineEpisodePolicy(EpisodePolicy):
         """Write it as the chat template does."""
         return written_by(self.renderer, message)
 
+    def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
+        """Count the tokens of the rendered prompt."""
+        return len(self.renderer.prompt(messages, schemas).ids)
+
     async def end(self, episode: EpisodeView) -> None:
         """Let the engine forget the episode's sessions."""
         trajectory = episode.turns.trajectory
@@ -115,12 +123,14 @@ class EngineConversation(Conversation):
         """Return a conversation with a rewritten history."""
         return EngineConversation(self._policy, self.ledger.fork(messages), self._turns)
 
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Sample one turn."""
         seed = self._turns.begin()
         prompt_ids = self.ledger.prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
-        params = replace(self._policy.sampling, max_tokens=room, seed=seed)
+        sampling = self._policy.sampling
+        stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
+        params = replace(sampling, max_tokens=min(room, options.max_tokens or room), seed=seed, stop=stop)
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             params=params,
@@ -133,25 +143,30 @@ class EngineConversation(Conversation):
         )
         if request.images and not self._policy.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
-        generation = self._cut(await self._sample(request))
+        generation = self._cut(await self._sample(request), stop)
         self.ledger.verify(request.prompt_ids, request.images)
-        answer = self.ledger.accept(generation)
+        answer = self.ledger.accept(generation, trained=options.trained)
         turn = self.ledger.sequence.turns[-1]
         self._turns.take(turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids))
         if generation.resubmissions:
             self._turns.add_metric("resubmissions", float(generation.resubmissions))
         if generation.stop_reason is StopReason.ABORT:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
-        return answer
+        return replace(
+            answer,
+            prompt_tokens=len(prompt_ids),
+            cached_tokens=generation.cached_tokens,
+            answer_tokens=len(generation.token_ids),
+            turn=turn.index,
+        )
 
     def _session_id(self) -> str:
         trajectory = self._turns.trajectory
         index = next(i for i, sequence in enumerate(trajectory.sequences) if sequence is self.ledger.sequence)
         return session_id(trajectory.id, index)
 
-    def _cut(self, generation: Generation) -> Generation:
+    def _cut(self, generation: Generation, stop: Sequence[str]) -> Generation:
         """Drop what an engine sampled past the first stop text."""
-        stop = self._policy.sampling.stop
         end = ended_at(generation.token_ids, stop, self._policy.renderer.encoder.decode) if stop else None
         return generation if end is None else generation.cut(end)
 
@@ -283,13 +298,15 @@ class ChatConversation(Conversation):
         """Return a conversation with other messages."""
         return ChatConversation(self._policy, messages, self._tools, self._turns)
 
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Ask for one turn."""
         if prefill:
             raise UsageError("a text service cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
         seed = self._turns.begin()
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
-        params = replace(self._policy.sampling, max_tokens=room, seed=seed)
+        sampling = self._policy.sampling
+        stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
+        params = replace(sampling, max_tokens=min(room, options.max_tokens or room), seed=seed, stop=stop)
         trajectory_id = self._turns.trajectory.id
         request_id = f"{trajectory_id}/turn-{self._turns.budget.turns - 1}"
         deadline_s = self._turns.limits.answer_timeout_s
@@ -306,4 +323,7 @@ class ChatConversation(Conversation):
             raw_text=chat.message.text,
             problems=chat.problems,
             stop_reason=chat.stop_reason,
+            prompt_tokens=chat.prompt_tokens,
+            answer_tokens=chat.answer_tokens,
+            turn=turn.index,
         )

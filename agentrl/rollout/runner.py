@@ -112,6 +112,11 @@ class EpisodeRunner:
         other.policy, other.counters, other.observer = policy, RolloutCounters(), RolloutObserver()
         return other
 
+    async def close(self) -> None:
+        """Close the environments, and what the loop holds. No episode may be running."""
+        await self.loop.close()
+        await self.pool.close()
+
     def plays(self, task: Task) -> bool:
         """Return True: a runner can play any task."""
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 
-from agentrl.agent_loop import Answer, Conversation
+from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError
 from agentrl.message import Message
@@ -89,7 +89,7 @@ class ScriptedConversation(Conversation):
         ledger = None if self.ledger is None else self.ledger.fork(messages)
         return ScriptedConversation(self._policy, ledger, self._episode)
 
-    async def generate(self, *, prefill: str = "") -> Answer:
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Write the answer that takes the scripted policy's action."""
         policy, turns = self._policy, self._episode.turns
         seed, prompt_tokens = turns.begin(), 0

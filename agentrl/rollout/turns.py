@@ -153,6 +153,7 @@ class TurnLog:
 
     def take(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int) -> None:
         """Record the turn that was just taken; rewards and timings go to it from now on."""
+        self.close()  # of answers that are sampled at the same time, all are reported
         turn.state_key = self.state_key
         self.latest = turn
         counters = self.counters

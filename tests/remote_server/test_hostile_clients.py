@@ -14,9 +14,9 @@ from served_worlds import STAIRS
 from test_protocol import SESSION, Client, ask
 
 from agentrl.errors import UsageError
+from agentrl.remote import listening
 from agentrl.remote.env_methods import SERVED_METHODS
-from agentrl.remote.server import listening
-from agentrl.remote.server.listening import LOCAL_NAMES, is_own_host, own_names
+from agentrl.remote.listening import LOCAL_NAMES, is_own_host, own_names
 from agentrl.remote.server.sandboxes import SANDBOX_METHODS, SandboxServer, ServedSandbox
 from agentrl.remote.server.server import ServerSettings
 from agentrl.remote.server.session import error_answer

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 from aiohttp import web
 
 from agentrl.errors import UsageError
-from agentrl.remote.server.listening import Listener, guard, read_body
+from agentrl.remote.listening import Listener, guard, read_body
 from agentrl.remote.server.server import (
     ServerSettings,
     error_answers,

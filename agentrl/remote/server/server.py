@@ -17,7 +17,7 @@ from aiohttp import web
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import UsageError
 from agentrl.remote.env_methods import ACTION_HINT, PARTS, SERVED_METHODS
-from agentrl.remote.server.listening import Handler, Listener, guard, read_body
+from agentrl.remote.listening import Handler, Listener, guard, read_body
 from agentrl.remote.server.session import Clock, Leases, ServerReply, Session, error_answer
 from agentrl.remote.wire import (
     HEALTH,

@@ -1,0 +1,309 @@
+"""Anthropic's Messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Event, Finish, Json, Reply, ReplyAnswer, ToolSchema
+from agentrl.gateway.fields import (
+    arguments,
+    given,
+    image,
+    number,
+    optional,
+    pieces,
+    positive,
+    refuse,
+    refuse_unknown,
+    stop_texts,
+    take,
+)
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
+
+STOP_REASONS: Mapping[Finish, str] = {
+    "stop": "end_turn",
+    "stop_text": "stop_sequence",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+READ = (
+    *("model", "messages", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream"),
+    *("temperature", "top_p", "top_k", "mcp_servers", "container", "output_format", "output_config"),
+)
+IGNORED = ("metadata", "service_tier", "thinking", "inference_geo", "cache_control", "context_management", "betas")
+"""Fields that the run decides, or that say nothing about the answer."""
+SIGNATURE = "agentrl"
+"""Stands for the vendor's signature of a thought; what comes back with it is not checked."""
+LARGEST_TOP_K = 1_000_000
+
+
+class AnthropicMessages(Dialect):
+    """``POST /v1/messages``."""
+
+    name = "anthropic"
+    path = "/v1/messages"
+
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+        """Read a request; nothing is stored in this dialect."""
+        if not given(body, "max_tokens"):
+            raise BadRequest("max_tokens is missing", field="max_tokens")
+        return self.read_count(body)
+
+    def read_count(self, body: Mapping[str, Any]) -> Asked:
+        """Read a request whose tokens are to be counted: it needs no ``max_tokens``."""
+        refuse_unknown(body, (*READ, *IGNORED))
+        refuse(body, ("mcp_servers", "container"), "the policy cannot use them")
+        _check_format(body)
+        limits = {"temperature": (0, 1), "top_p": (0, 1), "top_k": (0, LARGEST_TOP_K)}
+        asked = {name: number(body, name, *bounds) for name, bounds in limits.items()}
+        messages = _Messages().read(take(body, "messages", list))
+        return Asked(
+            model=take(body, "model", str),
+            messages=[*_system(body), *messages],
+            tools=_tools(body),
+            max_tokens=positive(body, "max_tokens"),
+            stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
+            stream=optional(body, "stream", bool, False),
+            sampling={name: value for name, value in asked.items() if value is not None},
+        )
+
+    def write(self, asked: Asked, reply: Reply) -> Json:
+        """Write a reply that is sent whole."""
+        answer = reply.answer
+        return {
+            **self._head(reply),
+            "content": _blocks(answer),
+            "stop_reason": STOP_REASONS[answer.finish],
+            "stop_sequence": answer.stop_text,
+            "usage": {**_usage(reply), "output_tokens": reply.answer_tokens},
+        }
+
+    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
+        """Write a reply block by block."""
+        answer = reply.answer
+        begun = {**self._head(reply), "content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message={**begun, "usage": {**_usage(reply), "output_tokens": 0}})
+        yield _event("ping")
+        for index, block in enumerate(_blocks(answer)):
+            empty, deltas = _parts_of(block)
+            yield _event("content_block_start", index=index, content_block=empty)
+            for delta in deltas:
+                yield _event("content_block_delta", index=index, delta=delta)
+            yield _event("content_block_stop", index=index)
+        ended = {"stop_reason": STOP_REASONS[answer.finish], "stop_sequence": answer.stop_text}
+        yield _event("message_delta", delta=ended, usage={**_usage(reply), "output_tokens": reply.answer_tokens})
+        yield _event("message_stop")
+
+    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
+        """Write an error; the vendor's has no place for the field, which the message names."""
+        return {"type": "error", "error": {"type": ERROR_TYPES.get(status, "api_error"), "message": message}}
+
+    def reply_id(self, reply: Reply) -> str:
+        """Return the id with its prefix."""
+        return f"msg_{reply.id}"
+
+    def _head(self, reply: Reply) -> Json:
+        return {"id": self.reply_id(reply), "type": "message", "role": "assistant", "model": reply.model}
+
+
+def _event(kind: str, **data: Any) -> Event:
+    return kind, {"type": kind, **data}
+
+
+def _usage(reply: Reply) -> Json:
+    return {
+        "input_tokens": reply.prompt_tokens - reply.cached_tokens,
+        "cache_read_input_tokens": reply.cached_tokens,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def _blocks(answer: ReplyAnswer) -> list[Json]:
+    blocks: list[Json] = []
+    if answer.reasoning:
+        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": SIGNATURE})
+    if answer.text:
+        blocks.append({"type": "text", "text": answer.text, "citations": None})
+    calls = [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in answer.calls]
+    return blocks + calls
+
+
+def _parts_of(block: Json) -> tuple[Json, list[Json]]:
+    """Return a block as it begins in a stream, and the deltas that fill it."""
+    if block["type"] == "thinking":
+        texts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
+        return {**block, "thinking": "", "signature": ""}, [*texts, {"type": "signature_delta", "signature": SIGNATURE}]
+    if block["type"] == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
+    written = json.dumps(block["input"])
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(written)]
+
+
+def _check_format(body: Mapping[str, Any]) -> None:
+    for name in ("output_format", "output_config"):
+        told = optional(body, name, dict, {})
+        if told.get("type") == "json_schema" or given(told, "format"):
+            raise BadRequest(
+                f"{name}: a form cannot be enforced; ask for it in words, or offer a tool",
+                field=name,
+                code="unsupported",
+            )
+
+
+def _system(body: Mapping[str, Any]) -> list[Message]:
+    told = body.get("system")
+    if not told:
+        return []
+    if isinstance(told, str):
+        return [Message(role="system", content=told)]
+    if not isinstance(told, list):
+        raise BadRequest("system must be text or a list of blocks", field="system")
+    texts = []
+    for index, block in enumerate(told):
+        where = f"system.{index}"
+        if not isinstance(block, dict) or block.get("type") != "text":
+            raise BadRequest(f"{where}.type must be text", field=f"{where}.type", code="unsupported")
+        texts.append(take(block, "text", str, where))
+    return [Message(role="system", content="\n".join(texts))]
+
+
+def _tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
+    tools = []
+    for index, tool in enumerate(optional(body, "tools", list, [])):
+        where = f"tools.{index}"
+        if not isinstance(tool, dict):
+            raise BadRequest(f"{where} must be an object", field=where)
+        if tool.get("type") not in (None, "custom"):
+            raise BadRequest(
+                f"{where}.type: only tools that the client runs are offered: got {tool['type']!r}",
+                field=f"{where}.type",
+                code="unsupported",
+            )
+        function = {
+            "name": take(tool, "name", str, where),
+            "description": optional(tool, "description", str, "", where),
+            "parameters": take(tool, "input_schema", dict, where),
+        }
+        tools.append({"type": "function", "function": function})
+    choice = optional(body, "tool_choice", dict, {})
+    kind = choice.get("type", "auto")
+    if kind not in ("auto", "none"):
+        raise BadRequest(
+            "tool_choice: a call cannot be forced; auto and none are", field="tool_choice", code="unsupported"
+        )
+    if kind == "none":
+        return []
+    if tools and choice.get("disable_parallel_tool_use"):
+        field = "tool_choice.disable_parallel_tool_use"
+        raise BadRequest(f"{field}: the number of calls cannot be limited", field=field, code="unsupported")
+    return tools
+
+
+class _Messages:
+    """Reads turns; remembers the names of calls for their results."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def read(self, turns: Sequence[Any]) -> Sequence[Message]:
+        if not turns:
+            raise BadRequest("messages must hold a message", field="messages")
+        messages: list[Message] = []
+        for index, turn in enumerate(turns):
+            path = f"messages.{index}"
+            if not isinstance(turn, dict):
+                raise BadRequest(f"{path} must be an object", field=path)
+            role = turn.get("role")
+            if role == "user":
+                messages += self._user(turn, path)
+            elif role == "assistant":
+                messages.append(self._assistant(turn, path))
+            elif role == "system":
+                messages.append(Message(role="system", content=_content(_block_list(turn, path), path)))
+            else:
+                raise BadRequest(f"{path}.role must be user or assistant: got {role!r}", field=f"{path}.role")
+        if messages[-1].role == "assistant":
+            raise BadRequest("messages ends with the assistant: an answer cannot be begun here", field="messages")
+        return messages
+
+    def _user(self, turn: Mapping[str, Any], path: str) -> Iterator[Message]:
+        rest = []
+        for where, block in _block_list(turn, path):
+            if block.get("type") != "tool_result":
+                rest.append((where, block))
+                continue
+            call_id = take(block, "tool_use_id", str, where)
+            content = _content(_block_list(block, where), where) if given(block, "content") else ""
+            if optional(block, "is_error", bool, False, where) and isinstance(content, str):
+                content = f"Error: {content}"
+            yield Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
+        if rest:
+            yield Message(role="user", content=_content(rest, path))
+
+    def _assistant(self, turn: Mapping[str, Any], path: str) -> Message:
+        calls, texts, thoughts = [], [], []
+        for where, block in _block_list(turn, path):
+            kind = block.get("type")
+            if kind == "text":
+                texts.append(take(block, "text", str, where))
+            elif kind == "thinking":
+                thoughts.append(take(block, "thinking", str, where))
+            elif kind == "tool_use":
+                call_id, name = take(block, "id", str, where), take(block, "name", str, where)
+                self._names[call_id] = name
+                read = arguments(take(block, "input", dict, where), f"{where}.input")
+                calls.append(ToolCall(name=name, arguments=read, id=call_id))
+            elif kind != "redacted_thinking":
+                raise BadRequest(
+                    f"{where}.type must be text, thinking or tool_use: got {kind!r}",
+                    field=f"{where}.type",
+                    code="unsupported",
+                )
+        reasoning = "\n".join(thoughts) if thoughts else None
+        return Message(role="assistant", content="".join(texts), tool_calls=tuple(calls), reasoning=reasoning)
+
+
+def _block_list(turn: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the blocks of a content, each with its path; text is one block."""
+    content, where = turn.get("content"), f"{path}.content"
+    if isinstance(content, str):
+        return [(where, {"type": "text", "text": content})]
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be text or a list of blocks", field=where)
+    for index, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise BadRequest(f"{where}.{index} must be an object", field=f"{where}.{index}")
+    return [(f"{where}.{index}", block) for index, block in enumerate(content)]
+
+
+def _content(blocks: Sequence[tuple[str, Mapping[str, Any]]], path: str) -> Content:
+    parts = [_part(block, where) for where, block in blocks]
+    if all(isinstance(part, TextPart) for part in parts):
+        return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+    return tuple(parts)
+
+
+def _part(block: Mapping[str, Any], path: str) -> ContentPart:
+    kind = block.get("type")
+    if kind == "text":
+        return TextPart(text=take(block, "text", str, path))
+    if kind == "image":
+        source, where = take(block, "source", dict, path), f"{path}.source"
+        if source.get("type") != "base64":
+            raise BadRequest(
+                f"{where}.type must be base64: nothing is fetched", field=f"{where}.type", code="unsupported"
+            )
+        return image(take(source, "data", str, where), take(source, "media_type", str, where), f"{where}.data")
+    raise BadRequest(f"{path}.type must be text or image: got {kind!r}", field=f"{path}.type", code="unsupported")

@@ -1,0 +1,276 @@
+"""OpenAI's Chat Completions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Event, Finish, Json, Reply, ReplyAnswer, ToolSchema
+from agentrl.gateway.fields import (
+    arguments,
+    given,
+    image_of_url,
+    number,
+    optional,
+    pieces,
+    positive,
+    refuse,
+    refuse_unknown,
+    stop_texts,
+    take,
+)
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
+
+FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
+MOST_ANSWERS = 128
+IGNORED = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+)
+"""Fields that say nothing about the answer."""
+READ = (
+    *(
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+    ),
+    *("n", "stream", "stream_options", "temperature", "top_p", "response_format", "reasoning_effort", "verbosity"),
+    *("functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty"),
+    *("seed", "modalities", "audio", "prediction", "web_search_options"),
+)
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class ChatCompletions(Dialect):
+    """``POST /v1/chat/completions``."""
+
+    name = "chat"
+    path = "/v1/chat/completions"
+
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+        """Read a request; nothing is stored in this dialect."""
+        refuse_unknown(body, (*READ, *IGNORED))
+        refuse(body, ("functions", "function_call"), "use tools and tool_choice")
+        refuse(body, ("logprobs", "top_logprobs"), "the run records them in its trajectories")
+        sampling_why = "the run decides how its policy is sampled"
+        refuse(body, ("logit_bias", "presence_penalty", "frequency_penalty"), sampling_why)
+        refuse(body, ("audio", "prediction", "web_search_options"), "the policy cannot do it")
+        if body.get("modalities") not in (None, ["text"]):
+            raise BadRequest("modalities must be ['text']", field="modalities", code="unsupported")
+        _check_format(body)
+        tools = read_tools(body)
+        limits = [limit for name in ("max_completion_tokens", "max_tokens") if (limit := positive(body, name))]
+        count = positive(body, "n") or 1
+        if count > MOST_ANSWERS:
+            raise BadRequest(f"n must be at most {MOST_ANSWERS}: got {count}", field="n")
+        options = optional(body, "stream_options", dict, {})
+        sampling = {"temperature": number(body, "temperature", 0, 2), "top_p": number(body, "top_p", 0, 1)}
+        return Asked(
+            model=take(body, "model", str),
+            messages=_Messages().read(take(body, "messages", list)),
+            tools=tools,
+            max_tokens=min(limits, default=None),
+            stop=stop_texts(body.get("stop"), "stop"),
+            count=count,
+            stream=optional(body, "stream", bool, False),
+            sampling={name: value for name, value in sampling.items() if value is not None},
+            extra={"include_usage": optional(options, "include_usage", bool, False, "stream_options")},
+        )
+
+    def write(self, asked: Asked, reply: Reply) -> Json:
+        """Write a reply that is sent whole."""
+        choices = [
+            {"index": index, "message": _message(answer), "logprobs": None, "finish_reason": FINISH[answer.finish]}
+            for index, answer in enumerate(reply.answers)
+        ]
+        return {**self._head(reply, "chat.completion"), "choices": choices, "usage": _usage(reply)}
+
+    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
+        """Write a reply as chunks, then its usage if that was asked for, then ``[DONE]``."""
+        head = self._head(reply, "chat.completion.chunk")
+        if asked.extra["include_usage"]:
+            head["usage"] = None
+
+        def chunk(index: int, delta: Json, finish: str | None = None) -> Event:
+            return None, {
+                **head,
+                "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
+            }
+
+        for index, answer in enumerate(reply.answers):
+            yield chunk(index, {"role": "assistant", "content": None if answer.calls and not answer.text else ""})
+            if answer.reasoning:
+                yield chunk(index, {"reasoning_content": answer.reasoning})
+            for piece in pieces(answer.text):
+                if piece:
+                    yield chunk(index, {"content": piece})
+            for number_, call in enumerate(answer.calls):
+                begun = {"index": number_, **_call(call), "function": {"name": call.name, "arguments": ""}}
+                yield chunk(index, {"tool_calls": [begun]})
+                for piece in pieces(json.dumps(dict(call.arguments))):
+                    yield chunk(index, {"tool_calls": [{"index": number_, "function": {"arguments": piece}}]})
+            yield chunk(index, {}, FINISH[answer.finish])
+        if asked.extra["include_usage"]:
+            yield None, {**head, "choices": [], "usage": _usage(reply)}
+        yield None, "[DONE]"
+
+    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
+        """Write an error."""
+        kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+    def reply_id(self, reply: Reply) -> str:
+        """Return the id with its prefix."""
+        return f"chatcmpl-{reply.id}"
+
+    def _head(self, reply: Reply, kind: str) -> Json:
+        return {"id": self.reply_id(reply), "object": kind, "created": reply.created, "model": reply.model}
+
+
+def read_tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
+    """Return the tools that a request offers, none where it forbids calls."""
+    tools = []
+    for index, tool in enumerate(optional(body, "tools", list, [])):
+        path = f"tools.{index}"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise BadRequest(f"{path}.type must be 'function'", field=f"{path}.type", code="unsupported")
+        tools.append(_schema(take(tool, "function", dict, path), f"{path}.function"))
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise BadRequest(
+            "tool_choice: a call cannot be forced; auto and none are", field="tool_choice", code="unsupported"
+        )
+    if tools and body.get("parallel_tool_calls") is False:
+        raise BadRequest(
+            "parallel_tool_calls: the number of calls cannot be limited",
+            field="parallel_tool_calls",
+            code="unsupported",
+        )
+    return [] if choice == "none" else tools
+
+
+def _schema(function: Mapping[str, Any], path: str) -> ToolSchema:
+    """Return a tool's schema; ``strict``, which agents set by default, is not enforced."""
+    parameters = optional(function, "parameters", dict, {"type": "object", "properties": {}}, path)
+    described = {"description": optional(function, "description", str, "", path), "parameters": parameters}
+    return {"type": "function", "function": {"name": take(function, "name", str, path), **described}}
+
+
+def _check_format(body: Mapping[str, Any]) -> None:
+    kind = optional(body, "response_format", dict, {}).get("type", "text")
+    if kind != "text":
+        raise BadRequest(
+            f"response_format: {kind} cannot be enforced; ask for the form in words, or offer a tool",
+            field="response_format",
+            code="unsupported",
+        )
+
+
+class _Messages:
+    """Reads messages; remembers the names of calls for their results."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+
+    def read(self, rows: Sequence[Any]) -> Sequence[Message]:
+        if not rows:
+            raise BadRequest("messages must hold a message", field="messages")
+        return [self._one(row, f"messages.{index}") for index, row in enumerate(rows)]
+
+    def _one(self, row: Any, path: str) -> Message:
+        if not isinstance(row, dict):
+            raise BadRequest(f"{path} must be an object", field=path)
+        role = row.get("role")
+        if role in ("system", "developer"):
+            return Message(role="system", content=_content(row, path))
+        if role == "user":
+            return Message(role="user", content=_content(row, path))
+        if role == "assistant":
+            return self._assistant(row, path)
+        if role == "tool":
+            call_id = take(row, "tool_call_id", str, path)
+            name = self._names.get(call_id) or optional(row, "name", str, "", path) or None
+            return Message(role="tool", content=_content(row, path), tool_call_id=call_id, name=name)
+        raise BadRequest(
+            f"{path}.role must be system, developer, user, assistant or tool: got {role!r}", field=f"{path}.role"
+        )
+
+    def _assistant(self, row: Mapping[str, Any], path: str) -> Message:
+        refuse(row, ("audio", "function_call"), "the policy cannot read it")
+        calls = []
+        for index, call in enumerate(optional(row, "tool_calls", list, [], path)):
+            where = f"{path}.tool_calls.{index}"
+            if not isinstance(call, dict):
+                raise BadRequest(f"{where} must be an object", field=where)
+            function = take(call, "function", dict, where)
+            name = take(function, "name", str, f"{where}.function")
+            call_id = optional(call, "id", str, "", where)
+            self._names[call_id] = name
+            read = arguments(function.get("arguments"), f"{where}.function.arguments")
+            calls.append(ToolCall(name=name, arguments=read, id=call_id))
+        reasoning = next((str(row[key]) for key in ("reasoning_content", "reasoning") if given(row, key)), None)
+        content = _content(row, path) if given(row, "content") else ""
+        return Message(role="assistant", content=content, tool_calls=tuple(calls), reasoning=reasoning)
+
+
+def _content(row: Mapping[str, Any], path: str) -> Content:
+    content, where = row.get("content"), f"{path}.content"
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"{where} must be text or a list of parts", field=where)
+    parts = [_part(part, f"{where}.{index}") for index, part in enumerate(content)]
+    if all(isinstance(part, TextPart) for part in parts):
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+    return tuple(parts)
+
+
+def _part(part: Any, path: str) -> ContentPart:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return TextPart(text=take(part, "text", str, path))
+    if kind == "refusal":
+        return TextPart(text=take(part, "refusal", str, path))
+    if kind == "image_url":
+        url = take(take(part, "image_url", dict, path), "url", str, f"{path}.image_url")
+        return image_of_url(url, f"{path}.image_url.url")
+    raise BadRequest(f"{path}.type must be text or image_url: got {kind!r}", field=f"{path}.type", code="unsupported")
+
+
+def _message(answer: ReplyAnswer) -> Json:
+    message: Json = {
+        "role": "assistant",
+        "content": None if answer.calls and not answer.text else answer.text,
+        "refusal": None,
+        "annotations": [],
+    }
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [_call(call) for call in answer.calls]
+    return message
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _usage(reply: Reply) -> Json:
+    return {
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.answer_tokens,
+        "total_tokens": reply.prompt_tokens + reply.answer_tokens,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+    }

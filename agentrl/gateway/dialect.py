@@ -1,0 +1,150 @@
+"""What the gateway's dialects have in common: a request for an answer, the answer, and the contract of a dialect.
+
+A dialect is the HTTP form in which a vendor's clients ask for answers. It reads a request's JSON into an `Asked`, and
+writes a `Reply` as that vendor would, whole or as a stream of events. What it cannot do it refuses with a `BadRequest`
+that names the field; nothing is ignored.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from agentrl.engine import StopReason
+from agentrl.message import Message, ToolCall
+
+Json: TypeAlias = dict[str, Any]
+ToolSchema: TypeAlias = Mapping[str, Any]
+"""As chat templates read it: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+Finish: TypeAlias = Literal["stop", "length", "tool_calls", "stop_text"]
+
+
+class BadRequest(Exception):
+    """A request that cannot be served as it is asked; the client should not send it again.
+
+    Args:
+        message: What is wrong, got and expected.
+        field: Path of the field, like ``messages.2.content``.
+        status: The HTTP status.
+        code: A word for programs.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, status: int = 400, code: str = "invalid") -> None:
+        super().__init__(message)
+        self.message, self.field, self.status, self.code = message, field, status, code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request for an answer, in words that all dialects share."""
+
+    model: str
+    """The name that the client gave; the policy answers whatever it is."""
+    messages: Sequence[Message]
+    """The whole history."""
+    tools: Sequence[ToolSchema] = ()
+    """What the policy may call."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; the client does not get them."""
+    count: int = 1
+    """Number of answers to the same history."""
+    stream: bool = False
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """The sampling settings that the client asked for: temperature, top_p. The run decides; these are recorded."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What the dialect needs again to write the reply. With ``store``, the session keeps ``history`` and the answer
+    under the reply's id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyAnswer:
+    """One answer, as the client gets it."""
+
+    text: str
+    """Content without thinking and tool calls, and without the stop text."""
+    finish: Finish
+    calls: Sequence[ToolCall] = ()
+    """Each with the id under which its result is expected."""
+    reasoning: str | None = None
+    stop_text: str | None = None
+    """The stop text that ended it, where `finish` says so."""
+    tokens: int = 0
+    """Sampled tokens, thinking and the stop token included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The answers to one request."""
+
+    id: str
+    """Letters and digits, without the dialect's prefix."""
+    created: int
+    """Seconds since 1970."""
+    model: str
+    answers: Sequence[ReplyAnswer]
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def answer(self) -> ReplyAnswer:
+        """The only answer, or the first."""
+        return self.answers[0]
+
+    @property
+    def answer_tokens(self) -> int:
+        """Sampled tokens of all answers."""
+        return sum(answer.tokens for answer in self.answers)
+
+
+Event: TypeAlias = tuple[str | None, Json | str]
+"""A server-sent event: its name, if it has one, and its data, as JSON or as text (``[DONE]``)."""
+
+
+class Dialect(ABC):
+    """How one vendor's clients and servers speak. Holds no state."""
+
+    name: str
+    """For messages and records."""
+    path: str
+    """Route of requests, after the session's base URL."""
+
+    @abstractmethod
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+        """Read a request.
+
+        Args:
+            body: Its JSON.
+            stored: Histories of earlier replies by `reply_id`, each with its answer, for dialects that name one
+                instead of sending it again.
+
+        Raises:
+            BadRequest: it is malformed, or asks for what cannot be done.
+        """
+
+    @abstractmethod
+    def write(self, asked: Asked, reply: Reply) -> Json:
+        """Write a reply that is sent whole."""
+
+    @abstractmethod
+    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
+        """Write a reply as the events of a stream."""
+
+    @abstractmethod
+    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
+        """Write an error as the vendor does."""
+
+    def reply_id(self, reply: Reply) -> str:
+        """Return the id of a reply as the client reads it."""
+        return reply.id
+
+
+def finish_of(stop_reason: StopReason, calls: Sequence[ToolCall], stop_text: str | None) -> Finish:
+    """Return why an answer ended, for the client."""
+    if calls:
+        return "tool_calls"
+    if stop_reason is StopReason.LENGTH:
+        return "length"
+    return "stop" if stop_text is None else "stop_text"

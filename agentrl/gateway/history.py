@@ -1,0 +1,83 @@
+"""Which recorded conversation a client's history continues.
+
+Clients send the whole history each time, and their libraries change what they send back: null, empty or split content,
+arguments written with other spaces, other call ids, thinking left out, text trimmed at its end. Messages are therefore
+compared by what they mean (`key_of`), and what was recorded is used in their place.
+
+A history is the chain of its messages' keys; every beginning of a recorded one is known by a hash, so that the longest
+known beginning of a new history is found in time that grows with that history only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.agent_loop import Conversation
+from agentrl.gateway.dialect import ToolSchema
+from agentrl.message import Message, TextPart
+
+Chain = list[bytes]
+"""The hash of each beginning of a history: of one message, of two, and so on."""
+
+
+def key_of(message: Message) -> bytes:
+    """Return what a message means, as bytes: equal for messages that client libraries take for one another."""
+    calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
+    if isinstance(message.content, str):
+        content: object = message.content.strip()
+    else:
+        content = [part.text if isinstance(part, TextPart) else part.checksum for part in message.content]
+    return json.dumps([message.role, content, calls], sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def tools_key(tools: Sequence[ToolSchema]) -> bytes:
+    """Return the hash with which the chains of conversations with these tools begin."""
+    return hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16).digest()
+
+
+def chain_of(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Chain:
+    """Return the hashes of a history's beginnings."""
+    chain, last = [], tools_key(tools)
+    for message in messages:
+        last = hashlib.blake2b(last + key_of(message), digest_size=16).digest()
+        chain.append(last)
+    return chain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A recorded conversation, up to an answer or to the end of what it was asked."""
+
+    conversation: Conversation
+    messages: Sequence[Message]
+    """As they were recorded."""
+
+
+class Histories:
+    """The conversations of one session."""
+
+    def __init__(self) -> None:
+        self._by_beginning: dict[bytes, Known] = {}
+
+    def remember(self, conversation: Conversation, messages: Sequence[Message], chain: Chain) -> None:
+        """Keep a conversation under every beginning that is not known yet, and under its whole history.
+
+        Args:
+            conversation: As it is after the last message.
+            messages: As they were recorded.
+            chain: Of what the client was given.
+        """
+        known = Known(conversation=conversation, messages=tuple(messages))
+        for beginning in chain[:-1]:
+            self._by_beginning.setdefault(beginning, known)
+        self._by_beginning[chain[-1]] = known
+
+    def longest(self, chain: Chain) -> tuple[Known | None, int]:
+        """Return the conversation that shares the longest beginning with a history, and how many messages that are."""
+        for count in range(len(chain), 0, -1):
+            if known := self._by_beginning.get(chain[count - 1]):
+                return known, count
+        return None, 0

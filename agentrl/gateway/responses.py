@@ -1,0 +1,401 @@
+"""OpenAI's Responses.
+
+A request holds items instead of messages: an answer of the policy is a reasoning item, a message item and one item for
+each call. Read, they become one message again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Event, Json, Reply, ToolSchema
+from agentrl.gateway.fields import (
+    arguments,
+    given,
+    image_of_url,
+    number,
+    optional,
+    pieces,
+    positive,
+    refuse,
+    refuse_unknown,
+    shown,
+    take,
+)
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
+
+LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
+"""Fields that say nothing about the answer."""
+READ = (
+    *("model", "input", "instructions", "previous_response_id", "store", "conversation", "prompt", "metadata"),
+    *("tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens", "temperature", "top_p"),
+    *("stream", "stream_options", "text", "reasoning", "include", "truncation", "background", "top_logprobs"),
+)
+TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
+VERBOSITIES = ("low", "medium", "high")
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class Responses(Dialect):
+    """``POST /v1/responses``."""
+
+    name = "responses"
+    path = "/v1/responses"
+
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+        """Read a request.
+
+        Its `extra` holds ``store``, whether the client may name the reply later, and ``history``: the messages without
+        instructions, which with the answer are what to store under the reply's id.
+        """
+        refuse_unknown(body, (*READ, *LABELS))
+        _check_settings(body)
+        tools = _tools(body)
+        history = _history(body, stored)
+        instructions = optional(body, "instructions", str, "")
+        sampling = {"temperature": number(body, "temperature", 0, 2), "top_p": number(body, "top_p", 0, 1)}
+        store = optional(body, "store", bool, True)
+        return Asked(
+            model=take(body, "model", str),
+            messages=[system(instructions), *history] if instructions else history,
+            tools=[] if body.get("tool_choice") == "none" else tools,
+            max_tokens=positive(body, "max_output_tokens"),
+            stream=optional(body, "stream", bool, False),
+            sampling={name: value for name, value in sampling.items() if value is not None},
+            extra={"store": store, "history": history, "echo": {**_echo(body, tools), **sampling, "store": store}},
+        )
+
+    def write(self, asked: Asked, reply: Reply) -> Json:
+        """Write a reply that is sent whole."""
+        cut = reply.answer.finish == "length"
+        status = "incomplete" if cut else "completed"
+        return {
+            "id": self.reply_id(reply),
+            "object": "response",
+            "created_at": reply.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": reply.model,
+            "output": _output(reply, status),
+            **asked.extra["echo"],
+            "usage": _usage(reply),
+        }
+
+    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
+        """Write a reply as numbered events: the response as it begins, each item from begun to done, the response."""
+        for sequence_number, (kind, data) in enumerate(_events(self.write(asked, reply))):
+            yield kind, {"type": kind, "sequence_number": sequence_number, **data}
+
+    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
+        """Write an error."""
+        kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+    def reply_id(self, reply: Reply) -> str:
+        """Return the id with its prefix."""
+        return f"resp_{reply.id}"
+
+
+def _unsupported(field: str, value: Any, why: str) -> BadRequest:
+    return BadRequest(f"{field} is not supported here: {why}; got {shown(value)}", field=field, code="unsupported")
+
+
+def _check_settings(body: Mapping[str, Any]) -> None:
+    refuse(body, ("conversation",), "send the items, or previous_response_id")
+    refuse(body, ("prompt",), "prompts are not kept here: send instructions and input")
+    refuse(body, ("background",), "wait for the reply, or stream it")
+    refuse(body, ("max_tool_calls",), "the number of calls cannot be limited")
+    refuse(body, ("top_logprobs",), "the run records them in its trajectories")
+    if body.get("truncation") not in (None, "disabled"):
+        raise _unsupported("truncation", body["truncation"], "histories are not shortened")
+    for value in optional(body, "include", list, []):
+        if value != "reasoning.encrypted_content":
+            raise _unsupported("include", value, "only reasoning.encrypted_content is, which is left empty")
+    options = optional(body, "stream_options", dict, {})
+    refuse_unknown(options, ("include_obfuscation",), "stream_options")
+    optional(options, "include_obfuscation", bool, False, "stream_options")
+    for name in LABELS:
+        optional(body, name, str, "")
+    for name, value in optional(body, "metadata", dict, {}).items():
+        if not isinstance(value, str):
+            raise BadRequest(f"metadata.{name} must be text: got {shown(value)}", field=f"metadata.{name}")
+    _check_text(optional(body, "text", dict, {}))
+    reasoning = optional(body, "reasoning", dict, {})
+    refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
+    for name in reasoning:
+        optional(reasoning, name, str, "", "reasoning")
+
+
+def _check_text(text: Mapping[str, Any]) -> None:
+    refuse_unknown(text, ("format", "verbosity"), "text")
+    kind = optional(text, "format", dict, {"type": "text"}, "text").get("type")
+    if kind != "text":
+        raise _unsupported("text.format", kind, "a form cannot be enforced: ask for it in words, or offer a tool")
+    if text.get("verbosity") not in (None, *VERBOSITIES):
+        raise BadRequest(
+            f"text.verbosity must be low, medium or high: got {shown(text['verbosity'])}", field="text.verbosity"
+        )
+
+
+def _tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
+    """Return the tools that a request names, whether or not they may be called."""
+    tools = [_tool(tool, path) for path, tool in _objects(optional(body, "tools", list, []), "tools")]
+    choice = body.get("tool_choice")
+    if choice not in (None, "auto", "none"):
+        raise _unsupported("tool_choice", choice, "a call cannot be forced; auto and none can be asked for")
+    parallel = optional(body, "parallel_tool_calls", bool, True)
+    if tools and choice != "none" and not parallel:
+        raise _unsupported("parallel_tool_calls", parallel, "the number of calls cannot be limited")
+    return tools
+
+
+def _tool(tool: Json, path: str) -> ToolSchema:
+    if tool.get("type") != "function":
+        raise _unsupported(f"{path}.type", tool.get("type"), "only function tools are")
+    refuse_unknown(tool, TOOL_FIELDS, path)
+    optional(tool, "strict", bool, False, path)
+    function = {
+        "name": take(tool, "name", str, path),
+        "description": optional(tool, "description", str, "", path),
+        "parameters": optional(tool, "parameters", dict, {"type": "object", "properties": {}}, path),
+    }
+    return {"type": "function", "function": function}
+
+
+def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:
+    """Return what the vendor repeats of a request, with the settings that hold where the client gave none."""
+    text = optional(body, "text", dict, {})
+    reasoning = optional(body, "reasoning", dict, {})
+    return {
+        "instructions": body.get("instructions"),
+        "previous_response_id": body.get("previous_response_id"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": None,
+        "metadata": optional(body, "metadata", dict, {}),
+        "parallel_tool_calls": optional(body, "parallel_tool_calls", bool, True),
+        "tool_choice": optional(body, "tool_choice", str, "auto"),
+        "tools": [{"type": "function", **tool["function"], "strict": False} for tool in tools],
+        "text": {"format": {"type": "text"}, "verbosity": optional(text, "verbosity", str, "medium")},
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "background": False,
+        "service_tier": "default",
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": body.get("user"),
+    }
+
+
+def _history(body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
+    """Return the messages of an earlier reply and of the input, without instructions."""
+    earlier: Sequence[Message] = ()
+    if given(body, "previous_response_id"):
+        name = take(body, "previous_response_id", str)
+        if name not in stored:
+            raise BadRequest(
+                f"previous_response_id: no reply {shown(name)} is stored in this session",
+                field="previous_response_id",
+                status=404,
+                code="previous_response_not_found",
+            )
+        earlier = stored[name]
+    items = body.get("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    history = _Items(earlier).read([] if items is None and earlier else items)
+    if not history:
+        raise BadRequest("input must hold an item", field="input")
+    return history
+
+
+class _Items:
+    """Reads items; remembers the names of calls for their results."""
+
+    def __init__(self, earlier: Sequence[Message]) -> None:
+        self._messages = list(earlier)
+        self._names = {call.id: call.name for message in earlier for call in message.tool_calls}
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def read(self, items: Any) -> Sequence[Message]:
+        for path, item in _objects(items, "input", "text or a list of items"):
+            self._one(item, path)
+        self._end_answer()
+        return self._messages
+
+    def _one(self, item: Json, path: str) -> None:
+        kind = item.get("type")
+        if kind is None:
+            kind = "item_reference" if "id" in item and "role" not in item else "message"
+        if kind == "message":
+            self._message(item, path)
+        elif kind == "function_call":
+            self._call(item, path)
+        elif kind == "function_call_output":
+            self._result(item, path)
+        elif kind == "reasoning":
+            self._begin_answer()
+            self._reasoning.append(_reasoning(item, path))
+        else:
+            why = "send the item itself, or previous_response_id" if kind == "item_reference" else "the policy has none"
+            raise _unsupported(f"{path}.type", kind, why)
+
+    def _message(self, item: Json, path: str) -> None:
+        role, where = item.get("role"), f"{path}.content"
+        if role == "assistant":
+            self._begin_answer()
+            self._texts.append(_text(item.get("content"), where))
+        elif role in ("system", "developer"):
+            self._append(Message(role="system", content=_text(item.get("content"), where)))
+        elif role == "user":
+            self._append(Message(role="user", content=_content(item.get("content"), where)))
+        else:
+            raise BadRequest(
+                f"{path}.role must be user, assistant, system or developer: got {shown(role)}", field=f"{path}.role"
+            )
+
+    def _call(self, item: Json, path: str) -> None:
+        call = ToolCall(
+            name=take(item, "name", str, path),
+            arguments=arguments(item.get("arguments"), f"{path}.arguments"),
+            id=take(item, "call_id", str, path),
+        )
+        self._names[call.id] = call.name
+        self._calls.append(call)
+
+    def _result(self, item: Json, path: str) -> None:
+        call_id = take(item, "call_id", str, path)
+        if call_id not in self._names:
+            where = f"{path}.call_id"
+            raise BadRequest(f"{where}: no call before it has the id {shown(call_id)}", field=where)
+        content = _text(item.get("output"), f"{path}.output")
+        self._append(Message(role="tool", content=content, tool_call_id=call_id, name=self._names[call_id]))
+
+    def _append(self, message: Message) -> None:
+        self._end_answer()
+        self._messages.append(message)
+
+    def _begin_answer(self) -> None:
+        """End the answer before this item, unless the item may still belong to it.
+
+        What follows a text begins another answer; what follows a call does not, since its result would come first.
+        """
+        if self._texts and not self._calls:
+            self._end_answer()
+
+    def _end_answer(self) -> None:
+        reasoning = "\n\n".join(text for text in self._reasoning if text)
+        if self._texts or self._calls or reasoning:
+            content, calls = "".join(self._texts), tuple(self._calls)
+            message = Message(role="assistant", content=content, tool_calls=calls, reasoning=reasoning or None)
+            self._messages.append(message)
+        self._reasoning, self._texts, self._calls = [], [], []
+
+
+def _objects(value: Any, path: str, kind: str = "a list") -> Iterator[tuple[str, Json]]:
+    """Yield the objects of a list, each after its path."""
+    if not isinstance(value, list):
+        raise BadRequest(f"{path} must be {kind}: got {shown(value)}", field=path)
+    for index, row in enumerate(value):
+        where = f"{path}.{index}"
+        if not isinstance(row, dict):
+            raise BadRequest(f"{where} must be an object: got {shown(row)}", field=where)
+        yield where, row
+
+
+def _reasoning(item: Json, path: str) -> str:
+    """Return the thinking of an item, or its summary where that is all there is."""
+    for name in ("content", "summary"):
+        if parts := optional(item, name, list, [], path):
+            return "\n\n".join(take(part, "text", str, where) for where, part in _objects(parts, f"{path}.{name}"))
+    return ""
+
+
+def _content(value: Any, path: str) -> Content:
+    if isinstance(value, str):
+        return value
+    parts = [_part(part, where) for where, part in _objects(value, path, "text or a list of parts")]
+    if all(isinstance(part, TextPart) for part in parts):
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+    return tuple(parts)
+
+
+def _text(value: Any, path: str) -> str:
+    content = _content(value, path)
+    if not isinstance(content, str):
+        raise _unsupported(path, value, "the policy sees images in messages of the user only")
+    return content
+
+
+def _part(part: Json, path: str) -> ContentPart:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text"):
+        return TextPart(text=take(part, "text", str, path))
+    if kind == "refusal":
+        return TextPart(text=take(part, "refusal", str, path))
+    if kind == "input_image":
+        return image_of_url(take(part, "image_url", str, path), f"{path}.image_url")
+    raise _unsupported(f"{path}.type", kind, "the policy reads text and images")
+
+
+def _output(reply: Reply, status: str) -> Sequence[Json]:
+    """Return the items of an answer; the last has the status of the whole."""
+    answer, items = reply.answer, []
+    if answer.reasoning:
+        thinking = {"type": "reasoning_text", "text": answer.reasoning}
+        items.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": [thinking]})
+    if answer.text or not answer.calls:
+        text = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
+        items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [text]})
+    for index, call in enumerate(answer.calls):
+        function = {"call_id": call.id, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
+        items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **function})
+    return [{**item, "status": status if item is items[-1] else "completed"} for item in items]
+
+
+def _usage(reply: Reply) -> Json:
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": reply.answer_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": reply.prompt_tokens + reply.answer_tokens,
+    }
+
+
+def _events(response: Json) -> Iterator[tuple[str, Json]]:
+    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+    for index, item in enumerate(response["output"]):
+        is_call = item["type"] == "function_call"
+        empty: Json = {"arguments": ""} if is_call else {"content": []}
+        added = {**item, "status": "in_progress", **empty}
+        yield "response.output_item.added", {"output_index": index, "item": added}
+        yield from _call_events(item, index) if is_call else _part_events(item, index)
+        yield "response.output_item.done", {"output_index": index, "item": item}
+    yield f"response.{response['status']}", {"response": response}
+
+
+def _call_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
+    place = {"item_id": item["id"], "output_index": index}
+    kind, text = "response.function_call_arguments", item["arguments"]
+    for piece in pieces(text):
+        yield f"{kind}.delta", {**place, "delta": piece}
+    yield f"{kind}.done", {**place, "name": item["name"], "arguments": text}
+
+
+def _part_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
+    """Yield the events of the only part of a message's or of thinking's content."""
+    part = item["content"][0]
+    place = {"item_id": item["id"], "output_index": index, "content_index": 0}
+    kind, text = f"response.{part['type']}", part["text"]
+    logprobs: Json = {"logprobs": []} if "logprobs" in part else {}
+    yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
+    for piece in pieces(text) if text else ():
+        yield f"{kind}.delta", {**place, "delta": piece, **logprobs}
+    yield f"{kind}.done", {**place, "text": text, **logprobs}
+    yield "response.content_part.done", {**place, "part": part}

@@ -1,0 +1,284 @@
+"""The gateway: a server in the run's process that clients of OpenAI and Anthropic take for their vendor's.
+
+client ──HTTP──► session by key or path ──► dialect reads ──► `GatewaySession` answers ──► dialect writes
+
+Every episode has a session with a key and a path of its own (``/s/ID/v1/…``), for programs whose key is fixed and for
+those whose base URL is. A session that has ended answers with an error that clients do not try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from agentrl.agent_loop import Episode
+from agentrl.gateway.anthropic_messages import AnthropicMessages
+from agentrl.gateway.chat_completions import ChatCompletions
+from agentrl.gateway.dialect import BadRequest, Dialect, Event
+from agentrl.gateway.fields import refuse_unknown, take
+from agentrl.gateway.responses import Responses
+from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable
+from agentrl.message import described
+from agentrl.remote.listening import Listener, read_bytes_of
+
+_log = logging.getLogger(__name__)
+DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
+LARGEST_BODY = 64 << 20
+PARSED_IN_A_THREAD = 1 << 20
+"""Bytes of a body from which on it is read off the event loop."""
+MOST_CONNECTIONS = 4096
+COMMENT_S = 5.0
+"""Seconds between two comments in a stream that waits for its answer: clients take silence for a dead server."""
+RETRY_AFTER_S = 2
+RETRY_COUNT = "x-stainless-retry-count"
+MODEL = "policy"
+"""What the gateway calls its model in the list of models."""
+
+
+class Gateway:
+    """Serves the sessions of one process.
+
+        gateway = Gateway()
+        await gateway.start()
+        async with gateway.session(episode) as session:
+            run_a_program(base_url=gateway.url_of(session), api_key=session.key)
+
+    Args:
+        host: Where it listens; this machine only, unless said otherwise.
+        port: 0 takes a free one.
+    """
+
+    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._host, self._port = host, port
+        self._sessions: dict[str, GatewaySession] = {}
+        self._by_key: dict[str, GatewaySession] = {}
+        self._listener: Listener | None = None
+        self.url = ""
+        """Base address, once it has started."""
+
+    async def start(self) -> None:
+        """Begin to listen; idempotent.
+
+        Raises:
+            UsageError: the port is taken.
+        """
+        if self._listener is None:
+            self._listener = Listener(self._application(), most_connections=MOST_CONNECTIONS)
+            self.url = await self._listener.start(self._host, self._port)
+
+    async def close(self) -> None:
+        """End all sessions and listen no more. Idempotent."""
+        for session in list(self._sessions.values()):
+            await self._end(session)
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
+
+    @asynccontextmanager
+    async def session(
+        self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS
+    ) -> AsyncIterator[GatewaySession]:
+        """Open the session of an episode; it ends with the block."""
+        session = GatewaySession(episode, side_calls=side_calls)
+        self._sessions[session.id] = self._by_key[session.key] = session
+        try:
+            yield session
+        finally:
+            await self._end(session)
+
+    def url_of(self, session: GatewaySession) -> str:
+        """Return the base URL of a session, to which clients add ``/v1``."""
+        return f"{self.url}/s/{session.id}"
+
+    async def _end(self, session: GatewaySession) -> None:
+        self._sessions.pop(session.id, None)
+        self._by_key.pop(session.key, None)
+        await session.close()
+
+    def _application(self) -> web.Application:
+        application = web.Application(client_max_size=LARGEST_BODY)
+        for prefix in ("", "/s/{session}"):
+            for dialect in DIALECTS:
+                application.router.add_post(prefix + dialect.path, self._answering(dialect))
+            application.router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
+            application.router.add_get(prefix + "/v1/models", self._models)
+        application.router.add_post("/s/{session}/reward", self._reward)
+        application.router.add_post("/s/{session}/step", self._step)
+        application.router.add_get("/health", _health)
+        application.router.add_route("*", "/{rest:.*}", _unknown)
+        return application
+
+    def _answering(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._session_of(request)
+                body, raw = await _read(request)
+                is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
+                work = session.answer(dialect, body, raw, is_retry=is_retry)
+                if body.get("stream") is True:
+                    return await _stream(request, dialect, work)
+                asked, reply = await work
+                return _json(dialect.write(asked, reply))
+            except Exception as error:
+                return _refusal(dialect, error)
+
+        return answer
+
+    def _session_of(self, request: web.Request) -> GatewaySession:
+        """The session that a request belongs to: by its path, and by its key, which must agree where both are known.
+
+        Raises:
+            BadRequest: there is none, or the key is another session's.
+        """
+        key = _key_of(request)
+        by_key = self._by_key.get(key)
+        name = request.match_info.get("session")
+        if name is None:
+            if by_key is None:
+                raise BadRequest("this key belongs to no episode that runs", status=401, code="invalid_api_key")
+            return by_key
+        session = self._sessions.get(name)
+        if session is None:
+            raise BadRequest("this address belongs to no episode that runs", status=404, code="not_found")
+        if by_key is not None and by_key is not session:
+            raise BadRequest("this key belongs to another episode", status=401, code="invalid_api_key")
+        return session
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
+        try:
+            session = self._session_of(request)
+            body, _ = await _read(request)
+            return _json({"input_tokens": session.count_tokens(dialect.read_count(body))})
+        except Exception as error:
+            return _refusal(dialect, error)
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._session_of(request)
+        except BadRequest as error:
+            return _refusal(DIALECTS[0], error)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
+        return _json({"object": "list", "data": [model]})
+
+    async def _reward(self, request: web.Request) -> web.StreamResponse:
+        dialect = DIALECTS[0]
+        try:
+            session = self._sessions.get(request.match_info["session"])
+            if session is None or not hmac.compare_digest(_key_of(request).encode(), session.secret.encode()):
+                raise BadRequest("the reward's secret is not this episode's", status=401, code="invalid_api_key")
+            body, _ = await _read(request)
+            session.take_reward(body)
+            return _json({"ok": True})
+        except Exception as error:
+            return _refusal(dialect, error)
+
+    async def _step(self, request: web.Request) -> web.StreamResponse:
+        try:
+            session = self._session_of(request)
+            if not hmac.compare_digest(_key_of(request).encode(), session.key.encode()):
+                raise BadRequest("this key is not the episode's", status=401, code="invalid_api_key")
+            body, _ = await _read(request)
+            refuse_unknown(body, ("action",))
+            result = await session.step(take(body, "action", str))
+            return _json({"observation": described(result.observation), "done": result.done})
+        except Exception as error:
+            return _refusal(DIALECTS[0], error)
+
+
+def _key_of(request: web.Request) -> str:
+    """Return the key that a client sends, in either vendor's way."""
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+
+
+async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
+    raw = await read_bytes_of(request, LARGEST_BODY)
+    try:
+        if len(raw) < PARSED_IN_A_THREAD:
+            body = orjson.loads(raw)
+        else:
+            body = await asyncio.to_thread(orjson.loads, raw)
+    except ValueError as error:
+        raise BadRequest(f"the request is no JSON: {error}", code="invalid_json") from error
+    if not isinstance(body, dict):
+        raise BadRequest("the request must be a JSON object", code="invalid_json")
+    return body, raw
+
+
+async def _stream(request: web.Request, dialect: Dialect, work: Awaitable[Any]) -> web.StreamResponse:
+    """Send an answer as events; comments while it is sampled."""
+    waiting = asyncio.ensure_future(work)
+    await asyncio.wait({waiting}, timeout=COMMENT_S)
+    if waiting.done() and waiting.exception() is not None:
+        return _refusal(dialect, waiting.exception())
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    try:
+        await response.prepare(request)
+        while not waiting.done():
+            await response.write(b": waiting\n\n")
+            await asyncio.wait({waiting}, timeout=COMMENT_S)
+        try:
+            asked, reply = await waiting
+        except Exception as error:
+            status, headline, code, _ = _status_of(error)
+            await response.write(_event_bytes(("error", dialect.error(status, headline, code=code))))
+        else:
+            await response.write(b"".join(map(_event_bytes, dialect.events(asked, reply))))
+        await response.write_eof()
+    except ConnectionResetError:  # the client has left; its answer stands, and a retry gets it
+        waiting.cancel()
+        with suppress(BaseException):
+            await waiting
+    return response
+
+
+def _event_bytes(event: Event) -> bytes:
+    name, data = event
+    text = data.encode() if isinstance(data, str) else orjson.dumps(data)
+    return (b"" if name is None else b"event: " + name.encode() + b"\n") + b"data: " + text + b"\n\n"
+
+
+def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
+    """Return the HTTP status of an error, its text, its word for programs, and the field that it names."""
+    match error:
+        case BadRequest():
+            return error.status, error.message, error.code, error.field
+        case SessionOver():
+            return 403, str(error), "episode_ended", None
+        case Unavailable():
+            return 503, str(error), "unavailable", None
+        case web.HTTPRequestEntityTooLarge():
+            return 413, f"a request may have {LARGEST_BODY >> 20} MiB", "too_large", None
+        case web.HTTPRequestTimeout():
+            return 408, "the request did not arrive in time", "timeout", None
+    _log.error("a request of the gateway failed", exc_info=error)
+    return 500, f"the gateway failed: {type(error).__name__}", "internal", None
+
+
+def _refusal(dialect: Dialect, error: BaseException | None) -> web.Response:
+    status, text, code, field = _status_of(error)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {"x-should-retry": "false"}
+    return _json(dialect.error(status, text, field=field, code=code), status=status, headers=headers)
+
+
+def _json(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=json.dumps(data).encode(), status=status, headers=headers, content_type="application/json")
+
+
+async def _health(_request: web.Request) -> web.Response:
+    return _json({"status": "ok"})
+
+
+async def _unknown(request: web.Request) -> web.Response:
+    known = ", ".join(dialect.path for dialect in DIALECTS)
+    text = f"there is no {request.method} {request.path} here; clients may post to {known}"
+    return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)

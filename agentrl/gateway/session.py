@@ -1,0 +1,334 @@
+"""One episode behind the gateway: its key, its conversations, its retries, its end.
+
+request ──► side call? ──► longest known history ──► fork, or a new conversation ──► generate ──► reply
+                                                                                        └► remembered for the next one
+
+The work of a request is a task of the session, not of the connection: a client that leaves and asks again joins it, and
+an episode that ends cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentrl.agent_loop import Answer, Conversation, Episode, EpisodeEnd, TurnOptions
+from agentrl.engine import StopReason
+from agentrl.env import StepResult
+from agentrl.errors import LARGEST_REWARD, AgentRLError, EngineError, Outcome, TemplateError, UsageError
+from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Reply, ReplyAnswer, ToolSchema, finish_of
+from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
+from agentrl.gateway.history import Chain, Histories, chain_of, key_of
+from agentrl.message import Message, ToolCall
+
+KEY_PREFIX = "sk-agentrl-"
+ENDED = "this episode has ended"
+KEPT_ANSWERS = 32
+"""Answers that a retry may still ask for."""
+
+
+class SessionOver(Exception):
+    """The episode takes no more requests."""
+
+
+class Unavailable(Exception):
+    """The engine cannot answer now; the client may ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideCalls:
+    """Which requests are not the agent's own work (titles, summaries), and are left out of training.
+
+    A request is one if any of these holds.
+    """
+
+    models: tuple[str, ...] = ()
+    """Names of models that the client asks for."""
+    markers: tuple[str, ...] = ()
+    """Texts in a system message."""
+
+    def has(self, asked: Asked) -> bool:
+        """Return True if a request is a side call."""
+        if asked.model in self.models:
+            return True
+        systems = [message.text for message in asked.messages if message.role == "system"]
+        return any(marker in text for marker in self.markers for text in systems)
+
+
+NO_SIDE_CALLS = SideCalls()
+
+
+@dataclass(frozen=True, slots=True)
+class _ClientTool:
+    """A tool that the client runs: only its schema is known here."""
+
+    schema: ToolSchema
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
+
+
+@dataclass(slots=True)
+class _Work:
+    """The work of one request; retries join it."""
+
+    task: asyncio.Task[tuple[Asked, Reply]]
+
+
+class GatewaySession:
+    """Answers the requests of one episode with its policy, and records them in its trajectory.
+
+    Args:
+        episode: Whose conversations are opened.
+        side_calls: Which requests are left out of training.
+    """
+
+    def __init__(self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS) -> None:
+        self.id = secrets.token_urlsafe(12)
+        self.key = KEY_PREFIX + secrets.token_urlsafe(24)
+        """What the model's clients send as their key."""
+        self.secret = secrets.token_urlsafe(24)
+        """What rewards are sent with; the policy must not see it."""
+        self.outcome: Outcome | None = None
+        """Of a budget that a request has spent."""
+        self.failure: AgentRLError | None = None
+        """What made the episode impossible: the machinery's, not the policy's."""
+        self.rewards = 0
+        """How many were posted."""
+        self.requests = 0
+        self.retries = 0
+        self.asked_sampling: dict[str, float] = {}
+        """What clients asked for; the run's own settings are used."""
+        self._episode = episode
+        self._side_calls = side_calls
+        self._histories = Histories()
+        self._stored: dict[str, Sequence[Message]] = {}
+        self._works: dict[bytes, _Work] = {}
+        self._call_ids: dict[str, str] = {}
+        self._turns: dict[str, int] = {}
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """The episode takes no more requests."""
+        return self._is_over
+
+    async def answer(
+        self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool
+    ) -> tuple[Asked, Reply]:
+        """Answer one request.
+
+        Args:
+            dialect: Of the client.
+            body: The request's JSON.
+            raw: Its bytes: a retry is known by them.
+            is_retry: The client says that it has sent this before.
+
+        Raises:
+            BadRequest: it cannot be answered as it is asked.
+            SessionOver: the episode has ended.
+            Unavailable: the engine is not there now.
+        """
+        if self._is_over:
+            raise SessionOver(ENDED)
+        digest = hashlib.blake2b(dialect.path.encode() + b"\n" + raw, digest_size=16).digest()
+        work = self._works.get(digest) if is_retry else None
+        if work is not None and not _has_failed(work.task):
+            self.retries += 1
+        else:
+            asked = dialect.read(body, self._stored)
+            if self.outcome is not None:
+                raise SessionOver(f"{ENDED}: {self.outcome.value}")
+            self.requests += 1
+            self._forget_old_works()
+            work = self._works[digest] = _Work(asyncio.create_task(self._reply(dialect, asked)))
+        try:
+            return await asyncio.shield(work.task)
+        except asyncio.CancelledError:
+            if work.task.cancelled():
+                raise SessionOver(ENDED) from None
+            raise
+
+    def _forget_old_works(self) -> None:
+        """Forget answers that no retry asks for any more."""
+        done = [digest for digest, work in self._works.items() if work.task.done()]
+        for digest in done[:-KEPT_ANSWERS]:
+            del self._works[digest]
+
+    async def _reply(self, dialect: Dialect, asked: Asked) -> tuple[Asked, Reply]:
+        self.asked_sampling.update(asked.sampling)
+        trained = not self._side_calls.has(asked)
+        options = TurnOptions(max_tokens=asked.max_tokens, stop=asked.stop, trained=trained)
+        chain = chain_of(asked.messages, asked.tools)
+        done = [await self._one(asked, chain, options)]
+        if asked.count > 1 and self.outcome is None:
+            done += await asyncio.gather(*(self._one(asked, chain, options) for _ in range(asked.count - 1)))
+        first = done[0][0]
+        reply = Reply(
+            id=secrets.token_hex(12),
+            created=int(time.time()),
+            model=asked.model,
+            answers=[given for _, given in done],
+            prompt_tokens=first.prompt_tokens,
+            cached_tokens=first.cached_tokens,
+        )
+        if first.turn is not None:
+            self._turns[dialect.reply_id(reply)] = first.turn
+        if asked.extra.get("store"):
+            self._stored[dialect.reply_id(reply)] = [*asked.extra["history"], sent_message(reply.answer)]
+        return asked, reply
+
+    async def _one(self, asked: Asked, chain: Chain, options: TurnOptions) -> tuple[Answer, ReplyAnswer]:
+        """Sample one answer, and remember where it leads."""
+        conversation, messages = self._conversation(asked, chain)
+        try:
+            answer = await conversation.generate(options=options)
+        except EpisodeEnd as end:
+            self.outcome = end.outcome
+            spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
+            return spent, ReplyAnswer(text="", finish="length")
+        except TemplateError as error:
+            raise BadRequest(str(error), field="messages") from error
+        except EngineError as error:
+            self.failure = error  # until an answer comes: a program that gives up has not failed by itself
+            raise Unavailable(str(error)) from error
+        except UsageError as error:
+            self.failure = error
+            raise BadRequest(str(error)) from error
+        self.failure = None
+        given = self._given(answer, options.stop)
+        sent = chain_step(chain, sent_message(given))
+        self._histories.remember(conversation, [*messages, answer.message], [*chain, sent])
+        return answer, given
+
+    def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
+        """The conversation that a history continues, and the history as it is recorded."""
+        known, count = self._histories.longest(chain)
+        new = [self._with_own_ids(message) for message in asked.messages[count:]]
+        if known is None:
+            opened = self._episode.open(list(asked.messages), tools=[_ClientTool(schema) for schema in asked.tools])  # type: ignore[misc]
+            return opened, asked.messages
+        messages = [*known.messages[:count], *new]
+        return known.conversation.fork(messages), messages
+
+    def _with_own_ids(self, message: Message) -> Message:
+        """A tool's result under the id that the policy's call has in the ledger."""
+        own = self._call_ids.get(message.tool_call_id or "")
+        return message if own is None else replace(message, tool_call_id=own)
+
+    def _given(self, answer: Answer, stop: Sequence[str]) -> ReplyAnswer:
+        """What the client gets of an answer: a call that cannot be read comes as text."""
+        message = answer.message
+        text, stop_text = cut_at(message.text, stop)
+        if answer.problems and not message.tool_calls:
+            text, stop_text = cut_at(answer.raw_text, stop)
+        calls = tuple(self._named(call) for call in message.tool_calls)
+        return ReplyAnswer(
+            text=text,
+            finish=finish_of(answer.stop_reason, calls, stop_text),
+            calls=calls,
+            reasoning=message.reasoning,
+            stop_text=None if calls else stop_text,
+            tokens=answer.answer_tokens,
+        )
+
+    def _named(self, call: ToolCall) -> ToolCall:
+        """A call under an id that no other call of the session has."""
+        given = f"call_{secrets.token_hex(12)}"
+        self._call_ids[given] = call.id
+        return replace(call, id=given)
+
+    async def step(self, action: str) -> StepResult:
+        """Take an action in the episode's environment.
+
+        Raises:
+            SessionOver: the episode has ended, or ends with it.
+            BadRequest: the policy has not answered yet.
+        """
+        if self._is_over or self.outcome is not None:
+            raise SessionOver(ENDED)
+        try:
+            return await self._episode.step(action)
+        except EpisodeEnd as end:
+            self.outcome = end.outcome
+            raise SessionOver(f"{ENDED}: {end.outcome.value}") from end
+        except UsageError as error:
+            raise BadRequest(str(error)) from error
+        except AgentRLError as error:
+            self.failure = error
+            raise Unavailable(str(error)) from error
+
+    def count_tokens(self, asked: Asked) -> int:
+        """Return how many tokens a request's prompt has."""
+        try:
+            return self._episode.count_tokens(asked.messages, asked.tools)
+        except (TemplateError, UsageError) as error:
+            raise BadRequest(str(error), field="messages") from error
+
+    def take_reward(self, body: Mapping[str, Any]) -> None:
+        """Take a posted reward: ``{"reward": 1.0}`` of the episode, or of one answer with ``reply`` or ``turn``.
+
+        Raises:
+            BadRequest: it cannot be read, or names an answer that was not given.
+        """
+        if self._is_over:
+            raise SessionOver(ENDED)
+        refuse_unknown(body, ("reward", "success", "turn", "reply"))
+        reward = number(body, "reward", -LARGEST_REWARD, LARGEST_REWARD)
+        if reward is None:
+            raise BadRequest("reward is missing", field="reward")
+        success = body.get("success")
+        if success is not None and not isinstance(success, bool):
+            raise BadRequest(f"success must be true or false: got {success!r}", field="success")
+        turn = optional(body, "turn", int, None)
+        if given(body, "reply"):
+            turn = self._turns.get(take(body, "reply", str))
+            if turn is None:
+                raise BadRequest("reply is no answer of this episode", field="reply", status=404)
+        try:
+            self._episode.give_reward(reward, turn=turn, success=success)
+        except UsageError as error:
+            raise BadRequest(str(error), field="turn") from error
+        self.rewards += 1
+
+    async def close(self) -> None:
+        """Take no more requests, and end those that run."""
+        self._is_over = True
+        tasks = [work.task for work in self._works.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._works.clear()
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def chain_step(chain: Chain, message: Message) -> bytes:
+    """Return the hash of a history with one more message."""
+    return hashlib.blake2b(chain[-1] + key_of(message), digest_size=16).digest()
+
+
+def sent_message(answer: ReplyAnswer) -> Message:
+    """Return an answer as the client has it, and sends it back."""
+    return Message(role="assistant", content=answer.text, tool_calls=tuple(answer.calls), reasoning=answer.reasoning)
+
+
+def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
+    """Return text up to the first stop text in it, and that.
+
+    >>> cut_at("The answer is 4.</done> And", ("</done>", "."))
+    ('The answer is 4', '.')
+    """
+    found = [(text.find(end), end) for end in stop if end in text]
+    if not found:
+        return text, None
+    at, end = min(found)
+    return text[:at], end

@@ -1,0 +1,204 @@
+"""Anthropic's own client in front of the gateway, and what the dialect refuses."""
+
+from contextlib import suppress
+
+import anthropic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.gateway.anthropic_messages import AnthropicMessages
+from agentrl.gateway.dialect import BadRequest
+from agentrl.message import Message, TextPart
+
+ADD = {
+    "name": "add",
+    "description": "Add.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+DIALECT = AnthropicMessages()
+PIXEL = "iVBORw0KGgo="
+
+
+def client_of(gateway, session):
+    return anthropic.AsyncAnthropic(base_url=gateway.url_of(session), api_key=session.key, max_retries=0)
+
+
+def asked(**fields):
+    return {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "one"}], **fields}
+
+
+async def test_tools_are_called_and_their_results_come_back(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            first = await client.messages.create(**asked(tools=[ADD], system="Add."))
+            assert (first.stop_reason, first.content[-1].type, first.content[-1].input) == (
+                "tool_use",
+                "tool_use",
+                {"a": 1},
+            )
+            assert first.usage.input_tokens + first.usage.cache_read_input_tokens > 0
+            assert first.usage.output_tokens > 0
+            result = {
+                "type": "tool_result",
+                "tool_use_id": first.content[-1].id,
+                "content": [{"type": "text", "text": "3"}],
+            }
+            messages = [
+                *asked()["messages"],
+                {"role": "assistant", "content": first.content},
+                {"role": "user", "content": [result, {"type": "text", "text": "go on"}]},
+            ]
+            second = await client.messages.create(**asked(tools=[ADD], system="Add.", messages=messages))
+            assert (second.stop_reason, second.content[0].text) == ("end_turn", "three")
+
+    trajectory, script = await played(play, CALL, "three")
+    assert len(trajectory.sequences) == 1
+    script.check(trajectory)
+
+
+async def test_thinking_goes_out_as_a_block_and_comes_back_with_or_without_it(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            messages = asked()["messages"]
+            for content in (lambda m: m.content, lambda m: m.content[1:], lambda m: m.content[1].text):
+                reply = await client.messages.create(**asked(messages=messages))
+                assert [block.type for block in reply.content] == ["thinking", "text"]
+                assert reply.content[0].thinking == "hm"
+                messages = [
+                    *messages,
+                    {"role": "assistant", "content": content(reply)},
+                    {"role": "user", "content": "go on"},
+                ]
+
+    trajectory, script = await played(play, "<think>hm</think>it is so")
+    assert len(trajectory.sequences) == 1
+    script.check(trajectory)
+
+
+async def test_a_stream_is_put_together_by_the_vendors_client(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            async with client.messages.stream(**asked(tools=[ADD])) as stream:
+                text = "".join([piece async for piece in stream.text_stream])
+                final = await stream.get_final_message()
+            assert text == "first"
+            assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
+            assert final.content[0].signature
+            assert final.content[-1].input == {"a": 1}
+            assert final.usage.output_tokens > 0
+
+    trajectory, script = await played(play, f"<think>hm</think>first\n{CALL}")
+    script.check(trajectory)
+
+
+async def test_a_stop_sequence_is_named(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            reply = await client.messages.create(**asked(stop_sequences=["so", "is"]))
+            assert (reply.stop_reason, reply.stop_sequence, reply.content[0].text) == ("stop_sequence", "is", "it ")
+
+    trajectory, script = await played(play, "it is so")
+    script.check(trajectory)
+
+
+async def test_tokens_are_counted_as_the_engine_gets_them(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            body = asked(tools=[ADD], system="Add.")
+            del body["max_tokens"]
+            counted = await client.messages.count_tokens(**body)
+            await client.messages.create(**asked(tools=[ADD], system="Add."))
+            found.append(counted.input_tokens)
+
+    found = []
+    _, script = await played(play, "it is so")
+    assert found == [len(script.requests[0].prompt_ids)]
+
+
+async def test_errors_are_of_the_vendors_types(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+                await client.messages.create(**asked(tools=[ADD], tool_choice={"type": "any"}))
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="sk-other", max_retries=0) as other:
+            with pytest.raises(anthropic.AuthenticationError):
+                await other.messages.create(**asked())
+
+    await played(play, "it is so")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{"role": "user", "content": ""}, {"role": "assistant", "content": "The"}]}, "messages"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url"}}]}]},
+            "messages.0.content.0.source.type",
+        ),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type"),
+        ({"tools": [ADD], "tool_choice": {"type": "tool", "name": "add"}}, "tool_choice"),
+        (
+            {"tools": [ADD], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            "tool_choice.disable_parallel_tool_use",
+        ),
+        ({"system": [{"type": "image"}]}, "system.0.type"),
+        ({"stop_sequences": [3]}, "stop_sequences"),
+        ({"temperature": 1.5}, "temperature"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"output_format": {"type": "json_schema"}}, "output_format"),
+        ({"guided": True}, "guided"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_name(fields, named):
+    with pytest.raises(BadRequest) as refused:
+        DIALECT.read(asked(**fields), {})
+    assert refused.value.field == named
+
+
+def test_turns_become_messages():
+    source = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+    turns = [
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, {"type": "image", "source": source}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "redacted_thinking", "data": "x"},
+                {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "and?", "cache_control": {"type": "ephemeral"}},
+                {"type": "tool_result", "tool_use_id": "t1", "is_error": True, "content": "no"},
+            ],
+        },
+    ]
+    look, call, result, question = DIALECT.read(asked(messages=turns), {}).messages
+    assert look.content[0] == TextPart(text="Look")
+    assert look.content[1].media_type == "image/png"
+    assert (call.tool_calls[0].name, call.tool_calls[0].arguments, call.reasoning) == ("add", {"a": 1}, None)
+    assert result == Message(role="tool", content="Error: no", tool_call_id="t1", name="add")
+    assert question == Message(role="user", content="and?")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = ("model", "messages", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream", "top_k")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_json_is_read_or_refused(body):
+    with suppress(BadRequest):
+        DIALECT.read({**asked(), **body}, {})

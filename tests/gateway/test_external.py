@@ -1,0 +1,169 @@
+"""The external loop: programs and functions that play episodes."""
+
+import asyncio
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+
+import openai
+import pytest
+from agentrl.agent_loops.external import External
+
+from agentrl.errors import Outcome, UsageError
+from agentrl.serving.scripted import Failure, ScriptedAnswer
+
+AGENT = """
+import json, os, sys, urllib.request
+
+def ask(text):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "any", "messages": [{"role": "user", "content": text}]}).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def post(route, key, body):
+    request = urllib.request.Request(
+        os.environ["AGENTRL_URL"] + route, json.dumps(body).encode(), {"Authorization": "Bearer " + key}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A program of these lines after `AGENT`, as the words of its command."""
+
+    def write(lines):
+        path = tmp_path / "agent.py"
+        path.write_text(AGENT + textwrap.dedent(lines))
+        return [sys.executable, str(path)]
+
+    return write
+
+
+async def test_what_a_program_prints_is_its_answer(run_loop, program):
+    command = program('print("thinking", file=sys.stderr)\nprint(ask(sys.stdin.read()))')
+    trajectory, script = await run_loop(External(command=command), "it is 42")
+    assert (trajectory.outcome, trajectory.reward, trajectory.success) == (Outcome.FINISHED, 1.0, True)
+    assert trajectory.log == "it is 42\nthinking\n"
+    script.check(trajectory)
+
+
+async def test_the_task_stands_in_variables_and_in_a_file(run_loop, program):
+    command = program("""
+        task = json.load(open(os.environ["AGENTRL_TASK"]))
+        assert task["prompt"] == os.environ["AGENTRL_PROMPT"] == "What is 6 times 7?", task
+        print(ask(task["prompt"]))
+    """)
+    trajectory, _ = await run_loop(External(command=command), "42")
+    assert trajectory.reward == 1.0
+
+
+async def test_a_program_acts_in_the_environment_itself(run_loop, program):
+    command = program("""
+        answer = ask("hm")
+        told = post("/step", os.environ["AGENTRL_KEY"], {"action": answer})
+        assert told == {"observation": "Right.", "done": True}, told
+    """)
+    trajectory, _ = await run_loop(External(command=command, answer="none"), "42")
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
+
+
+async def test_a_file_gives_the_reward(run_loop, program):
+    command = program('ask("hm")\njson.dump({"reward": 0.25, "success": True}, open("reward.json", "w"))')
+    trajectory, _ = await run_loop(External(command=command, reward_file="reward.json"), "42")
+    assert (trajectory.reward, trajectory.success) == (0.25, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "outcome", "says"),
+    [
+        ('ask("hm")\nsys.exit(3)', {}, Outcome.POLICY_ERROR, "the program ended with 3"),
+        (
+            'ask("hm")\nraise ValueError("broken")',
+            {"crash": "environment_error"},
+            Outcome.ENVIRONMENT_ERROR,
+            "ValueError: broken",
+        ),
+        ('print("42")', {}, Outcome.ENVIRONMENT_ERROR, "the program never asked the gateway"),
+        ('ask("hm")', {"reward_file": "none.json"}, Outcome.ENVIRONMENT_ERROR, "left no reward in none.json"),
+        ('ask("hm")\nimport time; time.sleep(60)', {"seconds": 2}, Outcome.TRUNCATED_TIME, None),
+    ],
+)
+async def test_a_program_that_fails_says_whose_fault_it_is(run_loop, program, lines, options, outcome, says):
+    trajectory, _ = await run_loop(External(command=program(lines), **options), "42")
+    assert trajectory.outcome is outcome
+    assert says is None or says in trajectory.error
+
+
+async def test_a_program_that_gives_up_on_a_lost_engine_has_not_failed_by_itself(run_loop, program):
+    lost = ScriptedAnswer(token_ids=[1], failure=Failure.RAISE)
+    trajectory, _ = await run_loop(External(command=program('ask("hm")')), lost)
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+
+
+async def test_what_a_program_has_started_ends_with_it(run_loop, program, tmp_path):
+    command = program(f"""
+        import subprocess
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL,
+                                 stderr=subprocess.DEVNULL)
+        open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+        print(ask("hm"))
+    """)
+    await run_loop(External(command=command), "42")
+    status = Path("/proc") / tmp_path.joinpath("pid").read_text() / "stat"
+    for _ in range(500):
+        with suppress(FileNotFoundError):
+            if status.read_text().rpartition(")")[2].split()[0] not in "ZX":
+                await asyncio.sleep(0.01)
+                continue
+        return
+    pytest.fail("the child lives on")
+
+
+async def plays(task):
+    async with openai.AsyncOpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
+        message = {"role": "user", "content": task.prompt}
+        reply = await client.chat.completions.create(model="policy", messages=[message])
+        return reply.choices[0].message.content
+
+
+def plays_and_steps(task):
+    with openai.OpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
+        reply = client.responses.create(model="policy", input=task.prompt)
+        assert task.step(reply.output_text).done
+
+
+def judges_itself(task):
+    plays_and_steps(task)
+    return 0.5
+
+
+@pytest.mark.parametrize(("function", "reward"), [("plays", 1.0), ("plays_and_steps", 1.0), ("judges_itself", 1.5)])
+async def test_a_function_plays(run_loop, function, reward):
+    trajectory, script = await run_loop(External(function=f"{__name__}:{function}"), "it is 42")
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, reward)
+    script.check(trajectory)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"command": "true", "function": "a:b"},
+        {"command": ""},
+        {"command": "'"},
+        {"function": "nowhere:at_all"},
+        {"function": "json"},
+        {"command": "true", "seconds": 0},
+        {"command": "true", "crash": "nobody"},
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options):
+    with pytest.raises(UsageError):
+        External(**options)
