@@ -1,6 +1,7 @@
 """A daemon for the whole run, or the reason why there is none."""
 
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ sys.path.append(str(Path(__file__).parent))
 
 import docker
 from engine import IMAGE, NoEngineError, engine
+
+
+GONE_S = 10.0
 
 
 def pytest_collection_modifyitems(items):
@@ -38,6 +42,9 @@ def spec(url):
     options = {"readable": readable, "python": str(PYTHON), "pull": "never"}
     env = {"PATH": f"{PREFIX}/bin:/usr/bin:/bin"}
     yield {"type": "docker", "image": IMAGE, "url": url, "options": options, "env": env}
+    end = time.monotonic() + GONE_S
+    while containers(url) and time.monotonic() < end:  # a start that was cancelled is undone by its thread
+        time.sleep(0.1)
     assert containers(url) == []
 
 
