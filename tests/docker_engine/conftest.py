@@ -14,7 +14,6 @@ sys.path.append(str(Path(__file__).parent))
 import docker
 from engine import IMAGE, NoEngineError, engine
 
-
 GONE_S = 10.0
 
 
