@@ -202,9 +202,9 @@ class External(AgentLoop):
         """A program that failed; nothing, where a budget or the engine had already ended its episode."""
         if session.outcome is not None or session.failure is not None:
             return
-        if self._crash is Outcome.POLICY_ERROR:
+        if self._crash is Outcome.POLICY_ERROR and session.requests:
             raise PolicyError(what) from cause
-        raise EnvironmentFailure(what) from cause
+        raise EnvironmentFailure(what) from cause  # before it has asked, nothing was the policy's
 
     def _read_reward(self, folder: Path) -> tuple[float, bool | None] | None:
         if self._reward_file is None:

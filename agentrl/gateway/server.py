@@ -61,6 +61,7 @@ class Gateway:
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
         self._listener: Listener | None = None
+        self._starting = asyncio.Lock()
         self.url = ""
         """Base address, once it has started."""
 
@@ -70,9 +71,11 @@ class Gateway:
         Raises:
             UsageError: the port is taken.
         """
-        if self._listener is None:
-            self._listener = Listener(self._application(), most_connections=MOST_CONNECTIONS)
-            self.url = await self._listener.start(self._host, self._port)
+        async with self._starting:
+            if self._listener is None:
+                listener = Listener(self._application(), most_connections=MOST_CONNECTIONS)
+                self.url = await listener.start(self._host, self._port)
+                self._listener = listener
 
     async def close(self) -> None:
         """End all sessions and listen no more. Idempotent."""

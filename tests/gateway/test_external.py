@@ -126,6 +126,23 @@ async def test_what_a_program_has_started_ends_with_it(run_loop, program, tmp_pa
     pytest.fail("the child lives on")
 
 
+async def test_episodes_that_begin_together_share_one_gateway(run_loop):
+    loop = External(function=f"{__name__}:plays")
+    gateways = await asyncio.gather(*(loop._gateway() for _ in range(8)))
+    assert {gateway.url for gateway in gateways} == {gateways[0].url} != {""}
+    await loop.close()
+
+
+def breaks_at_once(task):
+    raise ValueError("no such client")
+
+
+async def test_a_program_that_fails_before_it_asks_is_not_the_policys_fault(run_loop):
+    trajectory, _ = await run_loop(External(function=f"{__name__}:breaks_at_once"), "42")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "ValueError: no such client" in trajectory.error
+
+
 async def plays(task):
     async with openai.AsyncOpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
         message = {"role": "user", "content": task.prompt}
