@@ -44,7 +44,7 @@ def spec(url):
     end = time.monotonic() + GONE_S
     while (
         containers(url) and time.monotonic() < end
-    ):  # a start that was cancelled is undone, or kept warm, by its thread
+    ):  # a cancelled start is undone, or kept warm
         SUPPLY.drain()
         time.sleep(0.1)
     assert containers(url) == []
