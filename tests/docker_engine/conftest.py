@@ -42,9 +42,7 @@ def spec(url):
     env = {"PATH": f"{PREFIX}/bin:/usr/bin:/bin"}
     yield {"type": "docker", "image": IMAGE, "url": url, "options": options, "env": env}
     end = time.monotonic() + GONE_S
-    while (
-        containers(url) and time.monotonic() < end
-    ):  # a cancelled start is undone, or kept warm
+    while containers(url) and time.monotonic() < end:  # a cancelled start is undone, or kept warm
         SUPPLY.drain()
         time.sleep(0.1)
     assert containers(url) == []
