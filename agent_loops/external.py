@@ -14,21 +14,48 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from agentrl.agent_loop import AgentLoop, Episode, EpisodeEnd
-from agentrl.errors import EnvironmentFailure, Outcome, PolicyError, UsageError
+from agentrl.errors import (
+    A_REWARD,
+    EnvironmentFailure,
+    Outcome,
+    PolicyError,
+    UsageError,
+    bounded_reward,
+    described_error,
+)
 from agentrl.gateway import Gateway, GatewaySession, SideCalls
 from agentrl.message import described
 
 LONGEST_LOG = 64 * 1024
 KILL_AFTER_S = 2.0
-KEYS_OF_VENDORS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "ANTHROPIC_AUTH_TOKEN")
-"""Variables of the user's own account, which a program must not send to the gateway."""
+LONGEST_ANSWER = 1 << 20
+"""Bytes of a program's output that are read, from its end."""
+LONGEST_VARIABLE = 100_000
+"""Bytes of a prompt that fits into a variable; Linux refuses more than 128 KiB."""
+SHORTEST_WAIT_S = 0.02
+INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_",
+    "TZ",
+    "TMPDIR",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "CONDA_",
+    "LD_LIBRARY_PATH",
+)
+"""Beginnings of the names of variables that a program gets from this process; no keys or tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +83,18 @@ class External(AgentLoop):
 
     The program finds the address and a key in the variables that the vendors' packages read: ``OPENAI_BASE_URL``,
     ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``; its task in ``AGENTRL_PROMPT``, ``AGENTRL_TASK``
-    (a file of JSON) and on its standard input. What it prints last is its answer.
+    (a file of JSON) and on its standard input. What it prints is its answer.
 
     Args:
         command: The program, in a shell's words or as a list; ``{python}`` stands for this Python.
         function: ``module:name`` of a function of an `ExternalTask` instead, async or not. It returns its answer, a
             number as the reward, or nothing.
-        answer: ``step`` gives the answer to the environment as an action; ``none`` leaves it, for programs that act
-            with ``POST $AGENTRL_URL/step`` or post rewards.
+        answer: ``step`` gives the answer to the environment as an action; ``none`` leaves it, for programs that take
+            actions themselves (``POST $AGENTRL_URL/step``) or post rewards (``POST $AGENTRL_URL/reward``), both with
+            ``$AGENTRL_SECRET``.
         reward_file: File in the program's folder that holds the reward, as a number or ``{"reward", "success"}``.
-        seconds: Time of one program.
-        variables: More environment variables.
+        seconds: Time of one program, without what it waits for answers.
+        variables: More environment variables; a program gets few of this process's own (`INHERITED`).
         crash: Whose fault a program is that fails: ``policy_error`` (it is the policy's), or ``environment_error`` (it
             is not, and the episode is played again).
         side_models: Models by whose names the program asks for what is not trained, such as titles.
@@ -112,17 +140,17 @@ class External(AgentLoop):
         """Play one episode."""
         prompt = described(await episode.reset())
         gateway = await self._gateway()
-        async with gateway.session(episode, side_calls=self._side_calls) as session:
-            url = gateway.url_of(session)
+        async with gateway.session(episode, side_calls=self._side_calls, steps=not self._answers) as session:
+            play = _Play(episode=episode, session=session, url=gateway.url_of(session), prompt=prompt)
             with tempfile.TemporaryDirectory(prefix="agentrl-program-") as folder:
-                play = self._call if self._function else self._execute
-                answer = await self._within(play(episode, session, url, prompt, Path(folder)), session)
-                reward = self._read_reward(Path(folder))
-            if session.failure is not None:
-                raise session.failure
-            if session.outcome is not None:
-                raise EpisodeEnd(session.outcome)
-        await self._judge(episode, session, answer, reward)
+                run = self._call(play) if self._function else self._execute(play, Path(folder))
+                problem = await self._within(run, play)
+                reward = None if problem or play.is_late else self._read_reward(Path(folder), play)
+            self._check(play, problem)
+        if not play.is_late:
+            await self._judge(play, reward)
+        if session.outcome is not None:
+            raise EpisodeEnd(session.outcome)
 
     async def close(self) -> None:
         """Close the gateways."""
@@ -138,103 +166,158 @@ class External(AgentLoop):
         await gateway.start()
         return gateway
 
-    async def _within(self, work: Any, session: GatewaySession) -> Any:
+    async def _within(self, run: Coroutine[Any, Any, str | None], play: _Play) -> str | None:
+        """Let it run for its seconds, in which waiting for answers does not count."""
+        began = time.monotonic()
+        running = asyncio.ensure_future(run)
         try:
-            async with asyncio.timeout(self._seconds):
-                return await work
-        except TimeoutError:
-            session.outcome = session.outcome or Outcome.TRUNCATED_TIME
-            return None
+            while not running.done():
+                left = self._seconds - (time.monotonic() - began - play.session.waited_s)
+                play.is_late = left <= 0
+                if play.is_late:
+                    break
+                await asyncio.wait({running}, timeout=max(left, SHORTEST_WAIT_S))
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+        return None if running.cancelled() else running.result()
 
-    async def _call(self, episode: Episode, session: GatewaySession, url: str, prompt: str, folder: Path) -> Any:
+    def _check(self, play: _Play, problem: str | None) -> None:
+        """Raise what makes the episode one of the machinery, or the policy's error.
+
+        Args:
+            play: What was played.
+            problem: How the program failed.
+        """
+        session = play.session
+        if session.failure is not None:
+            raise session.failure
+        if not session.answers and session.outcome is None:
+            raise EnvironmentFailure(
+                "the program never got an answer from the gateway",
+                got=problem or session.refusal or ("no request in its time" if play.is_late else "no request"),
+                expected="a client that reads OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
+                hint="pass the address and the key from the variables to the client by hand",
+            )
+        if play.is_late:
+            session.outcome = session.outcome or Outcome.TRUNCATED_TIME
+        elif problem is not None and session.outcome is None:
+            if session.refusal is not None:
+                raise EnvironmentFailure("the gateway refused a request of the program", got=session.refusal)
+            raise (PolicyError if self._crash is Outcome.POLICY_ERROR else EnvironmentFailure)(problem)
+
+    async def _call(self, play: _Play) -> str | None:
+        """Call the function; returns how it failed."""
         assert self._function is not None
         is_async, loop = inspect.iscoroutinefunction(self._function), asyncio.get_running_loop()
 
         def step(action: str) -> Any:
-            taken = session.step(action)
+            taken = play.session.step(action)
             return taken if is_async else asyncio.run_coroutine_threadsafe(taken, loop).result()
 
         task = ExternalTask(
-            prompt=prompt, instructions=episode.spec.instructions, base_url=url, api_key=session.key, step=step
+            prompt=play.prompt,
+            instructions=play.episode.spec.instructions,
+            base_url=play.url,
+            api_key=play.session.key,
+            step=step,
         )
         try:
-            return await self._function(task) if is_async else await asyncio.to_thread(self._function, task)
-        except TimeoutError:
-            raise
+            play.answer = await (self._function(task) if is_async else _in_thread(self._function, task))
         except Exception as error:
-            return self._failed(session, f"the function raised {type(error).__name__}: {error}", error)
+            return f"the function raised {described_error(error)}"
+        return None
 
-    async def _execute(self, episode: Episode, session: GatewaySession, url: str, prompt: str, folder: Path) -> Any:
+    async def _execute(self, play: _Play, folder: Path) -> str | None:
+        """Run the program; returns how it failed.
+
+        What it writes goes to files: a child that it leaves behind holds no pipe open.
+        """
         assert self._words is not None
-        told = {"id": episode.task.id, "prompt": prompt, "instructions": episode.spec.instructions}
+        told = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
         task_file = folder / "task.json"
         task_file.write_text(json.dumps(told), encoding="utf-8")
-        variables = {
-            **{name: value for name, value in os.environ.items() if name not in KEYS_OF_VENDORS},
-            **variables_of(session, url),
-            "AGENTRL_PROMPT": prompt,
-            "AGENTRL_TASK": str(task_file),
-            **self._variables,
-        }
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._words,
-                cwd=folder,
-                env=variables,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise UsageError("the program cannot be started", got=f"{shlex.join(self._words)}: {error}") from error
-        try:
-            said, complained = await process.communicate(prompt.encode())
-        finally:
-            await _kill(process)
-        output, errors = said.decode(errors="replace"), complained.decode(errors="replace")
-        episode.keep_log((output + errors)[-LONGEST_LOG:])
+        inherited = {name: os.environ[name] for name in os.environ if name.startswith(INHERITED)}
+        variables = {**inherited, **variables_of(play.session, play.url), "AGENTRL_TASK": str(task_file)}
+        if len(play.prompt.encode()) <= LONGEST_VARIABLE:
+            variables["AGENTRL_PROMPT"] = play.prompt
+        with (
+            tempfile.TemporaryFile() as said,
+            tempfile.TemporaryFile() as asked,
+            tempfile.TemporaryFile() as complained,
+        ):
+            asked.write(play.prompt.encode())
+            asked.seek(0)
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *self._words,
+                    cwd=folder,
+                    env={**variables, **self._variables},
+                    stdin=asked,
+                    stdout=said,
+                    stderr=complained,
+                    start_new_session=True,
+                )
+            except (FileNotFoundError, PermissionError) as error:
+                raise UsageError("the program cannot be started", got=f"{shlex.join(self._words)}: {error}") from error
+            except OSError as error:
+                raise EnvironmentFailure("the program could not be started", got=described_error(error)) from error
+            try:
+                await process.wait()
+            finally:
+                await _kill(process)
+                output, errors = _end_of(said), _end_of(complained)
+                play.episode.keep_log((output + errors)[-LONGEST_LOG:])
         if process.returncode:
-            return self._failed(session, f"the program ended with {process.returncode}: {errors[-500:].strip()}", None)
-        return output.strip()
+            return f"the program ended with {process.returncode}: {errors[-500:].strip()}"
+        play.answer = output.strip()
+        return None
 
-    def _failed(self, session: GatewaySession, what: str, cause: Exception | None) -> None:
-        """A program that failed; nothing, where a budget or the engine had already ended its episode."""
-        if session.outcome is not None or session.failure is not None:
-            return
-        if self._crash is Outcome.POLICY_ERROR and session.requests:
-            raise PolicyError(what) from cause
-        raise EnvironmentFailure(what) from cause  # before it has asked, nothing was the policy's
-
-    def _read_reward(self, folder: Path) -> tuple[float, bool | None] | None:
+    def _read_reward(self, folder: Path, play: _Play) -> tuple[float, bool | None] | None:
         if self._reward_file is None:
             return None
-        path = folder / self._reward_file
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(told, dict):
-                return float(told["reward"]), told.get("success")
-            return float(told), None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            told = json.loads((folder / self._reward_file).read_text(encoding="utf-8"))
+            reward, success = (told["reward"], told.get("success")) if isinstance(told, dict) else (told, None)
+            number = bounded_reward(reward)
+            if number is None or not isinstance(success, bool | None):
+                raise ValueError(f"{reward!r}, {success!r}")
+        except (OSError, ValueError, KeyError) as error:
+            if play.session.outcome is not None or play.session.failure is not None:
+                return None
             raise EnvironmentFailure(
                 f"the program left no reward in {self._reward_file}",
                 got=str(error),
                 expected='a number, or {"reward": …}',
             ) from error
+        return number, success
 
-    async def _judge(self, episode: Episode, session: GatewaySession, answer: Any, reward: Any) -> None:
-        if session.requests == 0:
-            raise EnvironmentFailure(
-                "the program never asked the gateway",
-                expected="a client that reads OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
-                hint="pass the address and the key from the variables to the client by hand",
-            )
+    async def _judge(self, play: _Play, reward: tuple[float, bool | None] | None) -> None:
+        """Give the episode its reward, once."""
+        answer = play.answer
         if reward is not None:
-            episode.give_reward(reward[0], success=reward[1])
-        elif isinstance(answer, bool | int | float):
-            episode.give_reward(float(answer))
-        elif self._answers and isinstance(answer, str):
-            await episode.step(answer)
+            play.episode.give_reward(reward[0], success=reward[1])
+        elif isinstance(answer, str) or answer is None:
+            if self._answers and answer is not None:
+                await play.episode.step(answer)
+        elif (number := bounded_reward(answer)) is not None:
+            play.episode.give_reward(number)
+        else:
+            raise EnvironmentFailure("the function returned no reward", got=repr(answer)[:80], expected=A_REWARD)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Play:
+    """One run of the program."""
+
+    episode: Episode
+    session: GatewaySession
+    url: str
+    prompt: str
+    answer: Any = None
+    """What it printed or returned."""
+    is_late: bool = False
+    """Its time was over."""
 
 
 def variables_of(session: GatewaySession, url: str) -> dict[str, str]:
@@ -246,8 +329,42 @@ def variables_of(session: GatewaySession, url: str) -> dict[str, str]:
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": session.key,
         "AGENTRL_URL": url,
-        "AGENTRL_KEY": session.key,
+        "AGENTRL_SECRET": session.secret,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
     }
+
+
+async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask) -> Any:
+    """Call a function in a thread of its own: one that never ends holds up no other."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = function(task)
+        except Exception as raised:
+            error = raised
+        with suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=call, name="agentrl-external", daemon=True).start()
+    return await done
+
+
+def _end_of(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - LONGEST_ANSWER))
+    return file.read().decode(errors="replace")
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
@@ -266,7 +383,7 @@ def _words(command: str | Sequence[str]) -> list[str]:
     if not words:
         raise UsageError("agent.options.command is empty", expected="a program and its arguments")
     words = [word.replace("{python}", sys.executable) for word in words]
-    return [str(Path(word).resolve()) if "/" not in word and Path(word).is_file() else word for word in words]
+    return [str(Path(word).resolve()) if Path(word).is_file() else word for word in words]  # it runs elsewhere
 
 
 def _imported(name: str) -> Callable[[ExternalTask], Any]:
@@ -281,4 +398,5 @@ def _imported(name: str) -> Callable[[ExternalTask], Any]:
         ) from error
     if not colon or not callable(found):
         raise UsageError("agent.options.function", got=name, expected="module:name of a function")
-    return found  # type: ignore[no-any-return]
+    function: Callable[[ExternalTask], Any] = found
+    return function

@@ -234,6 +234,8 @@ class _Messages:
                 messages.append(Message(role="system", content=_content(_block_list(turn, path), path)))
             else:
                 raise BadRequest(f"{path}.role must be user or assistant: got {role!r}", field=f"{path}.role")
+        if not messages:
+            raise BadRequest("messages must hold a block", field="messages")
         if messages[-1].role == "assistant":
             raise BadRequest("messages ends with the assistant: an answer cannot be begun here", field="messages")
         return messages

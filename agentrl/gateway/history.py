@@ -24,13 +24,25 @@ Chain = list[bytes]
 
 
 def key_of(message: Message) -> bytes:
-    """Return what a message means, as bytes: equal for messages that client libraries take for one another."""
-    calls = [[call.name, dict(call.arguments)] for call in message.tool_calls]
+    """Return what a message means, as bytes: equal for messages that client libraries take for one another.
+
+    Only answers come back trimmed; what users and tools say is the client's own, spaces included.
+    """
+    calls = [[call.name, _plain(dict(call.arguments))] for call in message.tool_calls]
     if isinstance(message.content, str):
-        content: object = message.content.strip()
+        content: object = message.content.strip() if message.role == "assistant" else message.content
     else:
         content = [part.text if isinstance(part, TextPart) else part.checksum for part in message.content]
     return json.dumps([message.role, content, calls], sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def _plain(value: object) -> object:
+    """Return JSON with whole numbers as such: JavaScript knows no other."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def tools_key(tools: Sequence[ToolSchema]) -> bytes:
@@ -54,30 +66,47 @@ class Known:
     conversation: Conversation
     messages: Sequence[Message]
     """As they were recorded."""
+    given: Message | None = None
+    """The answer that ends it, as the client got it; ``None`` for a beginning of a history."""
+
+    def is_meant_by(self, message: Message) -> bool:
+        """Return True if an answer comes back with this one's call ids, or with its thinking."""
+        if self.given is None:
+            return False
+        ids = {call.id for call in self.given.tool_calls}
+        if ids:
+            return ids == {call.id for call in message.tool_calls}
+        return message.reasoning is not None and message.reasoning == self.given.reasoning
 
 
 class Histories:
     """The conversations of one session."""
 
     def __init__(self) -> None:
-        self._by_beginning: dict[bytes, Known] = {}
+        self._by_beginning: dict[bytes, list[Known]] = {}
 
-    def remember(self, conversation: Conversation, messages: Sequence[Message], chain: Chain) -> None:
+    def remember(self, conversation: Conversation, messages: Sequence[Message], chain: Chain, given: Message) -> None:
         """Keep a conversation under every beginning that is not known yet, and under its whole history.
 
         Args:
             conversation: As it is after the last message.
             messages: As they were recorded.
             chain: Of what the client was given.
+            given: The answer that it ends with, as the client was given it.
         """
-        known = Known(conversation=conversation, messages=tuple(messages))
+        messages = tuple(messages)
         for beginning in chain[:-1]:
-            self._by_beginning.setdefault(beginning, known)
-        self._by_beginning[chain[-1]] = known
+            self._by_beginning.setdefault(beginning, [Known(conversation=conversation, messages=messages)])
+        ended = self._by_beginning.setdefault(chain[-1], [])
+        ended.append(Known(conversation=conversation, messages=messages, given=given))
 
-    def longest(self, chain: Chain) -> tuple[Known | None, int]:
-        """Return the conversation that shares the longest beginning with a history, and how many messages that are."""
+    def longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[Known | None, int]:
+        """Return the conversation that shares the longest beginning with a history, and how many messages that are.
+
+        Of answers that say the same, it is the one whose call ids or thinking come back, else the latest.
+        """
         for count in range(len(chain), 0, -1):
-            if known := self._by_beginning.get(chain[count - 1]):
-                return known, count
+            if found := self._by_beginning.get(chain[count - 1]):
+                meant = [known for known in found if known.is_meant_by(messages[count - 1])]
+                return (meant or found)[-1], count
         return None, 0

@@ -20,6 +20,7 @@ import orjson
 from aiohttp import web
 
 from agentrl.agent_loop import Episode
+from agentrl.errors import AgentRLError
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event
@@ -87,10 +88,10 @@ class Gateway:
 
     @asynccontextmanager
     async def session(
-        self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS
+        self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS, steps: bool = True
     ) -> AsyncIterator[GatewaySession]:
-        """Open the session of an episode; it ends with the block."""
-        session = GatewaySession(episode, side_calls=side_calls)
+        """Open the session of an episode; it ends with the block. The arguments are those of `GatewaySession`."""
+        session = GatewaySession(episode, side_calls=side_calls, steps=steps)
         self._sessions[session.id] = self._by_key[session.key] = session
         try:
             yield session
@@ -172,23 +173,25 @@ class Gateway:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
         return _json({"object": "list", "data": [model]})
 
+    def _trusted_session_of(self, request: web.Request) -> GatewaySession:
+        """The session of a request that only the program may send, not the tools that its policy calls."""
+        session = self._sessions.get(request.match_info["session"])
+        given = _key_of(request).encode(errors="replace")
+        if session is None or not hmac.compare_digest(given, session.secret.encode()):
+            raise BadRequest("the secret is not this episode's", status=401, code="invalid_api_key")
+        return session
+
     async def _reward(self, request: web.Request) -> web.StreamResponse:
-        dialect = DIALECTS[0]
         try:
-            session = self._sessions.get(request.match_info["session"])
-            if session is None or not hmac.compare_digest(_key_of(request).encode(), session.secret.encode()):
-                raise BadRequest("the reward's secret is not this episode's", status=401, code="invalid_api_key")
-            body, _ = await _read(request)
-            session.take_reward(body)
+            session = self._trusted_session_of(request)
+            session.take_reward((await _read(request))[0])
             return _json({"ok": True})
         except Exception as error:
-            return _refusal(dialect, error)
+            return _refusal(DIALECTS[0], error)
 
     async def _step(self, request: web.Request) -> web.StreamResponse:
         try:
-            session = self._session_of(request)
-            if not hmac.compare_digest(_key_of(request).encode(), session.key.encode()):
-                raise BadRequest("this key is not the episode's", status=401, code="invalid_api_key")
+            session = self._trusted_session_of(request)
             body, _ = await _read(request)
             refuse_unknown(body, ("action",))
             result = await session.step(take(body, "action", str))
@@ -263,6 +266,8 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
             return 413, f"a request may have {LARGEST_BODY >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
             return 408, "the request did not arrive in time", "timeout", None
+        case AgentRLError():
+            return 500, str(error), "failed", None
     _log.error("a request of the gateway failed", exc_info=error)
     return 500, f"the gateway failed: {type(error).__name__}", "internal", None
 

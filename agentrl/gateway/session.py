@@ -13,19 +13,30 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from agentrl.agent_loop import Answer, Conversation, Episode, EpisodeEnd, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.env import StepResult
-from agentrl.errors import LARGEST_REWARD, AgentRLError, EngineError, Outcome, TemplateError, UsageError
+from agentrl.errors import (
+    LARGEST_REWARD,
+    AgentRLError,
+    EngineError,
+    EnvironmentFailure,
+    Outcome,
+    TemplateError,
+    UsageError,
+    described_error,
+)
 from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Reply, ReplyAnswer, ToolSchema, finish_of
 from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
 from agentrl.message import Message, ToolCall
 
+Result = TypeVar("Result")
 KEY_PREFIX = "sk-agentrl-"
 ENDED = "this episode has ended"
 KEPT_ANSWERS = 32
@@ -76,9 +87,15 @@ class _ClientTool:
 
 @dataclass(slots=True)
 class _Work:
-    """The work of one request; retries join it."""
+    """One request, however often it is sent."""
 
-    task: asyncio.Task[tuple[Asked, Reply]]
+    asked: Asked
+    chain: Chain
+    answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
+    """Those that were sampled; a retry samples only what is missing."""
+    failure: AgentRLError | None = None
+    """Why its last attempt failed, where that was the machinery's."""
+    task: asyncio.Task[tuple[Asked, Reply]] | None = None
 
 
 class GatewaySession:
@@ -87,37 +104,59 @@ class GatewaySession:
     Args:
         episode: Whose conversations are opened.
         side_calls: Which requests are left out of training.
+        steps: The client may take actions in the environment.
     """
 
-    def __init__(self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS) -> None:
+    def __init__(self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS, steps: bool = True) -> None:
         self.id = secrets.token_urlsafe(12)
         self.key = KEY_PREFIX + secrets.token_urlsafe(24)
         """What the model's clients send as their key."""
         self.secret = secrets.token_urlsafe(24)
-        """What rewards are sent with; the policy must not see it."""
+        """What actions and rewards are sent with; tools that the policy calls should not see it."""
         self.outcome: Outcome | None = None
         """Of a budget that a request has spent."""
-        self.failure: AgentRLError | None = None
-        """What made the episode impossible: the machinery's, not the policy's."""
-        self.rewards = 0
-        """How many were posted."""
+        self.refusal: str | None = None
+        """The first request that could not be served as it was asked."""
         self.requests = 0
         self.retries = 0
+        self.answers = 0
+        self.is_done = False
+        """An action has ended the environment's episode."""
         self.asked_sampling: dict[str, float] = {}
         """What clients asked for; the run's own settings are used."""
         self._episode = episode
         self._side_calls = side_calls
+        self._steps = steps
         self._histories = Histories()
         self._stored: dict[str, Sequence[Message]] = {}
         self._works: dict[bytes, _Work] = {}
+        self._failed: list[_Work] = []
+        self._step_failure: AgentRLError | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._stepping = asyncio.Lock()
         self._call_ids: dict[str, str] = {}
         self._turns: dict[str, int] = {}
+        self._rewards: dict[int | None, float] = {}
+        self._waited_s = 0.0
+        self._waiting_since: float | None = None
         self._is_over = False
 
     @property
     def is_over(self) -> bool:
         """The episode takes no more requests."""
         return self._is_over
+
+    @property
+    def failure(self) -> AgentRLError | None:
+        """Why the episode says nothing about the policy: something failed that no retry has made good."""
+        failures = [work.failure for work in self._failed if work.failure is not None]
+        return self._step_failure or (failures[0] if failures else None)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds in which the client waited for an answer."""
+        since = self._waiting_since
+        return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
     async def answer(
         self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool
@@ -139,15 +178,17 @@ class GatewaySession:
             raise SessionOver(ENDED)
         digest = hashlib.blake2b(dialect.path.encode() + b"\n" + raw, digest_size=16).digest()
         work = self._works.get(digest) if is_retry else None
-        if work is not None and not _has_failed(work.task):
-            self.retries += 1
-        else:
-            asked = dialect.read(body, self._stored)
+        if work is None:
+            asked = self._read(dialect, body)
             if self.outcome is not None:
                 raise SessionOver(f"{ENDED}: {self.outcome.value}")
             self.requests += 1
             self._forget_old_works()
-            work = self._works[digest] = _Work(asyncio.create_task(self._reply(dialect, asked)))
+            work = self._works[digest] = _Work(asked=asked, chain=chain_of(asked.messages, asked.tools))
+        else:
+            self.retries += 1
+        if work.task is None or _has_failed(work.task):
+            work.task = self._start(self._reply(dialect, work))
         try:
             return await asyncio.shield(work.task)
         except asyncio.CancelledError:
@@ -155,26 +196,50 @@ class GatewaySession:
                 raise SessionOver(ENDED) from None
             raise
 
+    def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> Asked:
+        try:
+            return dialect.read(body, self._stored)
+        except BadRequest as error:
+            self.refusal = self.refusal or error.message
+            raise
+
+    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Run work that ends with the session at the latest."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        _has_failed(task)  # an error that nobody waits for is known by now
+
     def _forget_old_works(self) -> None:
         """Forget answers that no retry asks for any more."""
-        done = [digest for digest, work in self._works.items() if work.task.done()]
+        done = [digest for digest, work in self._works.items() if work.task is not None and work.task.done()]
         for digest in done[:-KEPT_ANSWERS]:
             del self._works[digest]
 
-    async def _reply(self, dialect: Dialect, asked: Asked) -> tuple[Asked, Reply]:
+    async def _reply(self, dialect: Dialect, work: _Work) -> tuple[Asked, Reply]:
+        asked = work.asked
         self.asked_sampling.update(asked.sampling)
-        trained = not self._side_calls.has(asked)
-        options = TurnOptions(max_tokens=asked.max_tokens, stop=asked.stop, trained=trained)
-        chain = chain_of(asked.messages, asked.tools)
-        done = [await self._one(asked, chain, options)]
-        if asked.count > 1 and self.outcome is None:
-            done += await asyncio.gather(*(self._one(asked, chain, options) for _ in range(asked.count - 1)))
-        first = done[0][0]
+        try:
+            with self._waiting():
+                await self._sample(work)
+        except AgentRLError as error:
+            work.failure = error
+            if work not in self._failed:
+                self._failed.append(work)
+            if isinstance(error, EngineError):
+                raise Unavailable(str(error)) from error
+            raise
+        work.failure = None
+        first = work.answers[0][0]
         reply = Reply(
             id=secrets.token_hex(12),
             created=int(time.time()),
             model=asked.model,
-            answers=[given for _, given in done],
+            answers=[given for _, given in work.answers],
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.cached_tokens,
         )
@@ -184,32 +249,58 @@ class GatewaySession:
             self._stored[dialect.reply_id(reply)] = [*asked.extra["history"], sent_message(reply.answer)]
         return asked, reply
 
-    async def _one(self, asked: Asked, chain: Chain, options: TurnOptions) -> tuple[Answer, ReplyAnswer]:
-        """Sample one answer, and remember where it leads."""
-        conversation, messages = self._conversation(asked, chain)
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Inside the block a client waits; clients that wait at the same time wait once."""
+        if self._waiting_since is not None:
+            yield
+            return
+        self._waiting_since = time.monotonic()
         try:
+            yield
+        finally:
+            self._waited_s, self._waiting_since = self.waited_s, None
+
+    async def _sample(self, work: _Work) -> None:
+        """Sample the answers that a request lacks: the first alone, so that the others share its prompt."""
+        if not work.answers:
+            work.answers.append(await self._one(work))
+        missing = work.asked.count - len(work.answers)
+        if missing and self.outcome is None:
+            tasks = [self._start(self._one(work)) for _ in range(missing)]
+            await asyncio.wait(tasks)
+            work.answers += [task.result() for task in tasks if not _has_failed(task)]
+            for task in tasks:
+                task.result()
+
+    async def _one(self, work: _Work) -> tuple[Answer, ReplyAnswer]:
+        """Sample one answer, and remember where it leads."""
+        asked = work.asked
+        options = TurnOptions(max_tokens=asked.max_tokens, stop=asked.stop, trained=not self._side_calls.has(asked))
+        try:
+            conversation, messages = self._conversation(asked, work.chain)
             answer = await conversation.generate(options=options)
         except EpisodeEnd as end:
             self.outcome = end.outcome
             spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
             return spent, ReplyAnswer(text="", finish="length")
         except TemplateError as error:
+            self.refusal = self.refusal or str(error)
             raise BadRequest(str(error), field="messages") from error
-        except EngineError as error:
-            self.failure = error  # until an answer comes: a program that gives up has not failed by itself
-            raise Unavailable(str(error)) from error
-        except UsageError as error:
-            self.failure = error
-            raise BadRequest(str(error)) from error
-        self.failure = None
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EnvironmentFailure("the gateway failed", got=described_error(error)) from error
+        self.answers += 1
         given = self._given(answer, options.stop)
-        sent = chain_step(chain, sent_message(given))
-        self._histories.remember(conversation, [*messages, answer.message], [*chain, sent])
+        sent = sent_message(given)
+        chain = [*work.chain, chain_step(work.chain, sent)]
+        self._histories.remember(conversation, [*messages, answer.message], chain, sent)
         return answer, given
 
     def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
         """The conversation that a history continues, and the history as it is recorded."""
-        known, count = self._histories.longest(chain)
+        known, count = self._histories.longest(chain, asked.messages)
         new = [self._with_own_ids(message) for message in asked.messages[count:]]
         if known is None:
             opened = self._episode.open(list(asked.messages), tools=[_ClientTool(schema) for schema in asked.tools])  # type: ignore[misc]
@@ -245,24 +336,36 @@ class GatewaySession:
         return replace(call, id=given)
 
     async def step(self, action: str) -> StepResult:
-        """Take an action in the episode's environment.
+        """Take an action in the episode's environment; one at a time.
 
         Raises:
             SessionOver: the episode has ended, or ends with it.
-            BadRequest: the policy has not answered yet.
+            BadRequest: the policy has not answered yet, or the program takes no actions itself.
         """
-        if self._is_over or self.outcome is not None:
-            raise SessionOver(ENDED)
         try:
-            return await self._episode.step(action)
-        except EpisodeEnd as end:
-            self.outcome = end.outcome
-            raise SessionOver(f"{ENDED}: {end.outcome.value}") from end
-        except UsageError as error:
-            raise BadRequest(str(error)) from error
-        except AgentRLError as error:
-            self.failure = error
-            raise Unavailable(str(error)) from error
+            return await asyncio.shield(self._start(self._act(action)))
+        except BadRequest as error:
+            self.refusal = self.refusal or error.message
+            raise
+
+    async def _act(self, action: str) -> StepResult:
+        async with self._stepping:
+            if self._is_over or self.is_done or self.outcome is not None:
+                raise SessionOver(ENDED)
+            if not self._steps:
+                raise BadRequest("the answer is the only action; agent.options.answer=none allows others")
+            if not self.answers:
+                raise BadRequest("the policy has not answered yet: ask it before the first action")
+            try:
+                result = await self._episode.step(action)
+            except EpisodeEnd as end:
+                self.outcome = end.outcome
+                raise SessionOver(f"{ENDED}: {end.outcome.value}") from end
+            except AgentRLError as error:
+                self._step_failure = error
+                raise
+            self.is_done = result.done
+            return result
 
     def count_tokens(self, asked: Asked) -> int:
         """Return how many tokens a request's prompt has."""
@@ -273,6 +376,8 @@ class GatewaySession:
 
     def take_reward(self, body: Mapping[str, Any]) -> None:
         """Take a posted reward: ``{"reward": 1.0}`` of the episode, or of one answer with ``reply`` or ``turn``.
+
+        The latest of the episode, or of one answer, counts: a reward that is posted again is not paid again.
 
         Raises:
             BadRequest: it cannot be read, or names an answer that was not given.
@@ -292,18 +397,19 @@ class GatewaySession:
             if turn is None:
                 raise BadRequest("reply is no answer of this episode", field="reply", status=404)
         try:
-            self._episode.give_reward(reward, turn=turn, success=success)
+            self._episode.give_reward(reward - self._rewards.get(turn, 0.0), turn=turn, success=success)
         except UsageError as error:
             raise BadRequest(str(error), field="turn") from error
-        self.rewards += 1
+        self._rewards[turn] = reward
 
     async def close(self) -> None:
-        """Take no more requests, and end those that run."""
+        """Take no more requests, and end those that run; an action that is being taken is waited for."""
         self._is_over = True
-        tasks = [work.task for work in self._works.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with self._stepping:
+            running = list(self._running)
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
         self._works.clear()
 
 

@@ -68,6 +68,7 @@ class LedgerConversation:
         self._tools = tools
         self._prompt_length = 0
         self._answer_start: int | None = None
+        self._asked_from = self.sequence
         self._answers: list[_AnswerEnd] = []
         self._rewritten_from: TokenSequence | None = None
 
@@ -94,11 +95,20 @@ class LedgerConversation:
             LedgerError: The new tokens would change those before them.
         """
         if self._answer_start is None:
+            self._asked_from = self.sequence if self._answers else TokenSequence()
             self._write_pending()
             self._answer_start = len(self.sequence)
             self.sequence.extend(self._renderer.prefill(prefill), Source.FORCED)
             self._prompt_length = len(self.sequence)
         return self.sequence.ids_list()
+
+    def withdraw(self) -> None:
+        """Take a prompt back that was not answered, and its sequence, where that was begun for it."""
+        self._answer_start = None
+        sequences = self._trajectory.sequences
+        if sequences and sequences[-1] is self.sequence and not self.sequence.turns:
+            sequences.pop()
+        self.sequence = self._asked_from
 
     def accept(self, generation: Generation, *, role: str = "assistant", trained: bool = True) -> Answer:
         """Append what the engine sampled, as a turn of `role`, and read it.
@@ -194,6 +204,8 @@ class LedgerConversation:
             known = common_tokens(same, before.images, rendered.images)
         if before is not None and known:
             self.sequence = before.fork(known)
+        elif len(self.sequence):
+            self.sequence = TokenSequence()
         self._append(rendered, known)
 
     def _append(self, rendered: Rendered, known: int = 0) -> None:

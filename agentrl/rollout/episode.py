@@ -193,9 +193,9 @@ class RuntimeEpisode(Episode):
     def give_reward(self, reward: float, *, turn: int | None = None, success: bool | None = None) -> None:
         """Add to the reward of a turn."""
         turns = self.turns.trajectory.turns
-        found = turns[-1:] if turn is None else [one for one in turns if one.index == turn]
+        found = [self.turns.require_latest()] if turn is None else [one for one in turns if one.index == turn]
         if not found:
-            got = "no turn at all" if turn is None else f"turn {turn}"
+            got = f"turn {turn}"
             raise UsageError("a reward for a turn that is not there", got=got, expected=f"one of {len(turns)} turns")
         number = bounded_reward(reward)
         if number is None:
@@ -266,6 +266,9 @@ class RecordedConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn."""
         answer = await self._conversation.generate(prefill=prefill, options=options)
+        if not options.trained:
+            self._forget()
+            return answer
         self._messages.append(answer.message)
         self._trajectory.answers.append(answer.message)
         self._trajectory.completions.append(answer.raw_text)
@@ -274,7 +277,14 @@ class RecordedConversation(Conversation):
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
         forked = self._conversation.fork(with_shots(messages, self._shots))
+        if list(messages[: len(self._messages)]) == self._messages:  # it goes on with this one
+            self._forget()
         return RecordedConversation(forked, self._trajectory, messages, self._shots)
+
+    def _forget(self) -> None:
+        """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
+        kept = self._trajectory.conversations
+        kept[:] = [messages for messages in kept if messages is not self._messages]
 
 
 def ending(result: StepResult | None) -> Outcome:

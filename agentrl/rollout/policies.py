@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, EpisodeEnd, TurnOptions, plainly_written
 from agentrl.engine import ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
-from agentrl.errors import EngineError, Outcome, TemplateError, UsageError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
@@ -135,7 +135,7 @@ class EngineConversation(Conversation):
             prompt_ids=prompt_ids,
             params=params,
             session_id=self._session_id(),
-            request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
+            request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.requests - 1}",
             images=self.ledger.sequence.images,
             routed_experts_from=self.ledger.sequence.routed
             if self._policy.engine.capabilities.routed_experts
@@ -143,11 +143,20 @@ class EngineConversation(Conversation):
         )
         if request.images and not self._policy.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
-        generation = self._cut(await self._sample(request), stop)
+        try:
+            generation = self._cut(await self._sample(request), stop)
+        except AgentRLError:
+            self._turns.budget.give_back_turn()
+            self.ledger.withdraw()
+            raise
+        if self._turns.is_over:
+            raise EpisodeEnd(Outcome.CANCELLED)
         self.ledger.verify(request.prompt_ids, request.images)
         answer = self.ledger.accept(generation, trained=options.trained)
         turn = self.ledger.sequence.turns[-1]
-        self._turns.take(turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids))
+        self._turns.take(
+            turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids), trained=options.trained
+        )
         if generation.resubmissions:
             self._turns.add_metric("resubmissions", float(generation.resubmissions))
         if generation.stop_reason is StopReason.ABORT:
@@ -308,7 +317,7 @@ class ChatConversation(Conversation):
         stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
         params = replace(sampling, max_tokens=min(room, options.max_tokens or room), seed=seed, stop=stop)
         trajectory_id = self._turns.trajectory.id
-        request_id = f"{trajectory_id}/turn-{self._turns.budget.turns - 1}"
+        request_id = f"{trajectory_id}/turn-{self._turns.budget.requests - 1}"
         deadline_s = self._turns.limits.answer_timeout_s
         with self._turns.waits.on(WaitKind.ENGINE, trajectory_id, "an answer"):
             async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):

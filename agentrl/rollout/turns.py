@@ -64,6 +64,8 @@ class Budget:
     def __init__(self, limits: EpisodeLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.turns = 0
+        self.requests = 0
+        """Turns that were begun; those that failed are given back."""
         self.invalid = 0
         self.refused = 0
         self._clock = clock
@@ -86,12 +88,17 @@ class Budget:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
 
     def take_turn(self) -> int:
-        """Count a turn and return its index; truncated_time or truncated_turns ends the episode."""
+        """Count a turn and return the index of its request; truncated_time or truncated_turns ends the episode."""
         self.check_time()
         if self.turns >= self.limits.max_turns:
             raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
         self.turns += 1
-        return self.turns - 1
+        self.requests += 1
+        return self.requests - 1
+
+    def give_back_turn(self) -> None:
+        """Uncount a turn that the engine has not answered."""
+        self.turns -= 1
 
     def answer_tokens(self, prompt_tokens: int, max_context: int) -> int:
         """Return how many tokens the next answer may have; truncated_tokens ends the episode if there is no room."""
@@ -142,20 +149,26 @@ class TurnLog:
         self.budget = Budget(limits, waits.clock)
         self.state_key: str | None = None
         self.latest: Turn | None = None
+        self.is_over = False
+        """The episode has ended: an answer that comes now is too late to be recorded."""
         self._seed = seed
         self._observer = observer
+        self._is_reported = True
 
     def begin(self) -> int:
-        """Close the latest turn, open the next, and return the seed of its sampling; may raise `EpisodeEnd`."""
+        """Report the latest turn, open the next, and return the seed of its sampling; may raise `EpisodeEnd`."""
         index = self.budget.take_turn()
-        self.close()
+        self._report()
         return derive_seed(self._seed, index)
 
-    def take(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int) -> None:
-        """Record the turn that was just taken; rewards and timings go to it from now on."""
-        self.close()  # of answers that are sampled at the same time, all are reported
+    def take(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int, trained: bool = True) -> None:
+        """Record the turn that was just taken; rewards and timings go to it from now on, unless it is not trained."""
         turn.state_key = self.state_key
-        self.latest = turn
+        if trained:
+            self._report()  # of answers that are sampled at the same time, all are reported
+            self.latest, self._is_reported = turn, False
+        else:
+            self._observer.on_turn(self.trajectory, turn)
         counters = self.counters
         counters.turns += 1
         counters.prompt_tokens += prompt_tokens
@@ -168,10 +181,15 @@ class TurnLog:
         return self.latest
 
     def close(self) -> None:
-        """Report the latest turn to the observer as complete; call it at the end, too."""
-        if self.latest is not None:
+        """End the episode: report its latest turn."""
+        self._report()
+        self.is_over = True
+
+    def _report(self) -> None:
+        """Report the latest turn to the observer as complete. Without a newer one, actions still belong to it."""
+        if self.latest is not None and not self._is_reported:
             self._observer.on_turn(self.trajectory, self.latest)
-            self.latest = None
+            self._is_reported = True
 
     def count_invalid(self) -> None:
         """Count an unusable answer and mark its turn; too many end the episode."""

@@ -1,5 +1,8 @@
 """Episodes behind a gateway, with the scripted engine, which keeps what it was sent."""
 
+import sys
+import textwrap
+
 import gymnasium
 import pytest
 from support.tokenizers import build_tokenizer
@@ -14,6 +17,26 @@ from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
+
+AGENT = """
+import json, os, sys, urllib.request
+
+def ask(text):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "any", "messages": [{"role": "user", "content": text}]}).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+def post(route, key, body):
+    request = urllib.request.Request(
+        os.environ["AGENTRL_URL"] + route, json.dumps(body).encode(), {"Authorization": "Bearer " + key}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)
+"""
 
 
 class Question(gymnasium.Env):
@@ -33,10 +56,10 @@ class Question(gymnasium.Env):
 class Played(AgentLoop):
     """Lets a coroutine function play: it gets the gateway and its session."""
 
-    def __init__(self, play, side_calls=None):
+    def __init__(self, play, **options):
         self._play = play
         self.failure = None
-        self._options = {} if side_calls is None else {"side_calls": side_calls}
+        self._options = options
 
     async def run(self, episode):
         await episode.reset()
@@ -84,8 +107,8 @@ class Recording:
 def run_loop(renderer):
     """Play one episode of a loop; the trajectory and what the engine was sent."""
 
-    async def run(loop, *answers, **fields):
-        spec = EnvironmentSpec(name="question", make=Question, tasks=SeedTasks, isolation=Isolation.INLINE)
+    async def run(loop, *answers, make=Question, **fields):
+        spec = EnvironmentSpec(name="question", make=make, tasks=SeedTasks, isolation=Isolation.INLINE)
         script = Recording(renderer, answers)
         policy = EngineEpisodePolicy(ScriptedEngine(script=script, vocab_size=400), renderer, SamplingParams())
         runner = EpisodeRunner(pool=EnvPool(spec), loop=loop, policy=policy, **fields)
@@ -102,11 +125,23 @@ def run_loop(renderer):
 def played(run_loop):
     """Play one episode with a coroutine function of the gateway and its session."""
 
-    async def run(play, *answers, side_calls=None, **fields):
-        loop = Played(play, side_calls)
+    async def run(play, *answers, options=None, **fields):
+        loop = Played(play, **(options or {}))
         found = await run_loop(loop, *answers, **fields)
         if loop.failure is not None:
             raise loop.failure
         return found
 
     return run
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A program of these lines after `AGENT`, as the words of its command."""
+
+    def write(lines):
+        path = tmp_path / "agent.py"
+        path.write_text(AGENT + textwrap.dedent(lines))
+        return [sys.executable, str(path)]
+
+    return write

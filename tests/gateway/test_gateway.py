@@ -225,7 +225,7 @@ async def test_side_calls_are_recorded_and_not_trained(played):
             await ask(client, [user("one")])
             await client.chat.completions.create(model="small", messages=[user("make a title")])
 
-    trajectory, script = await played(play, "it is so", side_calls=SideCalls(models=("small",)))
+    trajectory, script = await played(play, "it is so", options={"side_calls": SideCalls(models=("small",))})
     main, side = trajectory.sequences
     assert main.loss_mask.any()
     assert not side.loss_mask.any()
@@ -317,3 +317,44 @@ async def test_an_episode_that_ends_leaves_nothing_behind(played):
 
     trajectory, _ = await played(play, ScriptedAnswer(token_ids=[1], failure=Failure.HANG))
     assert trajectory.turns == []
+
+
+async def test_of_answers_that_say_the_same_the_one_goes_on_whose_ids_come_back(played, renderer):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            reply = await ask(client, [user("one")], tools=[ADD], n=3)
+            message = reply.choices[1].message
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+            await ask(client, [user("one"), message, result], tools=[ADD])
+
+    spaces = CALL.replace('"b": 2', '"b":  2')
+    trajectory, script = await played(play, CALL, spaces, CALL, "three")
+    script.check(trajectory)
+    assert spaces in renderer.encoder.decode(script.requests[3].prompt_ids)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", " a"), ("a", "a\n")])
+async def test_what_users_and_tools_say_is_told_apart_by_its_spaces(played, renderer, first, second):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            answer = (await ask(client, [user(first)])).choices[0].message
+            await ask(client, [user(second), answer, user("and?")])
+
+    trajectory, script = await played(play, "it is so")
+    script.check(trajectory)
+    assert f"{second}<|im_end|>" in renderer.encoder.decode(script.requests[1].prompt_ids)
+
+
+async def test_whole_numbers_come_back_from_javascript_as_such(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            message = (await ask(client, [user("one")], tools=[ADD])).choices[0].message.model_dump(exclude_none=True)
+            (call,) = message["tool_calls"]
+            assert json.loads(call["function"]["arguments"]) == {"a": 1.0, "b": 2.5}
+            call["function"]["arguments"] = '{"a":1,"b":2.5}'
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "3.5"}
+            await ask(client, [user("one"), message, result], tools=[ADD])
+
+    trajectory, script = await played(play, CALL.replace("1", "1.0").replace("2", "2.5"), "three")
+    assert len(trajectory.sequences) == 1
+    script.check(trajectory)

@@ -8,8 +8,17 @@ import asyncio
 import json
 import random
 
+import aiohttp
+
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = ("go on", "why?", "and then", "look again", "one two three", "ünïcode ✓ 漢字", "  padded  ", "a\nb")
+
+
+async def post(url, key, body):
+    """Post JSON with a key; the status and the answer."""
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as answer:
+        return answer.status, await answer.json()
 
 
 def chat_body(history, tools):
