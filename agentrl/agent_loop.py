@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -72,6 +72,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSoFar:
+    """An answer while it is sampled: what no later token changes."""
+
+    prompt_tokens: int
+    reasoning: str
+    text: str
+    """Content, up to where a tool call may begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
     """What is special about one turn."""
 
@@ -81,6 +91,8 @@ class TurnOptions:
     """Texts that end the answer, besides those of the run. The answer holds the text, and nothing after it."""
     trained: bool = True
     """``False``: the tokens are recorded as forced ones, which carry no loss."""
+    on_progress: Callable[[AnswerSoFar], None] | None = None
+    """Called while the answer is sampled, by policies that know its tokens."""
 
 
 PLAIN_TURN = TurnOptions()

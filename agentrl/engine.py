@@ -83,6 +83,9 @@ class GenerateRequest:
     routed_experts_from: int | None = None
     """Tell the experts of the tokens from this one of the prompt on; only for engines with
     `capabilities.routed_experts`."""
+    on_tokens: Callable[[Sequence[int]], None] | None = None
+    """Called with new tokens while they are sampled, each once and in order. What `generate` returns counts: an answer
+    that another server gives again after one was lost begins anew, and is not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

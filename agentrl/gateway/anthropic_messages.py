@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Event, Finish, Json, Reply, ReplyAnswer, ToolSchema
+from agentrl.gateway.dialect import (
+    Asked,
+    BadRequest,
+    Dialect,
+    Event,
+    Finish,
+    GrowingReply,
+    Json,
+    Reply,
+    ReplyAnswer,
+    ToolSchema,
+)
 from agentrl.gateway.fields import (
     arguments,
     given,
@@ -90,18 +101,30 @@ class AnthropicMessages(Dialect):
             "usage": {**_usage(reply), "output_tokens": reply.answer_tokens},
         }
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
+    async def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
         """Write a reply block by block."""
-        answer = reply.answer
-        begun = {**self._head(reply), "content": [], "stop_reason": None, "stop_sequence": None}
-        yield _event("message_start", message={**begun, "usage": {**_usage(reply), "output_tokens": 0}})
+        head = growing.head
+        begun = {**self._head(head), "content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message={**begun, "usage": {**_usage(head), "output_tokens": 0}})
         yield _event("ping")
-        for index, block in enumerate(_blocks(answer)):
-            empty, deltas = _parts_of(block)
-            yield _event("content_block_start", index=index, content_block=empty)
-            for delta in deltas:
-                yield _event("content_block_delta", index=index, delta=delta)
-            yield _event("content_block_stop", index=index)
+        open_kind, index = None, -1
+        async for kind, piece in growing.parts():
+            if kind != open_kind:
+                for event in _block_end(open_kind, index):
+                    yield event
+                open_kind, index = kind, index + 1
+                yield _event("content_block_start", index=index, content_block=EMPTY_BLOCKS[kind])
+            yield _event("content_block_delta", index=index, delta=_delta(kind, piece))
+        for event in _block_end(open_kind, index):
+            yield event
+        reply, answer = growing.reply, growing.reply.answer
+        for at, call in enumerate(answer.calls, start=index + 1):
+            block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield _event("content_block_start", index=at, content_block=block)
+            for piece in pieces(json.dumps(dict(call.arguments))):
+                delta = {"type": "input_json_delta", "partial_json": piece}
+                yield _event("content_block_delta", index=at, delta=delta)
+            yield _event("content_block_stop", index=at)
         ended = {"stop_reason": STOP_REASONS[answer.finish], "stop_sequence": answer.stop_text}
         yield _event("message_delta", delta=ended, usage={**_usage(reply), "output_tokens": reply.answer_tokens})
         yield _event("message_stop")
@@ -116,6 +139,12 @@ class AnthropicMessages(Dialect):
 
     def _head(self, reply: Reply) -> Json:
         return {"id": self.reply_id(reply), "type": "message", "role": "assistant", "model": reply.model}
+
+
+EMPTY_BLOCKS: Mapping[str, Json] = {
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": "", "citations": None},
+}
 
 
 def _event(kind: str, **data: Any) -> Event:
@@ -140,15 +169,17 @@ def _blocks(answer: ReplyAnswer) -> list[Json]:
     return blocks + calls
 
 
-def _parts_of(block: Json) -> tuple[Json, list[Json]]:
-    """Return a block as it begins in a stream, and the deltas that fill it."""
-    if block["type"] == "thinking":
-        texts = [{"type": "thinking_delta", "thinking": piece} for piece in pieces(block["thinking"])]
-        return {**block, "thinking": "", "signature": ""}, [*texts, {"type": "signature_delta", "signature": SIGNATURE}]
-    if block["type"] == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
-    written = json.dumps(block["input"])
-    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": piece} for piece in pieces(written)]
+def _delta(kind: str, piece: str) -> Json:
+    if kind == "reasoning":
+        return {"type": "thinking_delta", "thinking": piece}
+    return {"type": "text_delta", "text": piece}
+
+
+def _block_end(kind: str | None, index: int) -> Iterator[Event]:
+    if kind == "reasoning":
+        yield _event("content_block_delta", index=index, delta={"type": "signature_delta", "signature": SIGNATURE})
+    if kind is not None:
+        yield _event("content_block_stop", index=index)
 
 
 def _check_format(body: Mapping[str, Any]) -> None:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Event, Finish, Json, Reply, ReplyAnswer, ToolSchema
+from agentrl.gateway.dialect import (
+    Asked,
+    BadRequest,
+    Dialect,
+    Event,
+    Finish,
+    GrowingReply,
+    Json,
+    Reply,
+    ReplyAnswer,
+    ToolSchema,
+)
 from agentrl.gateway.fields import (
     arguments,
     given,
@@ -23,6 +34,7 @@ from agentrl.gateway.fields import (
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
+DELTAS = {"reasoning": "reasoning_content", "text": "content"}
 MOST_ANSWERS = 128
 IGNORED = (
     "user",
@@ -96,9 +108,12 @@ class ChatCompletions(Dialect):
         ]
         return {**self._head(reply, "chat.completion"), "choices": choices, "usage": _usage(reply)}
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
-        """Write a reply as chunks, then its usage if that was asked for, then ``[DONE]``."""
-        head = self._head(reply, "chat.completion.chunk")
+    async def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
+        """Write a reply as chunks, then its usage if that was asked for, then ``[DONE]``.
+
+        The first answer goes out while it is sampled, others after it.
+        """
+        head = self._head(growing.head, "chat.completion.chunk")
         if asked.extra["include_usage"]:
             head["usage"] = None
 
@@ -108,13 +123,12 @@ class ChatCompletions(Dialect):
                 "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
             }
 
-        for index, answer in enumerate(reply.answers):
-            yield chunk(index, {"role": "assistant", "content": None if answer.calls and not answer.text else ""})
-            if answer.reasoning:
-                yield chunk(index, {"reasoning_content": answer.reasoning})
-            for piece in pieces(answer.text):
-                if piece:
-                    yield chunk(index, {"content": piece})
+        yield chunk(0, {"role": "assistant", "content": ""})
+        async for kind, piece in growing.parts():
+            yield chunk(0, {DELTAS[kind]: piece})
+        for index, answer in enumerate(growing.reply.answers):
+            if index:
+                yield chunk(index, {"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning})
             for number_, call in enumerate(answer.calls):
                 begun = {"index": number_, **_call(call), "function": {"name": call.name, "arguments": ""}}
                 yield chunk(index, {"tool_calls": [begun]})
@@ -122,7 +136,7 @@ class ChatCompletions(Dialect):
                     yield chunk(index, {"tool_calls": [{"index": number_, "function": {"arguments": piece}}]})
             yield chunk(index, {}, FINISH[answer.finish])
         if asked.extra["include_usage"]:
-            yield None, {**head, "choices": [], "usage": _usage(reply)}
+            yield None, {**head, "choices": [], "usage": _usage(growing.reply)}
         yield None, "[DONE]"
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:

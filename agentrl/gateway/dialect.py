@@ -7,9 +7,10 @@ that names the field; nothing is ignored.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from agentrl.engine import StopReason
@@ -99,6 +100,76 @@ class Reply:
         return sum(answer.tokens for answer in self.answers)
 
 
+Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
+"""A piece of an answer while it is sampled."""
+
+
+class GrowingReply:
+    """A reply while it is sampled, for those who wait for it; several may, each from the beginning.
+
+    Args:
+        head: The reply without its answers.
+    """
+
+    def __init__(self, head: Reply) -> None:
+        self.head = head
+        self._parts: list[Part] = []
+        self._said = {"reasoning": "", "text": ""}
+        self._reply: Reply | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def text(self) -> str:
+        """What has been said of the answer's text, which nothing can take back."""
+        return self._said["text"]
+
+    def say(self, prompt_tokens: int, reasoning: str, text: str) -> None:
+        """Tell what is certain of the answer by now."""
+        self.head = replace(self.head, prompt_tokens=prompt_tokens)
+        self._add("reasoning", reasoning)
+        self._add("text", text)
+
+    def end(self, reply: Reply) -> None:
+        """Tell the rest."""
+        self._add("reasoning", reply.answer.reasoning or "")
+        self._add("text", reply.answer.text)
+        self._reply = reply
+        self._wake()
+
+    def _add(self, kind: Literal["reasoning", "text"], whole: str) -> None:
+        said = self._said[kind]
+        if len(whole) > len(said) and whole.startswith(said):
+            self._parts.append((kind, whole[len(said) :]))
+            self._said[kind] = whole
+            self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def begun(self) -> None:
+        """Wait for the first piece, or for the end."""
+        while not self._parts and self._reply is None:
+            await self._changed.wait()
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """Yield the pieces of the only answer, as they come; then `reply` is there."""
+        count = 0
+        while True:
+            while count < len(self._parts):
+                count += 1
+                yield self._parts[count - 1]
+            if self._reply is not None:
+                return
+            await self._changed.wait()
+
+    @property
+    def reply(self) -> Reply:
+        """The whole reply, once the parts have ended."""
+        assert self._reply is not None
+        return self._reply
+
+
 Event: TypeAlias = tuple[str | None, Json | str]
 """A server-sent event: its name, if it has one, and its data, as JSON or as text (``[DONE]``)."""
 
@@ -129,8 +200,8 @@ class Dialect(ABC):
         """Write a reply that is sent whole."""
 
     @abstractmethod
-    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
-        """Write a reply as the events of a stream."""
+    def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
+        """Write a reply as the events of a stream, while it is sampled."""
 
     @abstractmethod
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:

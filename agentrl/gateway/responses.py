@@ -6,11 +6,23 @@ each call. Read, they become one message again.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Event, Json, Reply, ToolSchema
+from agentrl.gateway.dialect import (
+    Asked,
+    BadRequest,
+    Dialect,
+    Event,
+    GrowingReply,
+    Json,
+    Reply,
+    ReplyAnswer,
+    ToolSchema,
+)
 from agentrl.gateway.fields import (
     arguments,
     given,
@@ -36,6 +48,12 @@ READ = (
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 VERBOSITIES = ("low", "medium", "high")
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+KINDS = {"reasoning": "reasoning", "message": "text"}
+"""Parts of an answer by the type of their item."""
+NO_ITEM: Json = {"type": "none"}
+EMPTY = ReplyAnswer(text="", finish="stop")
 
 
 class Responses(Dialect):
@@ -84,10 +102,39 @@ class Responses(Dialect):
             "usage": _usage(reply),
         }
 
-    def events(self, asked: Asked, reply: Reply) -> Iterator[Event]:
+    async def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
         """Write a reply as numbered events: the response as it begins, each item from begun to done, the response."""
-        for sequence_number, (kind, data) in enumerate(_events(self.write(asked, reply))):
-            yield kind, {"type": kind, "sequence_number": sequence_number, **data}
+        numbers = itertools.count()
+        async for kind, data in self._events(asked, growing):
+            yield kind, {"type": kind, "sequence_number": next(numbers), **data}
+
+    async def _events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[tuple[str, Json]]:
+        begun = {
+            **self.write(asked, replace(growing.head, answers=[EMPTY])),
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        yield "response.created", {"response": begun}
+        yield "response.in_progress", {"response": begun}
+        index, item = -1, NO_ITEM
+        async for kind, piece in growing.parts():
+            if kind != KINDS.get(item["type"]):
+                for event in _part_end(item, index):
+                    yield event
+                index, item = index + 1, _part_item(kind, growing.head)
+                for event in _part_begin(item, index):
+                    yield event
+            item["content"][0]["text"] += piece
+            yield _part_delta(item, index, piece)
+        response = self.write(asked, growing.reply)
+        for event in _part_end(NO_ITEM if item is NO_ITEM else response["output"][index], index):
+            yield event
+        for later in range(index + 1, len(response["output"])):
+            for event in _item_events(response["output"][later], later):
+                yield event
+        yield f"response.{response['status']}", {"response": response}
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
         """Write an error."""
@@ -341,19 +388,33 @@ def _part(part: Json, path: str) -> ContentPart:
     raise _unsupported(f"{path}.type", kind, "the policy reads text and images")
 
 
+def _part_item(kind: str, reply: Reply, text: str = "") -> Json:
+    """Return the item of an answer's thinking or text."""
+    if kind == "reasoning":
+        thinking = {"type": "reasoning_text", "text": text}
+        return {
+            "id": f"rs_{reply.id}",
+            "type": "reasoning",
+            "summary": [],
+            "content": [thinking],
+            "status": "completed",
+        }
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    message = {"type": "message", "role": "assistant", "content": [part], "status": "completed"}
+    return {"id": f"msg_{reply.id}", **message}
+
+
 def _output(reply: Reply, status: str) -> Sequence[Json]:
     """Return the items of an answer; the last has the status of the whole."""
     answer, items = reply.answer, []
     if answer.reasoning:
-        thinking = {"type": "reasoning_text", "text": answer.reasoning}
-        items.append({"id": f"rs_{reply.id}", "type": "reasoning", "summary": [], "content": [thinking]})
+        items.append(_part_item("reasoning", reply, answer.reasoning))
     if answer.text or not answer.calls:
-        text = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{reply.id}", "type": "message", "role": "assistant", "content": [text]})
+        items.append(_part_item("text", reply, answer.text))
     for index, call in enumerate(answer.calls):
         function = {"call_id": call.id, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
-        items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **function})
-    return [{**item, "status": status if item is items[-1] else "completed"} for item in items]
+        items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **function, "status": "completed"})
+    return [*items[:-1], {**items[-1], "status": status}]
 
 
 def _usage(reply: Reply) -> Json:
@@ -366,36 +427,49 @@ def _usage(reply: Reply) -> Json:
     }
 
 
-def _events(response: Json) -> Iterator[tuple[str, Json]]:
-    begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-    yield "response.created", {"response": begun}
-    yield "response.in_progress", {"response": begun}
-    for index, item in enumerate(response["output"]):
-        is_call = item["type"] == "function_call"
-        empty: Json = {"arguments": ""} if is_call else {"content": []}
-        added = {**item, "status": "in_progress", **empty}
-        yield "response.output_item.added", {"output_index": index, "item": added}
-        yield from _call_events(item, index) if is_call else _part_events(item, index)
-        yield "response.output_item.done", {"output_index": index, "item": item}
-    yield f"response.{response['status']}", {"response": response}
-
-
-def _call_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
+def _item_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
+    """Yield the events of an item that is whole already."""
+    if item["type"] != "function_call":
+        yield from _part_begin(item, index)
+        if text := item["content"][0]["text"]:
+            yield _part_delta(item, index, text)
+        yield from _part_end(item, index)
+        return
     place = {"item_id": item["id"], "output_index": index}
+    added = {**item, "status": "in_progress", "arguments": ""}
+    yield "response.output_item.added", {"output_index": index, "item": added}
     kind, text = "response.function_call_arguments", item["arguments"]
     for piece in pieces(text):
         yield f"{kind}.delta", {**place, "delta": piece}
     yield f"{kind}.done", {**place, "name": item["name"], "arguments": text}
+    yield "response.output_item.done", {"output_index": index, "item": item}
 
 
-def _part_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
-    """Yield the events of the only part of a message's or of thinking's content."""
+def _part_begin(item: Json, index: int) -> Iterator[tuple[str, Json]]:
+    """Yield the events with which a message or thinking begins; its content has one part."""
+    added = {**item, "status": "in_progress", "content": []}
+    yield "response.output_item.added", {"output_index": index, "item": added}
+    yield "response.content_part.added", {**_place(item, index), "part": {**item["content"][0], "text": ""}}
+
+
+def _part_delta(item: Json, index: int, piece: str) -> tuple[str, Json]:
     part = item["content"][0]
-    place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-    kind, text = f"response.{part['type']}", part["text"]
-    logprobs: Json = {"logprobs": []} if "logprobs" in part else {}
-    yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
-    for piece in pieces(text) if text else ():
-        yield f"{kind}.delta", {**place, "delta": piece, **logprobs}
-    yield f"{kind}.done", {**place, "text": text, **logprobs}
-    yield "response.content_part.done", {**place, "part": part}
+    return f"response.{part['type']}.delta", {**_place(item, index), "delta": piece, **_logprobs(part)}
+
+
+def _part_end(item: Json, index: int) -> Iterator[tuple[str, Json]]:
+    """Yield the events with which a message or thinking ends."""
+    if item is NO_ITEM:
+        return
+    part = item["content"][0]
+    yield f"response.{part['type']}.done", {**_place(item, index), "text": part["text"], **_logprobs(part)}
+    yield "response.content_part.done", {**_place(item, index), "part": part}
+    yield "response.output_item.done", {"output_index": index, "item": item}
+
+
+def _place(item: Json, index: int) -> Json:
+    return {"item_id": item["id"], "output_index": index, "content_index": 0}
+
+
+def _logprobs(part: Json) -> Json:
+    return {"logprobs": []} if "logprobs" in part else {}

@@ -12,8 +12,8 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import orjson
@@ -23,10 +23,10 @@ from agentrl.agent_loop import Episode
 from agentrl.errors import AgentRLError
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
-from agentrl.gateway.dialect import BadRequest, Dialect, Event
+from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
 from agentrl.gateway.fields import refuse_unknown, take
 from agentrl.gateway.responses import Responses
-from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable
+from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work
 from agentrl.message import described
 from agentrl.remote.listening import Listener, read_bytes_of
 
@@ -126,11 +126,10 @@ class Gateway:
                 session = self._session_of(request)
                 body, raw = await _read(request)
                 is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
-                work = session.answer(dialect, body, raw, is_retry=is_retry)
-                if body.get("stream") is True:
-                    return await _stream(request, dialect, work)
-                asked, reply = await work
-                return _json(dialect.write(asked, reply))
+                work = session.begin(dialect, body, raw, is_retry=is_retry)
+                if work.asked.stream:
+                    return await _stream(request, dialect, session, work)
+                return _json(dialect.write(work.asked, await session.finish(work)))
             except Exception as error:
                 return _refusal(dialect, error)
 
@@ -220,31 +219,50 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     return body, raw
 
 
-async def _stream(request: web.Request, dialect: Dialect, work: Awaitable[Any]) -> web.StreamResponse:
-    """Send an answer as events; comments while it is sampled."""
-    waiting = asyncio.ensure_future(work)
-    await asyncio.wait({waiting}, timeout=COMMENT_S)
-    if waiting.done() and waiting.exception() is not None:
-        return _refusal(dialect, waiting.exception())
+async def _stream(request: web.Request, dialect: Dialect, session: GatewaySession, work: Work) -> web.StreamResponse:
+    """Send an answer as events while it is sampled."""
+    finished = asyncio.ensure_future(session.finish(work))
+    begun = asyncio.ensure_future(work.growing.begun())
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     try:
+        await asyncio.wait({finished, begun}, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
+        if finished.done() and finished.exception() is not None:
+            return _refusal(dialect, finished.exception())
         await response.prepare(request)
-        while not waiting.done():
-            await response.write(b": waiting\n\n")
-            await asyncio.wait({waiting}, timeout=COMMENT_S)
-        try:
-            asked, reply = await waiting
-        except Exception as error:
-            status, headline, code, _ = _status_of(error)
-            await response.write(_event_bytes(("error", dialect.error(status, headline, code=code))))
-        else:
-            await response.write(b"".join(map(_event_bytes, dialect.events(asked, reply))))
+        async with aclosing(_events(dialect, work, finished)) as events:
+            async for event in events:
+                await response.write(event)
         await response.write_eof()
-    except ConnectionResetError:  # the client has left; its answer stands, and a retry gets it
-        waiting.cancel()
-        with suppress(BaseException):
-            await waiting
+    except ConnectionResetError:  # the client has left; its answer is sampled to the end, and a retry gets it
+        pass
+    finally:
+        begun.cancel()
+        finished.cancel()
+        await asyncio.wait({begun, finished})
     return response
+
+
+async def _events(dialect: Dialect, work: Work, finished: asyncio.Future[Reply]) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a reply, comments while none comes, and an error where its work fails."""
+    events = dialect.events(work.asked, work.growing)
+    following: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
+    try:
+        while True:
+            waited: set[asyncio.Future[Any]] = {following} if finished.done() else {following, finished}
+            await asyncio.wait(waited, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                if (event := following.result()) is None:
+                    return
+                yield _event_bytes(event)
+                following = asyncio.ensure_future(anext(events, None))
+            elif finished.done() and (error := finished.exception()) is not None:
+                status, headline, code, _ = _status_of(error)
+                yield _event_bytes(("error", dialect.error(status, headline, code=code)))
+                return
+            elif not finished.done():
+                yield b": waiting\n\n"
+    finally:
+        following.cancel()
 
 
 def _event_bytes(event: Event) -> bytes:

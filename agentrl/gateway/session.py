@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agentrl.agent_loop import Answer, Conversation, Episode, EpisodeEnd, TurnOptions
+from agentrl.agent_loop import Answer, AnswerSoFar, Conversation, Episode, EpisodeEnd, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.env import StepResult
 from agentrl.errors import (
@@ -31,10 +31,11 @@ from agentrl.errors import (
     UsageError,
     described_error,
 )
-from agentrl.gateway.dialect import Asked, BadRequest, Dialect, Reply, ReplyAnswer, ToolSchema, finish_of
+from agentrl.gateway.dialect import Asked, BadRequest, Dialect, GrowingReply, Reply, ReplyAnswer, ToolSchema, finish_of
 from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
 from agentrl.message import Message, ToolCall
+from agentrl.render.renderer import without_beginning_of
 
 Result = TypeVar("Result")
 KEY_PREFIX = "sk-agentrl-"
@@ -86,16 +87,25 @@ class _ClientTool:
 
 
 @dataclass(slots=True)
-class _Work:
+class Work:
     """One request, however often it is sent."""
 
     asked: Asked
     chain: Chain
+    growing: GrowingReply
+    """What is known of the reply."""
     answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
     """Those that were sampled; a retry samples only what is missing."""
     failure: AgentRLError | None = None
     """Why its last attempt failed, where that was the machinery's."""
-    task: asyncio.Task[tuple[Asked, Reply]] | None = None
+    task: asyncio.Task[Reply] | None = None
+
+    def say(self, so_far: AnswerSoFar) -> None:
+        """Tell those who wait what is certain of the answer: text after which no stop text can begin."""
+        text, stop_text = cut_at(so_far.text, self.asked.stop)
+        if stop_text is None:
+            text = without_beginning_of(self.asked.stop, text)
+        self.growing.say(so_far.prompt_tokens, so_far.reasoning, text)
 
 
 class GatewaySession:
@@ -129,8 +139,8 @@ class GatewaySession:
         self._steps = steps
         self._histories = Histories()
         self._stored: dict[str, Sequence[Message]] = {}
-        self._works: dict[bytes, _Work] = {}
-        self._failed: list[_Work] = []
+        self._works: dict[bytes, Work] = {}
+        self._failed: list[Work] = []
         self._step_failure: AgentRLError | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._stepping = asyncio.Lock()
@@ -158,10 +168,8 @@ class GatewaySession:
         since = self._waiting_since
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
-    async def answer(
-        self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool
-    ) -> tuple[Asked, Reply]:
-        """Answer one request.
+    def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> Work:
+        """Begin to answer one request, or join the work on one that was sent before.
 
         Args:
             dialect: Of the client.
@@ -172,7 +180,6 @@ class GatewaySession:
         Raises:
             BadRequest: it cannot be answered as it is asked.
             SessionOver: the episode has ended.
-            Unavailable: the engine is not there now.
         """
         if self._is_over:
             raise SessionOver(ENDED)
@@ -184,11 +191,25 @@ class GatewaySession:
                 raise SessionOver(f"{ENDED}: {self.outcome.value}")
             self.requests += 1
             self._forget_old_works()
-            work = self._works[digest] = _Work(asked=asked, chain=chain_of(asked.messages, asked.tools))
+            head = Reply(id=secrets.token_hex(12), created=int(time.time()), model=asked.model, answers=())
+            chain = chain_of(asked.messages, asked.tools)
+            work = self._works[digest] = Work(asked=asked, chain=chain, growing=GrowingReply(head))
         else:
             self.retries += 1
         if work.task is None or _has_failed(work.task):
+            work.growing = GrowingReply(work.growing.head)  # of one that has failed, nothing is gone on with
             work.task = self._start(self._reply(dialect, work))
+        return work
+
+    async def finish(self, work: Work) -> Reply:
+        """Wait for the reply to a request.
+
+        Raises:
+            BadRequest: it cannot be answered as it is asked.
+            SessionOver: the episode has ended.
+            Unavailable: the engine is not there now.
+        """
+        assert work.task is not None
         try:
             return await asyncio.shield(work.task)
         except asyncio.CancelledError:
@@ -220,7 +241,7 @@ class GatewaySession:
         for digest in done[:-KEPT_ANSWERS]:
             del self._works[digest]
 
-    async def _reply(self, dialect: Dialect, work: _Work) -> tuple[Asked, Reply]:
+    async def _reply(self, dialect: Dialect, work: Work) -> Reply:
         asked = work.asked
         self.asked_sampling.update(asked.sampling)
         try:
@@ -235,10 +256,8 @@ class GatewaySession:
             raise
         work.failure = None
         first = work.answers[0][0]
-        reply = Reply(
-            id=secrets.token_hex(12),
-            created=int(time.time()),
-            model=asked.model,
+        reply = replace(
+            work.growing.head,
             answers=[given for _, given in work.answers],
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.cached_tokens,
@@ -247,7 +266,8 @@ class GatewaySession:
             self._turns[dialect.reply_id(reply)] = first.turn
         if asked.extra.get("store"):
             self._stored[dialect.reply_id(reply)] = [*asked.extra["history"], sent_message(reply.answer)]
-        return asked, reply
+        work.growing.end(reply)
+        return reply
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -261,7 +281,7 @@ class GatewaySession:
         finally:
             self._waited_s, self._waiting_since = self.waited_s, None
 
-    async def _sample(self, work: _Work) -> None:
+    async def _sample(self, work: Work) -> None:
         """Sample the answers that a request lacks: the first alone, so that the others share its prompt."""
         if not work.answers:
             work.answers.append(await self._one(work))
@@ -273,10 +293,15 @@ class GatewaySession:
             for task in tasks:
                 task.result()
 
-    async def _one(self, work: _Work) -> tuple[Answer, ReplyAnswer]:
+    async def _one(self, work: Work) -> tuple[Answer, ReplyAnswer]:
         """Sample one answer, and remember where it leads."""
         asked = work.asked
-        options = TurnOptions(max_tokens=asked.max_tokens, stop=asked.stop, trained=not self._side_calls.has(asked))
+        options = TurnOptions(
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+            trained=not self._side_calls.has(asked),
+            on_progress=work.say if asked.stream and not work.answers else None,
+        )
         try:
             conversation, messages = self._conversation(asked, work.chain)
             answer = await conversation.generate(options=options)
@@ -292,7 +317,7 @@ class GatewaySession:
         except Exception as error:
             raise EnvironmentFailure("the gateway failed", got=described_error(error)) from error
         self.answers += 1
-        given = self._given(answer, options.stop)
+        given = self._given(answer, options.stop, "" if work.answers else work.growing.text)
         sent = sent_message(given)
         chain = [*work.chain, chain_step(work.chain, sent)]
         self._histories.remember(conversation, [*messages, answer.message], chain, sent)
@@ -313,12 +338,12 @@ class GatewaySession:
         own = self._call_ids.get(message.tool_call_id or "")
         return message if own is None else replace(message, tool_call_id=own)
 
-    def _given(self, answer: Answer, stop: Sequence[str]) -> ReplyAnswer:
-        """What the client gets of an answer: a call that cannot be read comes as text."""
+    def _given(self, answer: Answer, stop: Sequence[str], said: str) -> ReplyAnswer:
+        """What the client gets of an answer, of which it may have got the beginning: unreadable calls come as text."""
         message = answer.message
         text, stop_text = cut_at(message.text, stop)
         if answer.problems and not message.tool_calls:
-            text, stop_text = cut_at(answer.raw_text, stop)
+            text, stop_text = cut_at(answer.raw_text[max(answer.raw_text.find(said), 0) :], stop)
         calls = tuple(self._named(call) for call in message.tool_calls)
         return ReplyAnswer(
             text=text,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agentrl.agent_loop import Answer
+from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
 from agentrl.render.check import is_same_history
+from agentrl.render.progress import AnswerProgress
 from agentrl.render.renderer import Rendered, Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
@@ -101,6 +102,15 @@ class LedgerConversation:
             self.sequence.extend(self._renderer.prefill(prefill), Source.FORCED)
             self._prompt_length = len(self.sequence)
         return self.sequence.ids_list()
+
+    def progress(self, stop: Sequence[str], tell: Callable[[AnswerSoFar], None]) -> Callable[[Sequence[int]], None]:
+        """Return what reads the tokens of the answer that is being sampled, and tells what is certain of it.
+
+        Args:
+            stop: Texts that end the answer.
+            tell: Gets more and more of the answer.
+        """
+        return AnswerProgress(self._renderer, self._tools, stop, self._prompt_length, tell).take
 
     def withdraw(self) -> None:
         """Take a prompt back that was not answered, and its sequence, where that was begun for it."""

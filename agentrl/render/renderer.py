@@ -34,6 +34,8 @@ from agentrl.trajectory import Source
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+CALL_MARKS = "<[{"
+"""Every notation of tool calls begins with one of these."""
 _PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
 
 
@@ -70,6 +72,19 @@ def split_channels(text: str) -> Thinking:
             others.append(message.text)
     reasoning = "\n".join(message.body.strip() for message in thoughts) if thoughts else None
     return Thinking(reasoning=reasoning, rest="".join(others), closed=not thoughts or bool(thoughts[-1].end))
+
+
+def without_beginning_of(marks: Sequence[str], text: str) -> str:
+    """Return `text` without an end that may become one of `marks`.
+
+    >>> without_beginning_of(["</think>"], "so it is</th"), without_beginning_of(["</think>"], "so it is</b")
+    ('so it is', 'so it is</b')
+    """
+    longest = max((len(mark) for mark in marks), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return text[:-length]
+    return text
 
 
 class AnswerReader:
@@ -109,6 +124,25 @@ class AnswerReader:
             role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
         )
         return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
+
+    def read_beginning(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, str]:
+        """Return the thinking and the content of an answer that goes on, as far as no later text changes them.
+
+        Nothing is certain in a notation that marks the parts of an answer.
+        """
+        stripped = text.lstrip()
+        if self._channels or (self._marks.open.startswith(stripped) and not self._opened):
+            return "", ""
+        inside = stripped.removeprefix(self._marks.open)
+        reasoning, closing, rest = "", "", text
+        if self._opened or inside != stripped:
+            reasoning, closing, rest = (inside if inside != stripped else text).partition(self._marks.close)
+            if not closing:
+                return without_beginning_of([self._marks.close], reasoning).strip(), ""
+        content = rest.lstrip()
+        if tools:
+            content = content[: min((at for mark in CALL_MARKS if (at := content.find(mark)) >= 0), default=None)]
+        return reasoning.strip(), content.rstrip()
 
     def require_parser(self) -> ToolParser:
         """Return the parser of tool calls.
@@ -474,8 +508,21 @@ class Renderer:
         self, token_ids: Sequence[int], *, stop_reason: StopReason = StopReason.STOP, tools: Sequence[ToolSchema] = ()
     ) -> Answer:
         """The answer that tokens stand for: content, thinking and tool calls apart, problems in words. Never raises."""
-        text = self.encoder.decode_plain(token_ids, keep=self._markup)
+        text = self.plain_text(token_ids)
         return self._reader.read(text, stop_reason, tools)
+
+    def plain_text(self, token_ids: Sequence[int]) -> str:
+        """Return the text of an answer's tokens, special tokens left out but for those that mark its parts."""
+        return self.encoder.decode_plain(token_ids, keep=self._markup)
+
+    def read_beginning(self, text: str, tools: Sequence[ToolSchema] = ()) -> tuple[str, str]:
+        """Return the thinking and the content of an answer of which this is the beginning, as far as they are certain.
+
+        Args:
+            text: The `plain_text` of its tokens so far.
+            tools: Those that were offered.
+        """
+        return self._reader.read_beginning(text, tools)
 
     def require_tool_parser(self) -> None:
         """Check that tool calls of this model can be read.

@@ -137,6 +137,7 @@ class EngineConversation(Conversation):
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.requests - 1}",
             images=self.ledger.sequence.images,
+            on_tokens=self.ledger.progress(stop, options.on_progress) if options.on_progress else None,
             routed_experts_from=self.ledger.sequence.routed
             if self._policy.engine.capabilities.routed_experts
             else None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,9 @@ ATTEMPT_S = 5.0
 """Deadline of one attempt to reach a server that may still be starting."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0
+JSON_BODY = {"Content-Type": "application/json"}
+STREAM_BUFFER = 1 << 24
+"""Bytes of the longest event of a stream: SGLang repeats the whole answer in each."""
 
 
 class Refused(EngineError):
@@ -128,6 +131,38 @@ class HttpSession:
         data = None if body is None else orjson.dumps(body)
         return self._decode(route, await self._ask("POST", route, data, deadline_s, late))
 
+    async def stream(
+        self,
+        route: str,
+        body: Mapping[str, Any],
+        tell: Callable[[Any], None],
+        *,
+        deadline_s: float | None,
+        late: type[EngineError] = ServerLost,
+    ) -> None:
+        """Send JSON, and give `tell` the JSON of each server-sent event up to ``[DONE]``; else like `post`."""
+        session, data = self._open(), orjson.dumps(body)
+        is_whole = False
+        async with (
+            self._failures(route, deadline_s, late),
+            await self._send(session, "POST", route, data, JSON_BODY, STREAM_BUFFER) as response,
+        ):
+            if response.status >= 400:
+                self._refuse(route, response.status, error_message(await response.read()))
+            async for line in response.content:
+                word, _, event = line.strip().partition(b": ")
+                is_whole = is_whole or (word, event) == (b"data", b"[DONE]")
+                if word == b"data" and not is_whole:
+                    tell(self._told(route, event))
+        if not is_whole:
+            raise ServerLost(f"{self.url}{route} broke off in the middle of an answer")
+
+    def _told(self, route: str, event: bytes) -> Any:
+        told = self._decode(route, event)
+        if isinstance(told, dict) and isinstance(failed := told.get("error"), dict):
+            self._refuse(route, int(failed.get("code") or 500), error_message(event))
+        return told
+
     async def order(self, route: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
         """Send JSON to a route whose answer says nothing beyond its status."""
         await self._ask("POST", route, orjson.dumps(body), deadline_s)
@@ -141,24 +176,35 @@ class HttpSession:
         late: type[EngineError] = ServerLost,
     ) -> bytes:
         session = self._open()
-        headers = {} if data is None else {"Content-Type": "application/json"}
+        headers = {} if data is None else JSON_BODY
         async with self._failures(route, deadline_s, late):
-            status, answer = await self._send(session, method, route, data, headers)
-            if status < 400:
+            async with await self._send(session, method, route, data, headers) as response:
+                answer = await response.read()
+            if response.status < 400:
                 return answer
-        return self._refuse(route, status, error_message(answer))
+        return self._refuse(route, response.status, error_message(answer))
 
     async def _send(
-        self, session: aiohttp.ClientSession, method: str, route: str, data: bytes | None, headers: dict[str, str]
-    ) -> tuple[int, bytes]:
+        self,
+        session: aiohttp.ClientSession,
+        method: str,
+        route: str,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        read_bufsize: int | None = None,
+    ) -> aiohttp.ClientResponse:
         """Ask, and ask again where a kept connection turns out to be closed: servers do that after an error."""
         while True:
             attempt = SimpleNamespace(reused=False)  # True over a connection that had been used before
             try:
-                async with session.request(
-                    method, self.url + route, data=data, headers=headers, trace_request_ctx=attempt
-                ) as response:
-                    return response.status, await response.read()
+                return await session.request(
+                    method,
+                    self.url + route,
+                    data=data,
+                    headers=headers,
+                    trace_request_ctx=attempt,
+                    read_bufsize=read_bufsize,
+                )
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 if self._closed or not attempt.reused:
                     raise

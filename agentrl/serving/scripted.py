@@ -209,6 +209,8 @@ class ScriptedEngine(PolicyEngine):
 
     def _advance(self, playing: _Playing, most: int) -> None:
         count = min(most, len(playing.token_ids) - playing.played)
+        if playing.request.on_tokens is not None:
+            playing.request.on_tokens(playing.token_ids[playing.played : playing.played + count])
         stamp = self._version if playing.answer.version is None else playing.answer.version
         playing.versions += [stamp] * count
         playing.played += count

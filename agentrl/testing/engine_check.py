@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from agentrl.engine import GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
@@ -265,6 +265,34 @@ async def abort(probe: EngineProbe) -> str:
     return f"after {len(answer.token_ids)} tokens"
 
 
+async def stream(probe: EngineProbe) -> str:
+    """Tokens are told while they are sampled, each once and in order."""
+    told: list[list[int]] = []
+    prompt = probe.prompt(8)
+    whole = replace(probe.request(prompt, max_tokens=24, seed=4), on_tokens=lambda ids: told.append(list(ids)))
+    answer = await probe.engine.generate(whole)
+    probe.check_form(whole, answer)
+    probe.check_logprobs(prompt, answer, 1.0)
+    if not any(told):
+        raise Missing("nothing is told before the end")
+    whole_told = list(itertools.chain(*told))
+    require(whole_told == answer.token_ids, f"{whole_told} were told of {answer.token_ids}")
+    begun, has_begun = list[int](), asyncio.Event()
+
+    def take(ids: Sequence[int]) -> None:
+        begun.extend(ids)
+        has_begun.set()
+
+    request = replace(probe.long_request(), on_tokens=take)
+    task = asyncio.create_task(probe.engine.generate(request))
+    await has_begun.wait()
+    require(await probe.engine.abort(request.request_id), "a request ended when its first token was told")
+    answer = await task
+    probe.check_form(request, answer)
+    require(answer.token_ids[: len(begun)] == begun, "what was told of an aborted answer is not its beginning")
+    return f"in {len(told)} parts"
+
+
 async def pause(probe: EngineProbe) -> str:
     """A pause holds what runs, an abort reaches it, and resume lets the rest go on."""
     held, aborted = probe.long_request(), probe.long_request()
@@ -421,6 +449,7 @@ RULES = tuple(
         seeds,
         logprobs,
         abort,
+        stream,
         pause,
         update_in_flight,
         versions,

@@ -10,6 +10,8 @@ import random
 
 import aiohttp
 
+from agentrl.gateway.dialect import GrowingReply
+
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = ("go on", "why?", "and then", "look again", "one two three", "ünïcode ✓ 漢字", "  padded  ", "a\nb")
 
@@ -212,3 +214,14 @@ class RandomClient:
             if "data" in lines:
                 events.append((lines.get("event"), lines["data"]))
         return self._read_stream(events)
+
+
+def events_of(dialect, asked, reply):
+    """The events of a reply that is whole already."""
+    growing = GrowingReply(reply)
+    growing.end(reply)
+
+    async def collect():
+        return [event async for event in dialect.events(asked, growing)]
+
+    return asyncio.run(collect())

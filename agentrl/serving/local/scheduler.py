@@ -72,6 +72,8 @@ class ScheduledRequest:
         """Record a sampled token."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
+        if self.request.on_tokens is not None:
+            self.request.on_tokens([token])
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)

@@ -138,7 +138,7 @@ class PoolRequest:
         """Request as it is sent: each attempt has an id of its own, because a lost server may still run the last."""
         if not self.resubmissions:
             return self.request
-        return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}")
+        return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}", on_tokens=None)
 
     def new_ticket(self) -> Ticket:
         """Return the ticket of the next attempt."""

@@ -279,7 +279,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
                 sampled=call.sampled,
                 routed_experts_from=call.routed_experts_from,
             )
-            answer = await self._post("/generate", body)
+            answer = await self._ask(call, body)
             call.sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
@@ -294,6 +294,21 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             if not part.goes_on:
                 return call.answer
         return call.ended(StopReason.LENGTH)
+
+    async def _ask(self, call: RunningRequest, body: dict[str, Any]) -> Any:
+        tell = call.request.on_tokens
+        if tell is None:
+            return await self._post("/generate", body)
+        answer: Any = {"output_ids": []}
+
+        def take(event: Any) -> None:  # it has all tokens so far
+            nonlocal answer
+            told, answer = len(answer["output_ids"]), event
+            tell(event["output_ids"][told:])
+
+        streamed = body | {"stream": True}
+        await self._http.stream("/generate", streamed, take, deadline_s=self._config.timeout_s, late=EngineError)
+        return answer
 
     async def abort(self, request_id: str) -> bool:
         """End a request early, and wait until it has ended; ``False`` when no such request runs."""

@@ -40,6 +40,7 @@ from agentrl.serving.vllm.wire import (
     encode_abort,
     encode_request,
     is_uncut,
+    join_events,
 )
 
 OLDEST = "0.32"
@@ -199,7 +200,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         self._running[request.request_id] = running
         began = time.perf_counter()
         try:
-            answer = await self._http.post(GENERATE, body, deadline_s=self._config.timeout_s, late=EngineError)
+            answer = await self._ask(request, body)
         except Refused as refused:
             raise await self._meaning(refused) from refused
         finally:
@@ -207,6 +208,22 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             running.over.set()
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
         return replace(decode_answer(answer, request.params.stop_token_ids, request.params.stop), decode_s=seconds)
+
+    async def _ask(self, request: GenerateRequest, body: dict[str, Any]) -> Any:
+        timeout_s = self._config.timeout_s
+        if request.on_tokens is None:
+            return await self._http.post(GENERATE, body, deadline_s=timeout_s, late=EngineError)
+        events: list[Any] = []
+        tell = request.on_tokens
+
+        def take(event: Any) -> None:
+            events.append(event)
+            for choice in event["choices"]:
+                tell(choice["token_ids"] or ())
+
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        await self._http.stream(GENERATE, body, take, deadline_s=timeout_s, late=EngineError)
+        return join_events(events)
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
         """Interpret an error status: vLLM answers 500 before it ends after a failure of its engine."""

@@ -123,6 +123,19 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int], stop: Sequence[str]
     )
 
 
+def join_events(events: Sequence[Any]) -> dict[str, Any]:
+    """Return the body of a response that came as events: tokens as they were sampled, the rest with the last ones."""
+    with decoding("vLLM's events are not a generation", events[-1:]):
+        choices = [choice for event in events for choice in event["choices"]]
+        rows = [row for choice in choices if choice["token_ids"] for row in choice["logprobs"]["content"]]
+        whole = {
+            **choices[-1],
+            "token_ids": [token for choice in choices for token in choice["token_ids"] or ()],
+            "logprobs": {"content": rows},
+        }
+        return {"choices": [whole], "usage": events[-1].get("usage")}
+
+
 def _decode_routed_experts(encoded: str | None) -> RoutedExperts | None:
     """Decode base64 of numpy's own format, [tokens, layers, chosen]."""
     if encoded is None:
