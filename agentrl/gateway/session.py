@@ -35,7 +35,6 @@ from agentrl.gateway.dialect import Asked, BadRequest, Dialect, GrowingReply, Re
 from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
 from agentrl.message import Message, ToolCall
-from agentrl.render.renderer import without_beginning_of
 
 Result = TypeVar("Result")
 KEY_PREFIX = "sk-agentrl-"
@@ -101,10 +100,8 @@ class Work:
     task: asyncio.Task[Reply] | None = None
 
     def say(self, so_far: AnswerSoFar) -> None:
-        """Tell those who wait what is certain of the answer: text after which no stop text can begin."""
-        text, stop_text = cut_at(so_far.text, self.asked.stop)
-        if stop_text is None:
-            text = without_beginning_of(self.asked.stop, text)
+        """Tell those who wait what is certain of the answer, up to a stop text."""
+        text, _ = cut_at(so_far.text, self.asked.stop)
         self.growing.say(so_far.prompt_tokens, so_far.reasoning, text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agentrl.agent_loop import AnswerSoFar
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import Renderer, without_beginning_of
 from agentrl.render.tokens import ToolSchema
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -18,7 +18,7 @@ class AnswerProgress:
     Args:
         renderer: Of the model.
         tools: Those that were offered: with any, text is held back from where a call may begin.
-        stop: Texts that end the answer; what comes after one is not read.
+        stop: Texts that end the answer: what may be the beginning of one is held back, and nothing is read after one.
         prompt_tokens: Length of the prompt.
         tell: Called when there is more to say.
     """
@@ -45,7 +45,8 @@ class AnswerProgress:
             return
         self._ids += ids
         self._decode()
-        said = self._renderer.read_beginning(self._text, self._tools)
+        reasoning, text = self._renderer.read_beginning(self._text, self._tools)
+        said = reasoning, without_beginning_of(self._stop, text)
         if said != self._said:
             self._said = said
             self._tell(AnswerSoFar(prompt_tokens=self._prompt_tokens, reasoning=said[0], text=said[1]))

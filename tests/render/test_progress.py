@@ -72,5 +72,5 @@ def test_nothing_is_told_past_a_stop_text(renderer_of):
 def test_calls_are_held_back(renderer_of, family):
     renderer = renderer_of(family)
     outputs = tool_outputs(family)[::4]
-    told = [check(renderer, renderer.encoder.encode(output.text), TOOLS)[1] for output in outputs]
+    told = [any(check(renderer, renderer.encoder.encode(output.text), TOOLS)[:2]) for output in outputs]
     assert renderer.family.marks_answers or any(told)
