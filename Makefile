@@ -91,7 +91,7 @@ engine-harmony:
 	touch $(HARMONY)/.installed
 
 # Real servers, of which a missing one is a failure. All of them: make test-engines ENGINE_TESTS=tests/engines
-ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py tool_parsers.py training.py)
+ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py gateway.py tool_parsers.py training.py)
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
 

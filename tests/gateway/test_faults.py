@@ -277,7 +277,9 @@ async def test_a_spent_budget_does_not_throw_the_answer_away(played_by):
 
 async def test_functions_that_hang_hold_up_no_others(run_loop):
     try:
-        loops = [External(function=f"{__name__}:{name}", seconds=0.5) for name in [*["waits"] * 40, "plays"]]
+        loops = [
+            External(function=f"{__name__}:{name}", seconds=s) for name, s in [*[("waits", 0.5)] * 40, ("plays", 60)]
+        ]
         async with asyncio.timeout(10):
             found = await asyncio.gather(*(run_loop(loop, "42") for loop in loops))
     finally:
