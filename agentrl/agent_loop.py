@@ -91,6 +91,10 @@ class TurnOptions:
     """Texts that end the answer, besides those of the run. The answer holds the text, and nothing after it."""
     trained: bool = True
     """``False``: the tokens are recorded as forced ones, which carry no loss."""
+    temperature: float | None = None
+    """In place of the run's; never in training, where the run's is what the policy is trained at."""
+    top_p: float | None = None
+    """Likewise."""
     on_progress: Callable[[AnswerSoFar], None] | None = None
     """Called while the answer is sampled, by policies that know its tokens."""
 

@@ -41,6 +41,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
     "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", LOOK),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", MORE),
+    "gateway": CommandEntry("agentrl.cli.gateway", "Answer clients of OpenAI and Anthropic, and record them.", MORE),
     "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", MORE),
 }
 """In the order of work, which is the order of ``agentrl --help``."""

@@ -37,6 +37,7 @@ app = typer.Typer()
         "agentrl eval --env household/valid_unseen --model runs/latest --samples 4 --report",
         "agentrl eval --env household/valid_unseen --model Qwen/Qwen2.5-0.5B-Instruct --temperature 0.7",
         "agentrl eval --env household/valid_unseen --model runs/latest --engine vllm",
+        "agentrl eval --env math_problems --model runs/latest --program '{python} my_agent.py'",
         "agentrl eval --env guess_number --engine openai --url http://127.0.0.1:8000/v1 --model my-model",
         configs=shipped_configs(),
     )
@@ -60,6 +61,9 @@ def evaluate(
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Evaluate on the prompts of this file, each answered once.")
+    ] = None,
+    program: Annotated[
+        str | None, typer.Option(metavar="COMMAND", help="A program of yours that plays, with the policy as its model.")
     ] = None,
     reward: Rewards = None,
     seed: Annotated[int, typer.Option(help="Chooses the tasks, and seeds the sampling.")] = 0,
@@ -90,7 +94,7 @@ def evaluate(
         temperature=temperature,
         concurrency=concurrency,
         prompts=prompts,
-        overrides=[*reward_words(reward), *chosen.overrides],
+        overrides=[*_program_words(program), *reward_words(reward), *chosen.overrides],
     )
     n_tasks = default_tasks(config) if tasks is None else tasks
     request = EvaluationRequest(
@@ -114,6 +118,12 @@ def evaluate(
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
     _check_measured(finished.result)
+
+
+def _program_words(program: str | None) -> list[str]:
+    if program is None:
+        return []
+    return ["agent.loop=external", f"agent.options={json.dumps({'command': program})}"]
 
 
 def _stopped(counter: EpisodeCounter) -> str:

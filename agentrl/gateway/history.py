@@ -68,6 +68,7 @@ class Known:
     """As they were recorded."""
     given: Message | None = None
     """The answer that ends it, as the client got it; ``None`` for a beginning of a history."""
+    tools: Sequence[ToolSchema] = ()
 
     def is_meant_by(self, message: Message) -> bool:
         """Return True if an answer comes back with this one's call ids, or with its thinking."""
@@ -84,8 +85,17 @@ class Histories:
 
     def __init__(self) -> None:
         self._by_beginning: dict[bytes, list[Known]] = {}
+        self._continued: set[bytes] = set()
 
-    def remember(self, conversation: Conversation, messages: Sequence[Message], chain: Chain, given: Message) -> None:
+    def remember(
+        self,
+        conversation: Conversation,
+        messages: Sequence[Message],
+        chain: Chain,
+        *,
+        given: Message,
+        tools: Sequence[ToolSchema],
+    ) -> None:
         """Keep a conversation under every beginning that is not known yet, and under its whole history.
 
         Args:
@@ -93,12 +103,19 @@ class Histories:
             messages: As they were recorded.
             chain: Of what the client was given.
             given: The answer that it ends with, as the client was given it.
+            tools: Those that were offered.
         """
         messages = tuple(messages)
         for beginning in chain[:-1]:
             self._by_beginning.setdefault(beginning, [Known(conversation=conversation, messages=messages)])
         ended = self._by_beginning.setdefault(chain[-1], [])
-        ended.append(Known(conversation=conversation, messages=messages, given=given))
+        ended.append(Known(conversation=conversation, messages=messages, given=given, tools=tools))
+        self._continued.update(chain[:-1])
+
+    def ends(self) -> list[Known]:
+        """Return the conversations that were not continued, in the order of their last answers."""
+        ended = (known for chain, known in self._by_beginning.items() if chain not in self._continued)
+        return [one for known in ended for one in known if one.given is not None]
 
     def longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[Known | None, int]:
         """Return the conversation that shares the longest beginning with a history, and how many messages that are.

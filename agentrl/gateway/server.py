@@ -14,7 +14,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from aiohttp import web
@@ -44,6 +44,9 @@ MODEL = "policy"
 """What the gateway calls its model in the list of models."""
 
 
+Opener: TypeAlias = Callable[[str | None], Awaitable[GatewaySession]]
+
+
 class Gateway:
     """Serves the sessions of one process.
 
@@ -55,10 +58,16 @@ class Gateway:
     Args:
         host: Where it listens; this machine only, unless said otherwise.
         port: 0 takes a free one.
+        key: Of all clients, where `opener` makes the sessions.
+        opener: Makes or finds the session of a name in the path; ``None`` is for paths without one.
     """
 
-    def __init__(self, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, *, host: str = "127.0.0.1", port: int = 0, key: str | None = None, opener: Opener | None = None
+    ) -> None:
         self._host, self._port = host, port
+        self._key = key
+        self._opener = opener
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
         self._listener: Listener | None = None
@@ -123,7 +132,7 @@ class Gateway:
     def _answering(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                session = self._session_of(request)
+                session = await self._session_of(request)
                 body, raw = await _read(request)
                 is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
                 work = session.begin(dialect, body, raw, is_retry=is_retry)
@@ -135,13 +144,17 @@ class Gateway:
 
         return answer
 
-    def _session_of(self, request: web.Request) -> GatewaySession:
+    async def _session_of(self, request: web.Request) -> GatewaySession:
         """The session that a request belongs to: by its path, and by its key, which must agree where both are known.
 
         Raises:
             BadRequest: there is none, or the key is another session's.
         """
         key = _key_of(request)
+        if self._opener is not None:
+            if self._key is not None and not hmac.compare_digest(_bytes(key), _bytes(self._key)):
+                raise BadRequest("this is not the gateway's key", status=401, code="invalid_api_key")
+            return await self._opener(request.match_info.get("session"))
         by_key = self._by_key.get(key)
         name = request.match_info.get("session")
         if name is None:
@@ -158,7 +171,7 @@ class Gateway:
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
         try:
-            session = self._session_of(request)
+            session = await self._session_of(request)
             body, _ = await _read(request)
             return _json({"input_tokens": session.count_tokens(dialect.read_count(body))})
         except Exception as error:
@@ -166,7 +179,7 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._session_of(request)
+            await self._session_of(request)
         except BadRequest as error:
             return _refusal(DIALECTS[0], error)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
@@ -175,8 +188,7 @@ class Gateway:
     def _trusted_session_of(self, request: web.Request) -> GatewaySession:
         """The session of a request that only the program may send, not the tools that its policy calls."""
         session = self._sessions.get(request.match_info["session"])
-        given = _key_of(request).encode(errors="replace")
-        if session is None or not hmac.compare_digest(given, session.secret.encode()):
+        if session is None or not hmac.compare_digest(_bytes(_key_of(request)), _bytes(session.secret)):
             raise BadRequest("the secret is not this episode's", status=401, code="invalid_api_key")
         return session
 
@@ -197,6 +209,10 @@ class Gateway:
             return _json({"observation": described(result.observation), "done": result.done})
         except Exception as error:
             return _refusal(DIALECTS[0], error)
+
+
+def _bytes(key: str) -> bytes:
+    return key.encode(errors="replace")
 
 
 def _key_of(request: web.Request) -> str:

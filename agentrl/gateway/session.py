@@ -112,9 +112,17 @@ class GatewaySession:
         episode: Whose conversations are opened.
         side_calls: Which requests are left out of training.
         steps: The client may take actions in the environment.
+        is_live: Nothing is trained on it: what the client asks for decides the sampling, and no limit ends the session.
     """
 
-    def __init__(self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS, steps: bool = True) -> None:
+    def __init__(
+        self,
+        episode: Episode,
+        *,
+        side_calls: SideCalls = NO_SIDE_CALLS,
+        steps: bool = True,
+        is_live: bool = False,
+    ) -> None:
         self.id = secrets.token_urlsafe(12)
         self.key = KEY_PREFIX + secrets.token_urlsafe(24)
         """What the model's clients send as their key."""
@@ -134,6 +142,7 @@ class GatewaySession:
         self._episode = episode
         self._side_calls = side_calls
         self._steps = steps
+        self._is_live = is_live
         self._histories = Histories()
         self._stored: dict[str, Sequence[Message]] = {}
         self._works: dict[bytes, Work] = {}
@@ -144,6 +153,7 @@ class GatewaySession:
         self._call_ids: dict[str, str] = {}
         self._turns: dict[str, int] = {}
         self._rewards: dict[int | None, float] = {}
+        self._active_at = time.monotonic()
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._is_over = False
@@ -158,6 +168,11 @@ class GatewaySession:
         """Why the episode says nothing about the policy: something failed that no retry has made good."""
         failures = [work.failure for work in self._failed if work.failure is not None]
         return self._step_failure or (failures[0] if failures else None)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the latest request came or was answered; 0 while one is answered."""
+        return 0.0 if self._waiting_since is not None else time.monotonic() - self._active_at
 
     @property
     def waited_s(self) -> float:
@@ -180,6 +195,7 @@ class GatewaySession:
         """
         if self._is_over:
             raise SessionOver(ENDED)
+        self._active_at = time.monotonic()
         digest = hashlib.blake2b(dialect.path.encode() + b"\n" + raw, digest_size=16).digest()
         work = self._works.get(digest) if is_retry else None
         if work is None:
@@ -277,6 +293,7 @@ class GatewaySession:
             yield
         finally:
             self._waited_s, self._waiting_since = self.waited_s, None
+            self._active_at = time.monotonic()
 
     async def _sample(self, work: Work) -> None:
         """Sample the answers that a request lacks: the first alone, so that the others share its prompt."""
@@ -297,12 +314,16 @@ class GatewaySession:
             max_tokens=asked.max_tokens,
             stop=asked.stop,
             trained=not self._side_calls.has(asked),
+            temperature=asked.sampling.get("temperature") if self._is_live else None,
+            top_p=asked.sampling.get("top_p") if self._is_live else None,
             on_progress=work.say if asked.stream and not work.answers else None,
         )
         try:
             conversation, messages = self._conversation(asked, work.chain)
             answer = await conversation.generate(options=options)
         except EpisodeEnd as end:
+            if self._is_live:
+                raise BadRequest("the conversation is longer than the model's context", field="messages") from end
             self.outcome = end.outcome
             spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
             return spent, ReplyAnswer(text="", finish="length")
@@ -317,7 +338,8 @@ class GatewaySession:
         given = self._given(answer, options.stop, "" if work.answers else work.growing.text)
         sent = sent_message(given)
         chain = [*work.chain, chain_step(work.chain, sent)]
-        self._histories.remember(conversation, [*messages, answer.message], chain, sent)
+        recorded = [*messages, answer.message]
+        self._histories.remember(conversation, recorded, chain, given=sent, tools=asked.tools)
         return answer, given
 
     def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
@@ -423,6 +445,10 @@ class GatewaySession:
         except UsageError as error:
             raise BadRequest(str(error), field="turn") from error
         self._rewards[turn] = reward
+
+    def conversations(self) -> list[tuple[Sequence[Message], Sequence[ToolSchema]]]:
+        """Return the conversations so far, each up to its last answer, with the tools that were offered in it."""
+        return [(known.messages, known.tools) for known in self._histories.ends()]
 
     async def close(self) -> None:
         """Take no more requests, and end those that run; an action that is being taken is waited for."""

@@ -130,7 +130,14 @@ class EngineConversation(Conversation):
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
         sampling = self._policy.sampling
         stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
-        params = replace(sampling, max_tokens=min(room, options.max_tokens or room), seed=seed, stop=stop)
+        params = replace(
+            sampling,
+            max_tokens=min(room, options.max_tokens or room),
+            seed=seed,
+            stop=stop,
+            temperature=sampling.temperature if options.temperature is None else options.temperature,
+            top_p=sampling.top_p if options.top_p is None else options.top_p,
+        )
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             params=params,
@@ -316,7 +323,14 @@ class ChatConversation(Conversation):
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         sampling = self._policy.sampling
         stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
-        params = replace(sampling, max_tokens=min(room, options.max_tokens or room), seed=seed, stop=stop)
+        params = replace(
+            sampling,
+            max_tokens=min(room, options.max_tokens or room),
+            seed=seed,
+            stop=stop,
+            temperature=sampling.temperature if options.temperature is None else options.temperature,
+            top_p=sampling.top_p if options.top_p is None else options.top_p,
+        )
         trajectory_id = self._turns.trajectory.id
         request_id = f"{trajectory_id}/turn-{self._turns.budget.requests - 1}"
         deadline_s = self._turns.limits.answer_timeout_s

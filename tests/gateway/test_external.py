@@ -1,15 +1,20 @@
 """The external loop: programs and functions that play episodes."""
 
 import asyncio
+import json
 from contextlib import suppress
 from pathlib import Path
 
 import openai
 import pytest
 from agentrl.agent_loops.external import External
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
+from agentrl.cli import main
 from agentrl.errors import Outcome, UsageError
 from agentrl.serving.scripted import Failure, ScriptedAnswer
+from agentrl.weights import write_served_model
 
 
 async def test_what_a_program_prints_is_its_answer(run_loop, program):
@@ -155,3 +160,15 @@ async def test_a_function_plays(run_loop, function, answer, reward):
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(UsageError):
         External(**options)
+
+
+@pytest.mark.slow
+def test_an_evaluation_plays_with_a_program(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tokenizer = build_tokenizer("qwen3")
+    write_served_model(tiny_model(vocab_size=len(tokenizer), max_context=2048), tokenizer, tmp_path / "model")
+    words = ["--env", "math_problems", "--model", str(tmp_path / "model"), "--tasks", "2", "--json", "result.json"]
+    with pytest.raises(SystemExit) as ended:
+        main(["eval", *words, "--program", " ".join(program("print(ask(sys.stdin.read()))"))])
+    assert ended.value.code == 0, capsys.readouterr().err
+    assert json.loads(Path("result.json").read_text())["outcomes"] == {"finished": 2}

@@ -1,0 +1,125 @@
+"""`agentrl gateway`: any model or service behind the interfaces of OpenAI and Anthropic, recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+from agentrl.builders.models import resolve_model
+from agentrl.builders.run import stop_signals
+from agentrl.cli.help import examples
+from agentrl.config.config import Config
+from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.errors import UsageError
+from agentrl.evaluation.evaluate import PolicyKind, open_policy
+from agentrl.evaluation.live_traffic import CONVERSATIONS, EPISODES, PROMPTS, LiveTraffic
+from agentrl.evaluation.session import RESULT_FILE
+from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.console import note, out
+from agentrl.observe.files import replace_file, writing
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "agentrl gateway --model smollm2-135m-instruct --port 8080",
+        "agentrl gateway --model runs/latest --engine vllm --record traffic",
+        "agentrl gateway --url https://api.example.com/v1 --model their-model --record traffic",
+        "agentrl gateway --model runs/latest --host 0.0.0.0 --port 8080 --key-variable MY_KEY",
+        "agentrl sft quickstart sft.data=traffic/conversations.jsonl",
+        "agentrl eval --model runs/latest --prompts traffic/prompts.jsonl",
+    )
+)
+def gateway(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="More keys: engine.…, model.…, sampling.….")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, vllm, sglang or openai.")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of a running server or service.")] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    key_variable: Annotated[
+        str | None, typer.Option(help="Environment variable with the key that clients must send.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep what was said: tokens, conversations, prompts.")
+    ] = None,
+    idle: Annotated[float, typer.Option(min=1, help="Seconds without a request after which a session ends.")] = 300.0,
+) -> None:
+    """Answer clients of OpenAI and Anthropic with a model or a service; Ctrl-C ends it.
+
+    Clients take ADDRESS/v1 (OpenAI) or ADDRESS (Anthropic) as their base address. With ADDRESS/s/NAME in its place the
+    conversations of each NAME are kept together. Temperature and top-p are the client's.
+    """
+    key = _key(host, key_variable)
+    # a config needs an environment and a loop; which ones does not matter here
+    words = ["agent.loop=react_text", "agent.max_answer_tokens=4096", *(overrides or [])]
+    config = evaluation_config(env="guess_number/test", model=model, engine=engine, url=url, overrides=words)
+    if record is not None:
+        with writing(record):
+            record.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        folder = record or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-gateway-")))
+        traffic = asyncio.run(_serve(config, folder, record is not None, idle, host, port, key))
+    note(f"{traffic.ended} sessions, {traffic.answers} answers")
+    if record is not None and traffic.answers:
+        note(f"in {record}: {EPISODES} for agentrl view, {CONVERSATIONS} for agentrl sft, {PROMPTS} for agentrl eval")
+
+
+def _key(host: str, variable: str | None) -> str | None:
+    """Return the key that clients must send.
+
+    Raises:
+        UsageError: it is not set, or others than this machine would get in without one.
+    """
+    if variable is not None:
+        if key := os.environ.get(variable):
+            return key
+        raise UsageError(f"the environment variable {variable} is not set", expected="the key that clients must send")
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not is_local:
+        raise UsageError(
+            "everybody who reaches this address could use the model",
+            got=f"--host {host} without a key",
+            expected="--key-variable with the name of an environment variable that holds one",
+        )
+    return None
+
+
+def _describe(config: Config, folder: Path) -> None:
+    """Write down whose tokens these are, for `agentrl view`."""
+    settings = {"engine": {"type": config.engine.type}}
+    told = {"model": config.model.path, "policy": PolicyKind.ENGINE.value, "settings": settings}
+    replace_file(folder / RESULT_FILE, orjson.dumps(told))
+
+
+async def _serve(
+    config: Config, folder: Path, keeps: bool, idle_s: float, host: str, port: int, key: str | None
+) -> LiveTraffic:
+    resolved = config if isinstance(config.engine, OpenAIEngineConfig) else resolve_model(config)
+    stop = asyncio.Event()
+    with stop_signals(stop.set):
+        async with open_policy(resolved, PolicyKind.ENGINE, folder) as policy:
+            kept = folder if keeps else None
+            if keeps:
+                _describe(resolved, folder)
+            traffic = LiveTraffic(policy, resolved, folder=kept, idle_s=idle_s, host=host, port=port, key=key)
+            async with traffic:
+                url = traffic.gateway.url
+                out.print(f"OPENAI_BASE_URL={url}/v1\nANTHROPIC_BASE_URL={url}")
+                await stop.wait()
+                note("ending the sessions")
+    return traffic

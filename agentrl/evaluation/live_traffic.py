@@ -1,0 +1,187 @@
+"""A gateway without a task: whatever clients ask is answered by a model or a service, and kept.
+
+request to /s/NAME/v1 ──► session NAME, an episode of its own ──► idle for a while ──► episodes, conversations, prompts
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import gymnasium
+import orjson
+
+from agentrl.agent_loop import AgentLoop, Episode
+from agentrl.config.config import Config
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.evaluation.panel import EvaluatedEpisode
+from agentrl.gateway import Gateway, GatewaySession
+from agentrl.observe.files import JsonLinesWriter, writing
+from agentrl.remote.wire import as_openai
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.turns import EpisodeLimits
+from agentrl.task import SeedTasks, Task
+
+EPISODES = "episodes.jsonl"
+CONVERSATIONS = "conversations.jsonl"
+PROMPTS = "prompts.jsonl"
+DEFAULT = "default"
+"""Session of requests whose path names none."""
+NO_LIMIT = 1 << 30
+
+
+class LiveTraffic:
+    """Answers clients with a policy, each session as an episode that ends when it has been idle.
+
+    Args:
+        policy: Who answers.
+        config: For ``sampling`` and the model's limits.
+        folder: Where sessions are kept when they end; ``None`` keeps nothing.
+        idle_s: Seconds without a request after which a session ends.
+        host: Where it listens.
+        port: 0 takes a free one.
+        key: What all clients must send; ``None`` lets everybody in.
+    """
+
+    def __init__(
+        self,
+        policy: EpisodePolicy,
+        config: Config,
+        *,
+        folder: Path | None,
+        idle_s: float,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key: str | None = None,
+    ) -> None:
+        self.ended = 0
+        """Sessions that have ended."""
+        self.answers = 0
+        """Answers of those."""
+        self.gateway = Gateway(host=host, port=port, key=key, opener=self._open)
+        self._loop = _Sessions(idle_s)
+        most = config.agent.max_answer_tokens
+        limits = EpisodeLimits(max_turns=NO_LIMIT, max_tokens=NO_LIMIT, max_answer_tokens=most)
+        self._runner = EpisodeRunner(pool=EnvPool(LIVE), loop=self._loop, policy=policy, limits=limits)
+        self._count = 0
+        self._playing: dict[str, asyncio.Task[None]] = {}
+        self._folder = folder
+        self._episodes = None if folder is None else JsonLinesWriter(folder / EPISODES)
+
+    async def __aenter__(self) -> LiveTraffic:
+        await self.gateway.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the sessions, keep them, and listen no more."""
+        self._loop.end_all()
+        await asyncio.gather(*self._playing.values())
+        await self.gateway.close()
+        await self._runner.close()
+        if self._episodes is not None:
+            self._episodes.close()
+
+    async def _open(self, name: str | None) -> GatewaySession:
+        name = name or DEFAULT
+        while True:
+            if name not in self._playing:
+                self._count += 1
+                self._playing[name] = asyncio.create_task(self._play(name, self._count))
+            session = await self._loop.session_of(name)
+            if not session.is_over or self._loop.is_over:
+                return session
+            await asyncio.shield(self._playing[name])  # it has just ended, and its name is used again
+
+    async def _play(self, name: str, number: int) -> None:
+        task = Task(id=name, environment=LIVE.name, seed=number)
+        trajectory = await self._runner.run(task, group_id=f"{name}-{number}", member=0, seed=number)
+        session = self._loop.forget(name)
+        del self._playing[name]
+        self.ended += 1
+        if session is None or not session.answers:
+            return
+        self.answers += session.answers
+        if self._folder is None or self._episodes is None:
+            return
+        self._episodes.append(EvaluatedEpisode(task_id=name, sample=number, trajectory=trajectory).to_record())
+        for messages, tools in session.conversations():
+            rows = [as_openai(message) for message in messages]
+            first = next(index for index, message in enumerate(messages) if message.role == "assistant")
+            conversation = {"messages": rows, "tools": [dict(tool) for tool in tools], "session": name}
+            _append(self._folder / CONVERSATIONS, conversation)
+            _append(self._folder / PROMPTS, {"prompt": rows[:first]})
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with writing(path), path.open("ab") as file:
+        file.write(orjson.dumps(row) + b"\n")
+
+
+class _NoEnvironment(gymnasium.Env[str, str]):
+    """Has no task; clients bring their own."""
+
+    observation_space = action_space = gymnasium.spaces.Text(1)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "", 0.0, True, False, {}
+
+
+LIVE = EnvironmentSpec(name="live", make=_NoEnvironment, tasks=SeedTasks, isolation=Isolation.INLINE)
+
+
+class _Sessions(AgentLoop):
+    """Holds a session open per episode until it has been idle."""
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._sessions: dict[str, asyncio.Future[GatewaySession]] = {}
+        self._is_over = asyncio.Event()
+
+    async def run(self, episode: Episode) -> None:
+        """Keep the session of one name."""
+        await episode.reset()
+        session = GatewaySession(episode, steps=False, is_live=True)
+        self._future_of(episode.task.id).set_result(session)
+        try:
+            while not self._is_over.is_set() and (left := self._idle_s - session.idle_s) > 0:
+                try:
+                    await asyncio.wait_for(self._is_over.wait(), left)
+                except TimeoutError:
+                    continue
+        finally:
+            await session.close()
+
+    async def session_of(self, name: str) -> GatewaySession:
+        """Wait until the session of a name is open."""
+        return await asyncio.shield(self._future_of(name))
+
+    @property
+    def is_over(self) -> bool:
+        """No session is opened any more."""
+        return self._is_over.is_set()
+
+    def forget(self, name: str) -> GatewaySession | None:
+        """Return a session that has ended; its name may be used again."""
+        future = self._sessions.pop(name)
+        return future.result() if future.done() else None
+
+    def end_all(self) -> None:
+        """End all sessions."""
+        self._is_over.set()
+
+    def _future_of(self, name: str) -> asyncio.Future[GatewaySession]:
+        if name not in self._sessions:
+            self._sessions[name] = asyncio.get_running_loop().create_future()
+        return self._sessions[name]

@@ -1,0 +1,158 @@
+"""The gateway alone: any client, sessions by name, what was said kept as episodes, conversations and prompts."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.gateway_client import post
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
+
+from agentrl.builders.chat_file import read_chats
+from agentrl.cli import main
+from agentrl.config import load_config
+from agentrl.engine import SamplingParams
+from agentrl.evaluation.live_traffic import LiveTraffic
+from agentrl.evaluation.panel import read_episodes
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.weights import write_served_model
+
+CHAT = "/v1/chat/completions"
+CONFIG = load_config(None, ["environment=guess_number"])
+ADD = {"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def body(*messages, **options):
+    return {"model": "any", "messages": list(messages), **options}
+
+
+@pytest.fixture
+def traffic(renderer, tmp_path):
+    """Make live traffic that answers so; with the requests that its engine gets."""
+
+    def make(*answers, **options):
+        requests = []
+
+        def script(request):
+            requests.append(request)
+            answer = answers[(len(requests) - 1) % len(answers)]
+            return [*renderer.encoder.encode(answer), renderer.boundary.end_id]
+
+        engine = ScriptedEngine(script=script, vocab_size=400, max_context=1000)
+        policy = EngineEpisodePolicy(engine, renderer, SamplingParams())
+        options = {"folder": tmp_path, "idle_s": 60} | options
+        return LiveTraffic(policy, CONFIG, **options), requests
+
+    return make
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_each_name_is_a_session_that_is_kept(traffic, tmp_path):
+    live, _ = traffic("it is so")
+    async with live:
+        url = live.gateway.url
+        _, reply = await post(url + "/s/a" + CHAT, "", body(user("one")))
+        history = [user("one"), reply["choices"][0]["message"], user("two")]
+        assert (await post(url + "/s/a" + CHAT, "", body(*history)))[0] == 200
+        assert (await post(url + "/s/b" + CHAT, "", body(user("one"))))[0] == 200
+        assert (await post(url + CHAT, "", body(user("three"), tools=[ADD])))[0] == 200
+    assert (live.ended, live.answers) == (3, 4)
+    episodes = list(read_episodes(tmp_path / "episodes.jsonl"))
+    assert sorted((one.task_id, len(one.trajectory.turns)) for one in episodes) == [("a", 2), ("b", 1), ("default", 1)]
+    kept = {(row["session"], len(row["messages"]), len(row["tools"])) for row in rows(tmp_path / "conversations.jsonl")}
+    assert kept == {("a", 4, 0), ("b", 2, 0), ("default", 2, 1)}
+    assert len(read_chats(tmp_path / "conversations.jsonl")) == 3, "agentrl sft reads them"
+    prompts = [row["prompt"] for row in rows(tmp_path / "prompts.jsonl")]
+    assert sorted(prompt[0]["content"] for prompt in prompts) == ["one", "one", "three"]
+
+
+async def test_branches_are_conversations_of_their_own(traffic, tmp_path):
+    live, _ = traffic("it is so")
+    async with live:
+        url = live.gateway.url + CHAT
+        _, reply = await post(url, "", body(user("one")))
+        for text in ("two", "another two"):
+            await post(url, "", body(user("one"), reply["choices"][0]["message"], user(text)))
+    ends = sorted(row["messages"][2]["content"] for row in rows(tmp_path / "conversations.jsonl"))
+    assert ends == ["another two", "two"]
+
+
+async def test_the_client_decides_the_sampling(traffic):
+    live, requests = traffic("it is so")
+    async with live:
+        await post(live.gateway.url + CHAT, "", body(user("one"), temperature=0, top_p=0.5))
+        await post(live.gateway.url + CHAT, "", body(user("two")))
+    found = [(request.params.temperature, request.params.top_p) for request in requests]
+    assert found == [(0, 0.5), (1.0, 1.0)]
+
+
+async def test_a_session_that_was_idle_ends_and_its_name_begins_anew(traffic, tmp_path):
+    live, _ = traffic("it is so", idle_s=0.1)
+    async with live:
+        for _ in range(2):
+            assert (await post(live.gateway.url + CHAT, "", body(user("one"))))[0] == 200
+            async with asyncio.timeout(10):
+                while "default" in live._playing:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+    assert len(list(read_episodes(tmp_path / "episodes.jsonl"))) == 2
+
+
+async def test_a_conversation_that_does_not_fit_ends_nothing(traffic):
+    live, _ = traffic("it is so")
+    async with live:
+        status, said = await post(live.gateway.url + CHAT, "", body(user("word " * 2000)))
+        assert (status, said["error"]["param"]) == (400, "messages")
+        assert (await post(live.gateway.url + CHAT, "", body(user("one"))))[0] == 200
+
+
+async def test_only_those_with_the_key_get_in(traffic):
+    live, requests = traffic("it is so", key="the key")
+    async with live:
+        for key in ("", "another", "ä"):
+            assert (await post(live.gateway.url + CHAT, key, body(user("one"))))[0] == 401
+        assert not requests
+        assert (await post(live.gateway.url + CHAT, "the key", body(user("one"))))[0] == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])
+def test_others_need_a_key(host, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["gateway", "--model", "any", "--host", host])
+    assert ended.value.code == 2
+    assert "--key-variable" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+async def test_the_command_answers_and_keeps(tmp_path):
+    tokenizer = build_tokenizer("qwen3")
+    write_served_model(tiny_model(vocab_size=len(tokenizer)), tokenizer, tmp_path / "model")
+    words = ["gateway", "--model", str(tmp_path / "model"), "--record", str(tmp_path / "kept")]
+    program = [str(Path(sys.executable).with_name("agentrl")), *words]
+    process = subprocess.Popen(  # noqa: ASYNC220
+        program, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"}
+    )
+    try:
+        url = process.stdout.readline().strip().removeprefix("OPENAI_BASE_URL=")
+        status, _ = await post(url + "/chat/completions", "", body(user("one"), max_tokens=5))
+        assert status == 200
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert len(rows(tmp_path / "kept" / "conversations.jsonl")) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(tmp_path / "kept"), "--terminal"])
+    assert ended.value.code == 0
