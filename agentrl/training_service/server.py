@@ -105,7 +105,7 @@ class TrainingServer:
         post(f"{PREFIX}/forward_backward", self._forward_backward)
         post(f"{PREFIX}/retrieve_future", self._retrieve)
         post(f"{PREFIX}/sessions/{{session}}/finish", self._finish)
-        post(f"{PREFIX}/client/config", _constant(CLIENT_CONFIG))
+        post(f"{PREFIX}/client/config", _client_config)
         post(f"{PREFIX}/client/dynamic_config", _constant({"sample_cancel_enabled": True}))
         post(f"{PREFIX}/telemetry", _telemetry)
         self._add_views(application.router)
@@ -273,6 +273,12 @@ def _constant(data: Mapping[str, Any]) -> Handler:
         return _json(data)
 
     return answer
+
+
+async def _client_config(request: web.Request) -> web.StreamResponse:
+    response = _json(CLIENT_CONFIG)
+    response.force_close()  # the client asks on a connection of its own, and then forgets it
+    return response
 
 
 async def _telemetry(request: web.Request) -> web.StreamResponse:
