@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class Future:
     since: float = field(default_factory=time.monotonic)
     """When it was made, ended or was fetched last."""
     is_fetched: bool = False
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[Result] | None = None
 
     def set(self, result: Result) -> None:
         """End it; a second result is not taken."""
@@ -96,9 +96,12 @@ class Futures:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Future] = {}
+        self._running = 0
 
-    def __len__(self) -> int:
-        return len(self._by_id)
+    @property
+    def running(self) -> int:
+        """Futures that have a task which is not over."""
+        return self._running
 
     def known(self, request_id: str, digest: bytes) -> Future | None:
         """Find the future of a request that is sent again; ``None`` for a new one.
@@ -120,18 +123,17 @@ class Futures:
         future = self._by_id[request_id] = Future(request_id, digest, extra)
         return future
 
-    def run(self, future: Future, work: Awaitable[Result]) -> None:
-        """Let a task end a future, whatever happens."""
+    def run(self, future: Future, work: Coroutine[Any, Any, Result]) -> None:
+        """Let a task end a future, whatever happens to it."""
 
-        async def settle() -> None:
-            try:
-                future.set(await work)
-            except BaseException as error:
-                future.set(Result.failure(error))
-                if not isinstance(error, Exception):
-                    raise
+        def settle(task: asyncio.Task[Result]) -> None:
+            self._running -= 1
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
+            future.set(task.result() if error is None else Result.failure(error))
 
-        future.task = asyncio.create_task(settle(), name=f"request {future.request_id}")
+        self._running += 1
+        future.task = asyncio.create_task(work, name=f"request {future.request_id}")
+        future.task.add_done_callback(settle)
 
     async def fetch(self, request_id: str, *, wait_s: float) -> Result | None:
         """Wait for a result; ``None`` if it is not there in time.

@@ -19,7 +19,7 @@ from agentrl.remote.listening import Handler, Listener, is_own_host, own_names, 
 from agentrl.training_service import requests
 from agentrl.training_service.futures import Gone
 from agentrl.training_service.runs import BaseModel
-from agentrl.training_service.service import NotHere, Service, ServiceSettings
+from agentrl.training_service.service import Busy, NotHere, Service, ServiceSettings
 from agentrl.training_service.store import SAMPLER, TRAINING, Saved
 from agentrl.training_service.wire import MEDIA_TYPE
 
@@ -299,6 +299,8 @@ async def _described(request: web.Request, handler: Handler) -> web.StreamRespon
         return _error(410 if request.path.endswith("/session_heartbeat") else 404, str(error))
     except UsageError as error:
         return _error(400, str(error))
+    except Busy as error:
+        return _error(429, str(error))
     except web.HTTPRequestEntityTooLarge:
         return _error(413, f"a request may have {LARGEST_BODY >> 20} MiB")
     except web.HTTPException:
@@ -309,8 +311,9 @@ async def _described(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 def _error(status: int, text: str) -> web.Response:
-    category = "server" if status >= 500 else "user"
-    headers = {} if status >= 500 else {"x-should-retry": "false"}
+    is_final = status < 500 and status != 429
+    category = "user" if is_final else "server"
+    headers = {"x-should-retry": "false"} if is_final else {}
     body = orjson.dumps({"error": text, "category": category})
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 

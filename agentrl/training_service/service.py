@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.errors import UsageError, shortened
+from agentrl.errors import EngineError, UsageError, shortened
 from agentrl.training_service import requests
 from agentrl.training_service.futures import Future, Futures, Result, fingerprint, protocol_buffer
 from agentrl.training_service.runs import AdamStep, BaseModel, RunSettings, TrainingRun
@@ -31,6 +31,10 @@ from agentrl.training_service.wire import PassRequest, parse_pass, read_pass, wr
 T = TypeVar("T")
 MOST_PENDING = 4096
 """Requests of one run that wait for their turn."""
+MOST_WAITING_BYTES = 1 << 30
+"""Of the bodies of all requests that wait for their turn."""
+MOST_SAMPLING = 8192
+"""Requests for samples that are under way."""
 SWEEP_S = 10.0
 NEWEST_SAMPLERS = 32
 """Samplers without a name that a run keeps; older ones are gone."""
@@ -60,6 +64,10 @@ class NotHere(UsageError):
     """Something that a request names is not there (any more)."""
 
 
+class Busy(EngineError):
+    """The service has enough to do; the client tries again later."""
+
+
 class Worker:
     """A thread with an event loop, for engines: a step of theirs holds the loop until it is over."""
 
@@ -79,6 +87,15 @@ class Worker:
         self._loop.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that waits for its turn."""
+
+    future: Future
+    work: Callable[[], Result]
+    bytes: int
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """A run with the requests that wait for their turn, by their place in the order."""
@@ -88,7 +105,7 @@ class Run:
     run: TrainingRun
     metadata: dict[str, Any] | None
     next: int = 1
-    waiting: dict[int, tuple[Future, Callable[[], Result]]] = field(default_factory=dict)
+    waiting: dict[int, Waiting] = field(default_factory=dict)
     busy: asyncio.Task[None] | None = None
     ephemeral: int = 0
     last_request: datetime.datetime = field(default_factory=now)
@@ -219,8 +236,8 @@ class Service:
         run.session.runs.pop(run.id, None)
         if run.busy is not None:
             run.busy.cancel()
-        for future, _ in run.waiting.values():
-            future.set(Result.failure(UsageError("the run has ended")))
+        for waiting in run.waiting.values():
+            waiting.future.set(Result.failure(UsageError("the run has ended")))
         run.waiting.clear()
         self._trainer.submit(self.store.forget_ephemeral, run.id)
 
@@ -487,22 +504,28 @@ class Service:
             raise UsageError(
                 "too many requests wait", got=f"seq_id {number}", expected=f"below {run.next + MOST_PENDING}"
             )
+        if number != run.next and self._waiting_bytes() + len(raw) > MOST_WAITING_BYTES:
+            raise Busy("too much data waits for its turn", expected=f"at most {MOST_WAITING_BYTES >> 20} MiB")
         run.last_request = now()
         future = self.futures.add(request_id, digest, model_id=run.id)
-        run.waiting[number] = future, work
+        run.waiting[number] = Waiting(future, work, len(raw))
         if run.busy is None:
             run.busy = asyncio.create_task(self._work_off(run), name=f"run {run.id}")
         return future.announcement()
 
+    def _waiting_bytes(self) -> int:
+        runs = (run for session in self._sessions.values() for run in session.runs.values())
+        return sum(waiting.bytes for run in runs for waiting in run.waiting.values())
+
     async def _work_off(self, run: Run) -> None:
         try:
             while run.next in run.waiting:
-                future, work = run.waiting.pop(run.next)
+                waiting = run.waiting.pop(run.next)
                 run.next += 1
                 try:
-                    future.set(await self._in_training(work))
+                    waiting.future.set(await self._in_training(waiting.work))
                 except Exception as error:
-                    future.set(Result.failure(error))
+                    waiting.future.set(Result.failure(error))
                 run.session.seen = time.monotonic()
         finally:
             run.busy = None
@@ -542,6 +565,8 @@ class Service:
         request_id, digest = f"{body.sampling_session_id}:{body.seq_id}", fingerprint(raw)
         if (known := self.futures.known(request_id, digest)) is not None:
             return known.announcement()
+        if self.futures.running >= MOST_SAMPLING:
+            raise Busy("too many samples are under way", expected=f"at most {MOST_SAMPLING} requests")
         assert self._worker is not None
         assert self._samplers is not None
         worker, samplers = self._worker, self._samplers

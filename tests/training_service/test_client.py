@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import runpy
 from collections.abc import Callable
@@ -111,7 +112,7 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[...,
         assert logprobs_of(unnamed, *ids) == before[-1]
         for _ in range(2):
             step(trainer, sentence(*ids))
-    assert all(math.dist(a[1:], b[1:]) > 0.1 for a, b in zip(before, before[1:], strict=False))
+    assert all(math.dist(a[1:], b[1:]) > 0.1 for a, b in itertools.pairwise(before))
     base = service.create_sampling_client(base_model="tiny").result()
     assert logprobs_of(base, *ids) == pytest.approx(before[0], abs=1e-5), "adapters begin as nothing"
     for (client, unnamed), expected in zip(reversed(samplers), reversed(before), strict=True):

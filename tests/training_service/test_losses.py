@@ -1,4 +1,4 @@
-"""Losses and gradients of the service against plain torch on the same weights, formulas as the client documents them."""
+"""Losses and gradients of the service against plain torch, on the same weights, by the client's documentation."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_pass_that_fails_leaves_the_gradients_before_it(break_it: str, base_mo
         bad.inputs["logprobs"][2] = -1e4
     else:
         bad.inputs["advantages"].resize((4,), refcheck=False)
-    with pytest.raises(UsageError, match="not finite|does not fit"):
+    with pytest.raises(UsageError, match=r"not finite|does not fit"):
         run.forward_backward(PassRequest(data=[bad], loss="importance_sampling"))
     for name, gradient in gradients(run.model).items():
         assert torch.equal(gradient, before[name])
