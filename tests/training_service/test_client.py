@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -41,14 +42,18 @@ def logprobs_of(client: Any, *ids: int) -> list[float | None]:
     return found
 
 
-def test_the_examples_loops_learn(service: Any) -> None:
-    example = runpy.run_path(str(EXAMPLE))
-    trainer = trainer_of(service)
-    losses = example["learn_a_sentence"](trainer, "put a mug in the cabinet", steps=6)
-    assert losses[-1] < losses[0] / 2
-    rewards = example["prefer_even_ids"](trainer_of(service), [5, 6], steps=8)
-    assert rewards[0] < 0.75
-    assert rewards[-1] > 0.9
+def test_the_example_learns(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", serve().url)
+    monkeypatch.setenv("TINKER_API_KEY", "tml-x")
+    monkeypatch.setattr("sys.argv", ["tinker_loop.py", "--model", "tiny"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    first, then = re.findall(r"loss per token ([\d.]+), then ([\d.]+)", (said := capsys.readouterr().out))[0]
+    assert float(then) < float(first) / 2
+    first, then = re.findall(r"reward ([\d.]+), then ([\d.]+)", said)[0]
+    assert float(first) < 0.75
+    assert float(then) > 0.9
 
 
 def test_what_a_client_reads_about_its_model(service: Any) -> None:
