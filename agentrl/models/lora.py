@@ -273,6 +273,7 @@ def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     if was_tied and _adapts_head(model, folder):  # what is added to the head must not change the embedding
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
     try:
         with _quiet():
             merged = PEFT.load().PeftModel.from_pretrained(model, str(folder)).merge_and_unload()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 import random
 import threading
 import time
@@ -28,6 +29,7 @@ from agentrl.training_service.samplers import BASE, Samplers, SamplerWeights
 from agentrl.training_service.store import EPHEMERAL, SAMPLER, TRAINING, About, Saved, Store, now
 from agentrl.training_service.wire import PassRequest, parse_pass, read_pass, write_pass
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 MOST_PENDING = 4096
 """Requests of one run that wait for their turn."""
@@ -160,8 +162,9 @@ class Service:
         """Load the model; delete what samplers of an earlier life have left.
 
         Raises:
-            UsageError: the model cannot be loaded.
+            UsageError: the model cannot be loaded, or another server has the folder.
         """
+        self.store.lock()
         self._base = await self._in_training(self._load)
         self._worker = Worker("sampling")
         self._samplers = Samplers(self._base, self.settings.most_engines)
@@ -180,6 +183,7 @@ class Service:
             self._worker.close()
             self._worker = None
         await asyncio.to_thread(self._trainer.shutdown, cancel_futures=True)
+        self.store.unlock()
 
     async def _in_training(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._trainer, work)
@@ -192,7 +196,10 @@ class Service:
                 if not any(run.busy for run in session.runs.values()):
                     self._end(session)
             self.futures.sweep()
-            await self._in_training(self.store.sweep)
+            try:
+                await self._in_training(self.store.sweep)
+            except OSError:
+                _log.exception("checkpoints that have expired could not be deleted")
 
     def create_session(self, body: requests.CreateSession) -> dict[str, Any]:
         """Open a session."""
@@ -237,7 +244,7 @@ class Service:
         if run.busy is not None:
             run.busy.cancel()
         for waiting in run.waiting.values():
-            waiting.future.set(Result.failure(UsageError("the run has ended")))
+            waiting.future.set(Result.failure(_ENDED))
         run.waiting.clear()
         self._trainer.submit(self.store.forget_ephemeral, run.id)
 
@@ -446,7 +453,7 @@ class Service:
         requests.check_metadata(body.user_metadata)
         if (body.path is None) == (body.sampling_session_seq_id is None):
             raise UsageError("a sampler has either a path or a session", got=f"path {body.path}")
-        name = f"{run.session.id}:sample:{body.sampling_session_seq_id}"
+        name, loop = f"{run.session.id}:sample:{body.sampling_session_seq_id}", asyncio.get_running_loop()
 
         def write() -> Result:
             about = self._about(run, body.ttl_seconds, body.user_metadata)
@@ -457,11 +464,15 @@ class Service:
             run.ephemeral += 1
             saved = self.store.write(run.id, EPHEMERAL, f"{run.ephemeral:06d}", about, fill)
             self.store.forget_old(run.id, EPHEMERAL, keep=NEWEST_SAMPLERS)
-            weights = SamplerWeights(saved.folder, settings)
-            self._samplers_by_id[name] = SamplingSession(run.session, weights, None)
+            sampler = SamplingSession(run.session, SamplerWeights(saved.folder, settings), None)
+            loop.call_soon_threadsafe(self._add_sampler, name, sampler)  # before the client hears of it
             return Result.of({"type": "save_weights_for_sampler", "sampling_session_id": name})
 
         return self._in_order(run, body.seq_id, raw, write)
+
+    def _add_sampler(self, name: str, sampler: SamplingSession) -> None:
+        if sampler.session.id in self._sessions:
+            self._samplers_by_id[name] = sampler
 
     def _about(self, run: Run, ttl_s: int | None, metadata: dict[str, Any] | None) -> About:
         created = now()
@@ -524,6 +535,9 @@ class Service:
                 run.next += 1
                 try:
                     waiting.future.set(await self._in_training(waiting.work))
+                except asyncio.CancelledError:
+                    waiting.future.set(Result.failure(_ENDED))
+                    raise
                 except Exception as error:
                     waiting.future.set(Result.failure(error))
                 run.session.seen = time.monotonic()
@@ -580,6 +594,7 @@ class Service:
         return future.announcement()
 
 
+_ENDED = UsageError("the run has ended")
 _RESTARTED = "the session has ended, or the server was started again: make a new client, from saved state"
 
 

@@ -7,7 +7,10 @@ go on from it, ``service.json`` with what it is, and a manifest with the checksu
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
+import logging
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +23,11 @@ from agentrl.observe.checkpoints import damage, seal
 from agentrl.observe.files import sync_folder, writing
 from agentrl.training_service.runs import RunSettings
 
+_log = logging.getLogger(__name__)
 TRAINING, SAMPLER = "weights", "sampler_weights"
 EPHEMERAL = "ephemeral"
 """Folder of the weights of samplers that have no name; they end with their session."""
-ABOUT = "service.json"
+ABOUT, LOCK = "service.json", ".lock"
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{0,199}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PATH = re.compile(rf"tinker://({_RUN.pattern})/({TRAINING}|{SAMPLER})/({_NAME.pattern})")
@@ -84,6 +88,30 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Keep other servers away from the folder; the system releases the lock however this process ends.
+
+        Raises:
+            UsageError: another server has it, or it cannot be written to.
+        """
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.unlock()
+            raise UsageError(
+                f"another server has the folder {self.folder}", hint="end it, or set another --folder"
+            ) from error
+
+    def unlock(self) -> None:
+        """Give the folder back. Idempotent."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def write(
         self, run: str, kind: str, name: str, about: About, write: Callable[[Path], None], *, overwrite: bool = False
@@ -158,7 +186,11 @@ class Store:
     def _of_run(self, folder: Path) -> Iterator[Saved]:
         for kind in (TRAINING, SAMPLER):
             for path in (folder / kind).glob(f"[!.]*/{ABOUT}"):
-                about = About.read(path.parent)
+                try:
+                    about = About.read(path.parent)
+                except (OSError, ValueError, TypeError, KeyError):
+                    _log.warning("checkpoint %s is passed over: its %s is damaged", path.parent, ABOUT)
+                    continue
                 yield Saved(run=folder.name, kind=kind, name=path.parent.name, folder=path.parent, about=about)
 
     def delete(self, path: str) -> None:

@@ -70,11 +70,11 @@ class Served:
 
 @pytest.fixture
 def serve(tmp_path: Path, base_model: Callable[..., BaseModel]) -> Iterator[Callable[..., Served]]:
-    """Starts services; they keep their checkpoints in one folder."""
+    """Starts services, each with a folder of its own, the first in ``service``."""
     served: list[Served] = []
 
     def start(*overrides: str, key: str | None = None, **limits: Any) -> Served:
-        settings = ServiceSettings(folder=tmp_path / "service", model_name="tiny", **limits)
+        settings = ServiceSettings(folder=tmp_path / f"service{len(served) or ''}", model_name="tiny", **limits)
         server = TrainingServer(settings, lambda: base_model(*overrides), host="127.0.0.1", port=0, key=key)
         served.append(Served(server))
         return served[-1]

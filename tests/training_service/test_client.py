@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from agentrl.models.load import load_model
+from agentrl.observe.model_folder import find_model
 from agentrl.training_service import server as server_module
 
 tinker = pytest.importorskip("tinker")
@@ -299,6 +301,20 @@ def test_checkpoints_are_listed_described_and_deleted(service: Any) -> None:
     assert len(rest.list_checkpoints(trainer.model_id).result().checkpoints) == 1
     with pytest.raises(tinker.RequestFailedError, match="there is no checkpoint"):
         service.create_training_client_from_state(path).result()
+
+
+@pytest.mark.parametrize("unembed", [True, False])
+def test_a_checkpoint_is_a_model_that_every_command_takes(unembed: bool, service: Any, tmp_path: Path) -> None:
+    trainer, ids = trainer_of(service, train_unembed=unembed), [1, 2, 3, 4, 5]
+    for _ in range(3):
+        step(trainer, sentence(*ids))
+    path = trainer.save_state("a").result().path.removeprefix("tinker://")
+    model = load_model(find_model(str(tmp_path / "service" / path)), dtype="float32", device="cpu")
+    with torch.no_grad():
+        logprobs = model(input_ids=torch.tensor([ids[:-1]])).logits[0].log_softmax(-1)
+    expected = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    assert logprobs_of(sampler, *ids)[1:] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_closed_client_ends_its_runs(serve: Callable[..., Any], client_of: Any) -> None:

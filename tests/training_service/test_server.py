@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from agentrl.errors import UsageError
 from agentrl.training_service import wire
 from agentrl.training_service.store import Store
 
@@ -312,6 +313,30 @@ def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
     state.write_bytes(state.read_bytes()[:-1])
     status, answer = raw.post("weights_info", tinker_path=path)
     assert (status, "trainer.pt is damaged" in answer["error"]) == (400, True)
+
+
+def test_one_server_has_a_folder(tmp_path: Path, raw: Raw) -> None:
+    raw.run()
+    with pytest.raises(UsageError, match="another server has the folder"):
+        Store(tmp_path / "service").lock()
+
+
+def test_a_damaged_checkpoint_does_not_hide_the_others(tmp_path: Path, raw: Raw) -> None:
+    model = raw.run()
+    for number, name in enumerate(("a", "b"), start=1):
+        raw.result(raw.post("save_weights", model_id=model, seq_id=number, path=name)[1]["request_id"])
+    (tmp_path / "service" / model / "weights" / "a" / "service.json").write_text("{")
+    status, found = raw.send("GET", "checkpoints")
+    assert (status, [own["checkpoint_id"] for own in found["checkpoints"]]) == (200, ["weights/b"])
+
+
+def test_a_run_that_is_unloaded_fails_what_it_was_asked(raw: Raw) -> None:
+    model = raw.run()
+    _, later = raw.step(model, 2)
+    _, unloaded = raw.post("unload_model", model_id=model)
+    assert raw.result(unloaded["request_id"])["model_id"] == model
+    assert raw.result(later["request_id"]) == {"error": "the run has ended", "category": "user"}
+    assert raw.pass_(model, 1)[0] == 404
 
 
 def test_a_store_forgets_what_has_expired(tmp_path: Path, raw: Raw) -> None:
