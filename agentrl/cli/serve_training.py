@@ -17,9 +17,9 @@ from agentrl.errors import UsageError, did_you_mean
 from agentrl.models.lora import PEFT
 from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.remote.server import ServerSettings
-from agentrl.training_service.runs import ALPHA, BaseModel
+from agentrl.training_service.runs import ALPHA, BaseWeights
 from agentrl.training_service.server import KEY_PREFIX, KEY_VARIABLE, TrainingServer
-from agentrl.training_service.service import ServiceSettings
+from agentrl.training_service.service import TrainingServiceSettings
 from agentrl.training_service.wire import PROTOBUF
 
 app = typer.Typer()
@@ -81,7 +81,7 @@ def serve_training(
         )
     path = find_model(config.model.path)
     check_fetchable(path)
-    settings = ServiceSettings(
+    settings = TrainingServiceSettings(
         folder=folder.resolve(),
         model_name=config.model.path,
         all_weights=all_weights,
@@ -91,7 +91,9 @@ def serve_training(
         lease_s=lease_s,
     )
     serve_until_stopped(
-        TrainingServer(settings, lambda: BaseModel(path, load_tokenizer(path), config), host=host, port=port, key=key),
+        TrainingServer(
+            settings, lambda: BaseWeights(path, load_tokenizer(path), config), host=host, port=port, key=key
+        ),
         ServerSettings(host=host, port=port, token=key),
         open_to_all="train and sample here",
         usage=f"{config.model.path} is served: TINKER_BASE_URL={{url}} {KEY_VARIABLE}="

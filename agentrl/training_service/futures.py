@@ -33,19 +33,19 @@ class Gone(UsageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class FetchedResult:
     """What a client fetches."""
 
     body: bytes
     media_type: str = JSON
 
     @classmethod
-    def of(cls, data: Any) -> Result:
+    def of(cls, data: Any) -> FetchedResult:
         """Make a result of JSON."""
         return cls(body=orjson.dumps(data))
 
     @classmethod
-    def failure(cls, error: BaseException) -> Result:
+    def failure(cls, error: BaseException) -> FetchedResult:
         """Describe an error in the client's categories: the user's requests are not to be tried again."""
         if isinstance(error, UsageError | TrainingError):
             return cls.of({"error": str(error), "category": "user"})
@@ -55,9 +55,9 @@ class Result:
         return cls.of({"error": str(error) if isinstance(error, AgentRLError) else text, "category": "server"})
 
 
-def protocol_buffer(body: bytes) -> Result:
+def protocol_buffer(body: bytes) -> FetchedResult:
     """Make a result of a message's bytes."""
-    return Result(body=body, media_type=MEDIA_TYPE)
+    return FetchedResult(body=body, media_type=MEDIA_TYPE)
 
 
 def fingerprint(raw: bytes) -> bytes:
@@ -74,13 +74,13 @@ class Future:
     extra: dict[str, Any] = field(default_factory=dict)
     """Further fields of the first answer."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    result: Result | None = None
+    result: FetchedResult | None = None
     since: float = field(default_factory=time.monotonic)
     """When it was made, ended or was fetched last."""
     is_fetched: bool = False
-    task: asyncio.Task[Result] | None = None
+    task: asyncio.Task[FetchedResult] | None = None
 
-    def set(self, result: Result) -> None:
+    def set(self, result: FetchedResult) -> None:
         """End it; a second result is not taken."""
         if self.result is None:
             self.result, self.since = result, time.monotonic()
@@ -123,19 +123,19 @@ class Futures:
         future = self._by_id[request_id] = Future(request_id, digest, extra)
         return future
 
-    def run(self, future: Future, work: Coroutine[Any, Any, Result]) -> None:
+    def run(self, future: Future, work: Coroutine[Any, Any, FetchedResult]) -> None:
         """Let a task end a future, whatever happens to it."""
 
-        def settle(task: asyncio.Task[Result]) -> None:
+        def settle(task: asyncio.Task[FetchedResult]) -> None:
             self._running -= 1
             error = asyncio.CancelledError() if task.cancelled() else task.exception()
-            future.set(task.result() if error is None else Result.failure(error))
+            future.set(task.result() if error is None else FetchedResult.failure(error))
 
         self._running += 1
         future.task = asyncio.create_task(work, name=f"request {future.request_id}")
         future.task.add_done_callback(settle)
 
-    async def fetch(self, request_id: str, *, wait_s: float) -> Result | None:
+    async def fetch(self, request_id: str, *, wait_s: float) -> FetchedResult | None:
         """Wait for a result; ``None`` if it is not there in time.
 
         Raises:
@@ -168,7 +168,7 @@ class Futures:
         for request_id in [own for own in self._by_id if own.startswith(tuple(prefixes))]:
             self.cancel(request_id)
             future = self._by_id.pop(request_id)
-            future.set(Result.failure(UsageError("the session has ended")))
+            future.set(FetchedResult.failure(UsageError("the session has ended")))
 
     def sweep(self) -> None:
         """Forget results that nobody will ask for."""

@@ -82,7 +82,7 @@ class CreateSession(Body):
     type: Literal["create_session"] = "create_session"
 
 
-class Heartbeat(Body):
+class SessionHeartbeat(Body):
     """Body of session_heartbeat."""
 
     session_id: Id

@@ -70,7 +70,7 @@ class AdamStep:
     """Largest norm of all gradients together; 0 clips nothing."""
 
 
-class BaseModel:
+class BaseWeights:
     """The model that runs start from and samplers use.
 
     Args:
@@ -134,7 +134,7 @@ class TrainingRun:
         settings: What is trained.
     """
 
-    def __init__(self, base: BaseModel, settings: RunSettings) -> None:
+    def __init__(self, base: BaseWeights, settings: RunSettings) -> None:
         self.base, self.settings = base, settings
         self.model = base.copy(settings)
         self._runner = make_runner(self.model, base.config.trainer)
@@ -264,8 +264,8 @@ class TrainingRun:
             parameter.grad = None
 
 
-def load_weights(model: PreTrainedModel, settings: RunSettings, folder: Path, base: BaseModel) -> None:
-    """Copy the weights of a checkpoint of the same settings into a model that `BaseModel.copy` made."""
+def load_weights(model: PreTrainedModel, settings: RunSettings, folder: Path, base: BaseWeights) -> None:
+    """Copy the weights of a checkpoint of the same settings into a model that `BaseWeights.copy` made."""
     if settings.rank is not None:
         load_adapter(model, folder / MODEL)
         return

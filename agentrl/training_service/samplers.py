@@ -25,7 +25,8 @@ from agentrl.serving.request import SEED_BITS
 from agentrl.training.forward.runner import ModelRunner, make_runner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training_service.requests import SampleRequest, Sampling
-from agentrl.training_service.runs import PAD_ID, BaseModel, RunSettings, load_weights
+from agentrl.training_service.runs import PAD_ID, BaseWeights, RunSettings, load_weights
+from agentrl.training_service.store import About, Saved
 from agentrl.training_service.wire import NO_TOKEN, Array, Sample, TopTokenTable, write_samples
 
 
@@ -36,6 +37,13 @@ class SamplerWeights:
     folder: Path | None = None
     """A checkpoint's; ``None`` is the base."""
     settings: RunSettings | None = None
+    created: str = ""
+    """When the checkpoint was written: another one may take its place under the same name."""
+
+    @classmethod
+    def of(cls, saved: Saved) -> SamplerWeights:
+        """Name the weights of a checkpoint."""
+        return cls(saved.folder, saved.about.settings, saved.about.created)
 
 
 BASE = SamplerWeights()
@@ -70,7 +78,7 @@ class Samplers:
         most: Engines at once.
     """
 
-    base: BaseModel
+    base: BaseWeights
     most: int
     _slots: list[_Slot] = field(default_factory=list)
     _free: asyncio.Condition = field(default_factory=asyncio.Condition)
@@ -240,8 +248,12 @@ class Samplers:
     def _load(self, model: PreTrainedModel, weights: SamplerWeights) -> None:
         if weights.folder is None or weights.settings is None:
             return
-        if not weights.folder.is_dir():
-            raise UsageError("the weights of this sampler are gone", hint="make a new one: only the newest are kept")
+        if not weights.folder.is_dir() or About.read(weights.folder).created != weights.created:
+            raise UsageError(
+                "the weights of this sampler are gone",
+                got="a checkpoint that was deleted or overwritten, or the sampler is not among the newest of its run",
+                hint="make a new sampler",
+            )
         load_weights(model, weights.settings, weights.folder, self.base)
 
     async def _reload(self, slot: _Slot, weights: SamplerWeights) -> _Slot:

@@ -18,8 +18,9 @@ from agentrl.errors import UsageError, described_error
 from agentrl.remote.listening import Handler, Listener, is_own_host, own_names, read_bytes_of
 from agentrl.training_service import requests
 from agentrl.training_service.futures import Gone
-from agentrl.training_service.runs import BaseModel
-from agentrl.training_service.service import Busy, NotHere, Service, ServiceSettings
+from agentrl.training_service.runs import BaseWeights
+from agentrl.training_service.service import NotHere, Service, TrainingServiceSettings
+from agentrl.training_service.sessions import Busy, ServedRun
 from agentrl.training_service.store import SAMPLER, TRAINING, Saved
 from agentrl.training_service.wire import MEDIA_TYPE
 
@@ -62,7 +63,13 @@ class TrainingServer:
     """
 
     def __init__(
-        self, settings: ServiceSettings, load: Callable[[], BaseModel], *, host: str, port: int, key: str | None
+        self,
+        settings: TrainingServiceSettings,
+        load: Callable[[], BaseWeights],
+        *,
+        host: str,
+        port: int,
+        key: str | None,
     ) -> None:
         self.service = Service(settings, load)
         self._host, self._port, self._key = host, port, key
@@ -90,7 +97,7 @@ class TrainingServer:
         application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_described, self._guard()])
         post = application.router.add_post
         post(f"{PREFIX}/create_session", _plain(requests.CreateSession, service.create_session))
-        post(f"{PREFIX}/session_heartbeat", _plain(requests.Heartbeat, self._heartbeat))
+        post(f"{PREFIX}/session_heartbeat", _plain(requests.SessionHeartbeat, self._heartbeat))
         post(f"{PREFIX}/get_info", _plain(requests.ModelOnly, service.info))
         post(f"{PREFIX}/create_sampling_session", _plain(requests.CreateSamplingSession, service.new_sampler))
         post(f"{PREFIX}/weights_info", _plain(requests.WeightsInfo, self._weights_info))
@@ -117,6 +124,8 @@ class TrainingServer:
         router.add_get(f"{PREFIX}/get_server_capabilities", self._capabilities)
         router.add_get(f"{PREFIX}/samplers/{{sampler}}", self._sampler)
         router.add_get(f"{PREFIX}/sessions/{{session}}", self._session)
+        router.add_get(f"{PREFIX}/training_runs", self._runs)
+        router.add_get(f"{PREFIX}/training_runs/{{run}}", self._run)
         router.add_get(f"{PREFIX}/checkpoints", self._checkpoints)
         router.add_get(f"{PREFIX}/training_runs/{{run}}/checkpoints", self._checkpoints)
         router.add_delete(f"{PREFIX}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}", self._delete)
@@ -180,7 +189,7 @@ class TrainingServer:
         self.service.finish(request.match_info["session"])
         return web.Response(status=204)
 
-    def _heartbeat(self, body: requests.Heartbeat) -> Answer:
+    def _heartbeat(self, body: requests.SessionHeartbeat) -> Answer:
         self.service.session(body.session_id)
         return {"type": "session_heartbeat"}
 
@@ -215,15 +224,36 @@ class TrainingServer:
 
     async def _session(self, request: web.Request) -> web.StreamResponse:
         session = self.service.session(request.match_info["session"])
-        return _json({"training_run_ids": list(session.runs), "sampler_ids": []})
+        metadata = _texts(session.metadata)
+        return _json({"training_run_ids": list(session.runs), "sampler_ids": [], "user_metadata": metadata})
+
+    async def _runs(self, request: web.Request) -> web.StreamResponse:
+        found, page = list(self.service.runs()), _page(request)
+        shown = [self._described_run(run) for run in found[page.start : page.stop]]
+        return _json({"training_runs": shown, "cursor": _cursor(page, len(found))})
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        return _json(self._described_run(self.service.run(request.match_info["run"])))
+
+    def _described_run(self, run: ServedRun) -> dict[str, Any]:
+        rank = run.training.settings.rank
+        return {
+            "training_run_id": run.id,
+            "base_model": self.service.settings.model_name,
+            "model_owner": "agentrl",
+            "is_lora": rank is not None,
+            "lora_rank": rank,
+            "last_request_time": run.last_request.isoformat(),
+            "user_metadata": _texts(run.metadata),
+        }
 
     async def _checkpoints(self, request: web.Request) -> web.StreamResponse:
         found = await asyncio.to_thread(self.service.store.list, request.match_info.get("run"))
-        limit, offset = (_count(request, name, default) for name, default in (("limit", PAGE), ("offset", 0)))
-        is_paged = "run" not in request.match_info
-        shown = found[::-1][offset : offset + limit] if is_paged else found
-        cursor = {"offset": offset, "limit": limit, "total_count": len(found)} if is_paged else None
-        return _json({"checkpoints": [_described_checkpoint(saved) for saved in shown], "cursor": cursor})
+        if "run" in request.match_info:
+            return _json({"checkpoints": [_described_checkpoint(saved) for saved in found]})
+        page = _page(request)
+        shown = [_described_checkpoint(saved) for saved in found[::-1][page.start : page.stop]]
+        return _json({"checkpoints": shown, "cursor": _cursor(page, len(found))})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         run, kind, name = (request.match_info[part] for part in ("run", "kind", "name"))
@@ -241,6 +271,20 @@ def _described_checkpoint(saved: Saved) -> dict[str, Any]:
         "expires_at": saved.about.expires,
         "user_metadata": saved.about.user_metadata,
     }
+
+
+def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    return None if metadata is None else {key: str(value) for key, value in metadata.items()}
+
+
+def _page(request: web.Request) -> range:
+    """Read which part of a list is asked for."""
+    offset = _count(request, "offset", 0)
+    return range(offset, offset + _count(request, "limit", PAGE))
+
+
+def _cursor(page: range, total: int) -> dict[str, int]:
+    return {"offset": page.start, "limit": len(page), "total_count": total}
 
 
 def _count(request: web.Request, name: str, default: int) -> int:

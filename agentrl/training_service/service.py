@@ -15,26 +15,23 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.errors import EngineError, UsageError, shortened
+from agentrl.errors import UsageError, shortened
 from agentrl.training_service import requests
-from agentrl.training_service.futures import Future, Futures, Result, fingerprint, protocol_buffer
-from agentrl.training_service.runs import AdamStep, BaseModel, RunSettings, TrainingRun
+from agentrl.training_service.futures import FetchedResult, Futures, fingerprint, protocol_buffer
+from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
 from agentrl.training_service.samplers import BASE, Samplers, SamplerWeights
-from agentrl.training_service.store import EPHEMERAL, SAMPLER, TRAINING, About, Saved, Store, now
+from agentrl.training_service.sessions import Busy, ClientSession, ServedRun, Waiting, Work
+from agentrl.training_service.store import EPHEMERAL, SAMPLER, TRAINING, About, CheckpointStore, Saved, now
 from agentrl.training_service.wire import PassRequest, parse_pass, read_pass, write_pass
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-MOST_PENDING = 4096
-"""Requests of one run that wait for their turn."""
-MOST_WAITING_BYTES = 1 << 30
-"""Of the bodies of all requests that wait for their turn."""
 MOST_SAMPLING = 8192
 """Requests for samples that are under way."""
 SWEEP_S = 10.0
@@ -43,7 +40,7 @@ NEWEST_SAMPLERS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceSettings:
+class TrainingServiceSettings:
     """Limits of a service."""
 
     folder: Path
@@ -66,10 +63,6 @@ class NotHere(UsageError):
     """Something that a request names is not there (any more)."""
 
 
-class Busy(EngineError):
-    """The service has enough to do; the client tries again later."""
-
-
 class Worker:
     """A thread with an event loop, for engines: a step of theirs holds the loop until it is over."""
 
@@ -90,44 +83,10 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that waits for its turn."""
-
-    future: Future
-    work: Callable[[], Result]
-    bytes: int
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """A run with the requests that wait for their turn, by their place in the order."""
-
-    id: str
-    session: Session
-    run: TrainingRun
-    metadata: dict[str, Any] | None
-    next: int = 1
-    waiting: dict[int, Waiting] = field(default_factory=dict)
-    busy: asyncio.Task[None] | None = None
-    ephemeral: int = 0
-    last_request: datetime.datetime = field(default_factory=now)
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """What one client has made."""
-
-    id: str
-    metadata: dict[str, Any] | None
-    runs: dict[str, Run] = field(default_factory=dict)
-    seen: float = field(default_factory=time.monotonic)
-
-
-@dataclass(frozen=True, slots=True)
 class SamplingSession:
     """A sampler that a client asks by its id."""
 
-    session: Session
+    session: ClientSession
     weights: SamplerWeights
     path: str | None
 
@@ -140,20 +99,20 @@ class Service:
         load: Loads the base, in the training thread.
     """
 
-    def __init__(self, settings: ServiceSettings, load: Callable[[], BaseModel]) -> None:
-        self.settings, self.store, self.futures = settings, Store(settings.folder), Futures()
+    def __init__(self, settings: TrainingServiceSettings, load: Callable[[], BaseWeights]) -> None:
+        self.settings, self.store, self.futures = settings, CheckpointStore(settings.folder), Futures()
         self._load = load
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, ClientSession] = {}
         self._samplers_by_id: dict[str, SamplingSession] = {}
         self._making: set[str] = set()
         self._trainer = ThreadPoolExecutor(1, thread_name_prefix="training")
         self._worker: Worker | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        self._base: BaseModel | None = None
+        self._base: BaseWeights | None = None
         self._samplers: Samplers | None = None
 
     @property
-    def base(self) -> BaseModel:
+    def base(self) -> BaseWeights:
         """The model that runs start from, once `start` is over."""
         assert self._base is not None
         return self._base
@@ -193,7 +152,7 @@ class Service:
             await asyncio.sleep(SWEEP_S)
             limit = time.monotonic() - self.settings.lease_s
             for session in [own for own in self._sessions.values() if own.seen < limit]:
-                if not any(run.busy for run in session.runs.values()):
+                if not any(run.task for run in session.runs.values()):
                     self._end(session)
             self.futures.sweep()
             try:
@@ -204,7 +163,7 @@ class Service:
     def create_session(self, body: requests.CreateSession) -> dict[str, Any]:
         """Open a session."""
         requests.check_metadata(body.user_metadata)
-        session = Session(uuid.uuid4().hex, body.user_metadata)
+        session = ClientSession(uuid.uuid4().hex, body.user_metadata)
         self._sessions[session.id] = session
         answer = {"type": "create_session", "session_id": session.id}
         if self.settings.all_weights:
@@ -214,7 +173,7 @@ class Service:
             )
         return answer
 
-    def session(self, session_id: str) -> Session:
+    def session(self, session_id: str) -> ClientSession:
         """Find a session, which this is a sign of life of.
 
         Raises:
@@ -230,7 +189,7 @@ class Service:
         """End a session, with its runs and its samplers."""
         self._end(self.session(session_id))
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: ClientSession) -> None:
         self._sessions.pop(session.id, None)
         for run in list(session.runs.values()):
             self._unload(run)
@@ -239,16 +198,11 @@ class Service:
             del self._samplers_by_id[name]
         self.futures.drop([f"{session.id}:"])
 
-    def _unload(self, run: Run) -> None:
-        run.session.runs.pop(run.id, None)
-        if run.busy is not None:
-            run.busy.cancel()
-        for waiting in run.waiting.values():
-            waiting.future.set(Result.failure(_ENDED))
-        run.waiting.clear()
+    def _unload(self, run: ServedRun) -> None:
+        run.end()
         self._trainer.submit(self.store.forget_ephemeral, run.id)
 
-    def run(self, model_id: str) -> Run:
+    def run(self, model_id: str) -> ServedRun:
         """Find a run.
 
         Raises:
@@ -307,7 +261,7 @@ class Service:
 
     def _make_run(
         self,
-        session: Session,
+        session: ClientSession,
         model_id: str,
         raw: bytes,
         make: Callable[[], TrainingRun],
@@ -319,7 +273,7 @@ class Service:
             return known.announcement()
         if model_id in self._making or model_id in session.runs:
             raise UsageError("there is a model of this number already", got=model_id)
-        count = len(self._making) + sum(len(own.runs) for own in self._sessions.values())
+        count = len(self._making) + len(list(self.runs()))
         if count >= self.settings.most_runs:
             raise UsageError(
                 "the server has no room for another run",
@@ -327,15 +281,15 @@ class Service:
                 hint="end a session, or start the server with more --max-runs",
             )
 
-        async def work() -> Result:
+        async def work() -> FetchedResult:
             try:
                 run = await self._in_training(make)
             finally:
                 self._making.discard(model_id)
             if session.id not in self._sessions:
                 raise UsageError("the session has ended")
-            session.runs[model_id] = Run(model_id, session, run, metadata)
-            return Result.of({**answer, "model_id": model_id})
+            session.runs[model_id] = ServedRun(model_id, session, run, metadata)
+            return FetchedResult.of({**answer, "model_id": model_id})
 
         self._making.add(model_id)
         future = self.futures.add(request_id, digest, model_id=model_id)
@@ -365,7 +319,7 @@ class Service:
     def info(self, body: requests.ModelOnly) -> dict[str, Any]:
         """Describe a run."""
         run = self.run(body.model_id)
-        rank = run.run.settings.rank
+        rank = run.training.settings.rank
         return {
             "type": "get_info",
             "model_id": run.id,
@@ -385,7 +339,7 @@ class Service:
         run = self.run(body.model_id)
         self._unload(run)
         future = self.futures.add(f"{run.id}:unload", fingerprint(raw))
-        future.set(Result.of({"type": "unload_model", "model_id": run.id}))
+        future.set(FetchedResult.of({"type": "unload_model", "model_id": run.id}))
         return future.announcement()
 
     def forward_backward(self, raw: bytes) -> dict[str, Any]:
@@ -399,7 +353,7 @@ class Service:
         except UsageError as error:
             self._refuse(run, number, raw, error, is_pass=not message.forward_only)
             raise
-        return self._in_order(run, number, raw, lambda: self._pass(run.run, request))
+        return self._in_order(run, number, raw, lambda: self._pass(run.training, request))
 
     def refuse(self, body: dict[str, Any], raw: bytes, error: UsageError) -> None:
         """Let a request that cannot be read keep its place in its run's order, if it says which that is."""
@@ -412,15 +366,15 @@ class Service:
             if self.futures.known(f"{run.id}:{number}", fingerprint(raw)) is None:
                 self._refuse(run, number, raw, error, is_pass=False)
 
-    def _refuse(self, run: Run, number: int, raw: bytes, error: UsageError, *, is_pass: bool) -> None:
-        def fail() -> Result:
+    def _refuse(self, run: ServedRun, number: int, raw: bytes, error: UsageError, *, is_pass: bool) -> None:
+        def fail() -> FetchedResult:
             if is_pass:
-                run.run.leave_out(str(error))
+                run.training.leave_out(str(error))
             raise error
 
         self._in_order(run, number, raw, fail)
 
-    def _pass(self, run: TrainingRun, request: PassRequest) -> Result:
+    def _pass(self, run: TrainingRun, request: PassRequest) -> FetchedResult:
         try:
             logprobs, loss = run.forward_backward(request)
         except Exception as error:
@@ -432,18 +386,20 @@ class Service:
     def optim_step(self, body: requests.OptimStep, raw: bytes) -> dict[str, Any]:
         """Take an update into its run's order."""
         run, step = self.run(body.model_id), AdamStep(**body.adam_params.model_dump())
-        return self._in_order(run, body.seq_id, raw, lambda: Result.of({"metrics": run.run.optim_step(step)}))
+        return self._in_order(
+            run, body.seq_id, raw, lambda: FetchedResult.of({"metrics": run.training.optim_step(step)})
+        )
 
     def save(self, body: requests.SaveWeights, raw: bytes) -> dict[str, Any]:
         """Take the writing of a checkpoint into its run's order."""
         run = self.run(body.model_id)
         requests.check_metadata(body.user_metadata)
 
-        def write() -> Result:
+        def write() -> FetchedResult:
             about = self._about(run, body.ttl_seconds, body.user_metadata)
-            fill = _filling(run.run, optimizer=True)
+            fill = _filling(run.training, optimizer=True)
             saved = self.store.write(run.id, TRAINING, body.path, about, fill, overwrite=body.overwrite)
-            return Result.of({"type": "save_weights", "path": saved.path})
+            return FetchedResult.of({"type": "save_weights", "path": saved.path})
 
         return self._in_order(run, body.seq_id, raw, write)
 
@@ -455,18 +411,18 @@ class Service:
             raise UsageError("a sampler has either a path or a session", got=f"path {body.path}")
         name, loop = f"{run.session.id}:sample:{body.sampling_session_seq_id}", asyncio.get_running_loop()
 
-        def write() -> Result:
+        def write() -> FetchedResult:
             about = self._about(run, body.ttl_seconds, body.user_metadata)
-            fill, settings = _filling(run.run, optimizer=False), run.run.settings
+            fill = _filling(run.training, optimizer=False)
             if body.path is not None:
                 saved = self.store.write(run.id, SAMPLER, body.path, about, fill)
-                return Result.of({"type": "save_weights_for_sampler", "path": saved.path})
+                return FetchedResult.of({"type": "save_weights_for_sampler", "path": saved.path})
             run.ephemeral += 1
             saved = self.store.write(run.id, EPHEMERAL, f"{run.ephemeral:06d}", about, fill)
             self.store.forget_old(run.id, EPHEMERAL, keep=NEWEST_SAMPLERS)
-            sampler = SamplingSession(run.session, SamplerWeights(saved.folder, settings), None)
+            sampler = SamplingSession(run.session, SamplerWeights.of(saved), None)
             loop.call_soon_threadsafe(self._add_sampler, name, sampler)  # before the client hears of it
-            return Result.of({"type": "save_weights_for_sampler", "sampling_session_id": name})
+            return FetchedResult.of({"type": "save_weights_for_sampler", "sampling_session_id": name})
 
         return self._in_order(run, body.seq_id, raw, write)
 
@@ -474,13 +430,13 @@ class Service:
         if sampler.session.id in self._sessions:
             self._samplers_by_id[name] = sampler
 
-    def _about(self, run: Run, ttl_s: int | None, metadata: dict[str, Any] | None) -> About:
+    def _about(self, run: ServedRun, ttl_s: int | None, metadata: dict[str, Any] | None) -> About:
         created = now()
         expires = None if ttl_s is None else (created + datetime.timedelta(seconds=ttl_s)).isoformat()
         return About(
             base_model=self.base.path,
-            settings=run.run.settings,
-            updates=run.run.updates,
+            settings=run.training.settings,
+            updates=run.training.updates,
             created=created.isoformat(),
             expires=expires,
             user_metadata=None if metadata is None else {key: str(value) for key, value in metadata.items()},
@@ -490,59 +446,34 @@ class Service:
         """Take the reading of a checkpoint into its run's order."""
         run = self.run(body.model_id)
 
-        def read() -> Result:
+        def read() -> FetchedResult:
             saved = self._loadable(body.path, optimizer=body.optimizer)
-            if saved.about.settings.layers != run.run.settings.layers:
+            if saved.about.settings.layers != run.training.settings.layers:
                 raise UsageError(
                     "the checkpoint is of other adapters",
                     got=f"rank {saved.about.settings.rank}",
-                    expected=f"rank {run.run.settings.rank} of the same layers",
+                    expected=f"rank {run.training.settings.rank} of the same layers",
                     hint="begin a run with create_training_client_from_state",
                 )
-            run.run.load(saved.folder, optimizer=body.optimizer)
-            return Result.of({"type": "load_weights", "path": saved.path, "model_id": run.id})
+            run.training.load(saved.folder, optimizer=body.optimizer)
+            return FetchedResult.of({"type": "load_weights", "path": saved.path, "model_id": run.id})
 
         return self._in_order(run, body.seq_id, raw, read)
 
-    def _in_order(self, run: Run, number: int, raw: bytes, work: Callable[[], Result]) -> dict[str, Any]:
-        """Queue a request of a run; a gap in the numbers waits for the request that fills it."""
+    def _in_order(self, run: ServedRun, number: int, raw: bytes, work: Work) -> dict[str, Any]:
+        """Queue a request of a run."""
         request_id, digest = f"{run.id}:{number}", fingerprint(raw)
         if (known := self.futures.known(request_id, digest)) is not None:
             return known.announcement()
-        if number < run.next:
-            raise UsageError("this request was over long ago", got=f"seq_id {number}", expected=f"{run.next} or more")
-        if len(run.waiting) >= MOST_PENDING or number >= run.next + MOST_PENDING:
-            raise UsageError(
-                "too many requests wait", got=f"seq_id {number}", expected=f"below {run.next + MOST_PENDING}"
-            )
-        if number != run.next and self._waiting_bytes() + len(raw) > MOST_WAITING_BYTES:
-            raise Busy("too much data waits for its turn", expected=f"at most {MOST_WAITING_BYTES >> 20} MiB")
-        run.last_request = now()
+        run.check(number, len(raw), sum(own.waiting_bytes for own in self.runs()))
         future = self.futures.add(request_id, digest, model_id=run.id)
-        run.waiting[number] = Waiting(future, work, len(raw))
-        if run.busy is None:
-            run.busy = asyncio.create_task(self._work_off(run), name=f"run {run.id}")
+        run.queue(number, Waiting(future, work, len(raw)), self._in_training)
         return future.announcement()
 
-    def _waiting_bytes(self) -> int:
-        runs = (run for session in self._sessions.values() for run in session.runs.values())
-        return sum(waiting.bytes for run in runs for waiting in run.waiting.values())
-
-    async def _work_off(self, run: Run) -> None:
-        try:
-            while run.next in run.waiting:
-                waiting = run.waiting.pop(run.next)
-                run.next += 1
-                try:
-                    waiting.future.set(await self._in_training(waiting.work))
-                except asyncio.CancelledError:
-                    waiting.future.set(Result.failure(_ENDED))
-                    raise
-                except Exception as error:
-                    waiting.future.set(Result.failure(error))
-                run.session.seen = time.monotonic()
-        finally:
-            run.busy = None
+    def runs(self) -> Iterator[ServedRun]:
+        """Give all runs."""
+        for session in self._sessions.values():
+            yield from session.runs.values()
 
     async def new_sampler(self, body: requests.CreateSamplingSession) -> dict[str, Any]:
         """Make a sampler of the base or of a checkpoint."""
@@ -552,7 +483,7 @@ class Service:
         weights = BASE
         if body.model_path is not None:
             saved = await asyncio.to_thread(self._loadable, body.model_path, optimizer=False)
-            weights = SamplerWeights(saved.folder, saved.about.settings)
+            weights = SamplerWeights.of(saved)
         elif body.base_model is None:
             raise UsageError("a sampler needs weights", expected="model_path or base_model")
         name = f"{session.id}:sample:{body.sampling_session_seq_id}"
@@ -585,7 +516,7 @@ class Service:
         assert self._samplers is not None
         worker, samplers = self._worker, self._samplers
 
-        async def work() -> Result:
+        async def work() -> FetchedResult:
             return protocol_buffer(await worker.run(samplers.sample(sampler.weights, body)))
 
         sequences = [f"{request_id}:{number}" for number in range(body.num_samples)]
@@ -594,7 +525,6 @@ class Service:
         return future.announcement()
 
 
-_ENDED = UsageError("the run has ended")
 _RESTARTED = "the session has ended, or the server was started again: make a new client, from saved state"
 
 

@@ -79,7 +79,7 @@ def now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-class Store:
+class CheckpointStore:
     """All checkpoints of a service.
 
     Args:

@@ -17,9 +17,9 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.builders.models import load_tokenizer
 from agentrl.cli.serve_training import read_service_config
-from agentrl.training_service.runs import BaseModel
+from agentrl.training_service.runs import BaseWeights
 from agentrl.training_service.server import TrainingServer
-from agentrl.training_service.service import ServiceSettings
+from agentrl.training_service.service import TrainingServiceSettings
 
 tinker = pytest.importorskip("tinker")
 KEY = "tml-of-the-tests"
@@ -37,12 +37,12 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def base_model(model_folder: Path) -> Callable[..., BaseModel]:
+def base_model(model_folder: Path) -> Callable[..., BaseWeights]:
     """Loads the base, with more keys of a config."""
 
-    def load(*overrides: str) -> BaseModel:
+    def load(*overrides: str) -> BaseWeights:
         config = read_service_config([f"model.path={model_folder}", "model.device=cpu", *ENGINE, *overrides])
-        return BaseModel(str(model_folder), load_tokenizer(str(model_folder)), config)
+        return BaseWeights(str(model_folder), load_tokenizer(str(model_folder)), config)
 
     return load
 
@@ -69,12 +69,12 @@ class Served:
 
 
 @pytest.fixture
-def serve(tmp_path: Path, base_model: Callable[..., BaseModel]) -> Iterator[Callable[..., Served]]:
+def serve(tmp_path: Path, base_model: Callable[..., BaseWeights]) -> Iterator[Callable[..., Served]]:
     """Starts services, each with a folder of its own, the first in ``service``."""
     served: list[Served] = []
 
     def start(*overrides: str, key: str | None = None, **limits: Any) -> Served:
-        settings = ServiceSettings(folder=tmp_path / f"service{len(served) or ''}", model_name="tiny", **limits)
+        settings = TrainingServiceSettings(folder=tmp_path / f"service{len(served) or ''}", model_name="tiny", **limits)
         server = TrainingServer(settings, lambda: base_model(*overrides), host="127.0.0.1", port=0, key=key)
         served.append(Served(server))
         return served[-1]

@@ -129,6 +129,22 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[...,
         assert answer.logprobs == pytest.approx(logprobs_of(client, 1, 2, *answer.tokens)[2:], abs=1e-4)
 
 
+def test_a_sampler_never_gets_the_weights_of_another(serve: Callable[..., Any], client_of: Any) -> None:
+    service, ids = client_of(serve(most_engines=1)), (1, 2, 3, 4, 5)
+    trainer = trainer_of(service)
+    step(trainer, sentence(*ids))
+    path = trainer.save_state("a").result().path
+    first = service.create_sampling_client(model_path=path).result()
+    before = logprobs_of(first, *ids)
+    step(trainer, sentence(*ids))
+    trainer.save_state("a", overwrite=True).result()
+    assert logprobs_of(first, *ids) == before, "its weights are still in memory"
+    second = service.create_sampling_client(model_path=path).result()
+    assert math.dist(logprobs_of(second, *ids)[1:], before[1:]) > 0.1
+    with pytest.raises(tinker.RequestFailedError, match="the weights of this sampler are gone"):
+        logprobs_of(first, *ids)
+
+
 def test_saved_state_goes_on_as_if_nothing_had_happened(service: Any) -> None:
     trainer, data = trainer_of(service), sentence(1, 2, 3, 4, 5)
     for _ in range(3):
@@ -284,12 +300,16 @@ def test_all_weights(serve: Callable[..., Any], client_of: Any) -> None:
 
 
 def test_checkpoints_are_listed_described_and_deleted(service: Any) -> None:
-    trainer = trainer_of(service, rank=2, train_mlp=False)
+    trainer = trainer_of(service, rank=2, train_mlp=False, user_metadata={"my": "run"})
     step(trainer, sentence(1, 2, 3))
     path = trainer.save_state("a", ttl_seconds=4000, user_metadata={"k": "v"}).result().path
     trainer.save_weights_for_sampler("b").result()
     with pytest.warns(FutureWarning, match="create_rest_client"):
         rest = service.create_rest_client()
+    run = rest.get_training_run(trainer.model_id).result()
+    assert (run.lora_rank, run.is_lora, run.user_metadata) == (2, True, {"my": "run"})
+    assert [own.training_run_id for own in rest.list_training_runs().result().training_runs] == [trainer.model_id]
+    assert rest.get_session(service.holder.get_session_id()).result().training_run_ids == [trainer.model_id]
     found = {own.checkpoint_id: own for own in rest.list_user_checkpoints().result().checkpoints}
     assert set(found) == {"weights/a", "sampler_weights/b"}
     saved = found["weights/a"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training_service.runs import AdamStep, BaseModel, RunSettings, TrainingRun
+from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
 from agentrl.training_service.wire import Datum, PassRequest
 
 SETTINGS = RunSettings(rank=4, seed=3)
@@ -92,7 +94,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rank", [4, None], ids=["adapters", "all weights"])
 @pytest.mark.parametrize("name", ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo"])
 def test_losses_and_gradients_are_those_of_plain_torch(
-    name: str, rank: int | None, base_model: Callable[..., BaseModel]
+    name: str, rank: int | None, base_model: Callable[..., BaseWeights]
 ) -> None:
     run = awake(TrainingRun(base_model(), RunSettings(rank=rank, seed=3)))
     data, options = [datum_of(name, length, length) for length in (9, 3, 14)], OPTIONS.get(name, {})
@@ -110,7 +112,7 @@ def test_losses_and_gradients_are_those_of_plain_torch(
         torch.testing.assert_close(gradient, wanted[key], rtol=2e-3, atol=2e-4 * float(wanted[key].abs().max()))
 
 
-def test_several_targets_of_a_place_and_one_together(base_model: Callable[..., BaseModel]) -> None:
+def test_several_targets_of_a_place_and_one_together(base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     random = np.random.default_rng(1)
     wide = Datum(
@@ -132,7 +134,7 @@ def test_several_targets_of_a_place_and_one_together(base_model: Callable[..., B
         torch.testing.assert_close(gradient, wanted, rtol=2e-3, atol=2e-4 * float(wanted.abs().max()))
 
 
-def test_gradients_add_up_until_an_update_that_is_torchs_adamw(base_model: Callable[..., BaseModel]) -> None:
+def test_gradients_add_up_until_an_update_that_is_torchs_adamw(base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     data = [datum_of("cross_entropy", length, length) for length in (9, 5)]
     _, _, reference = plain(run, data, "cross_entropy", {})
@@ -150,14 +152,13 @@ def test_gradients_add_up_until_an_update_that_is_torchs_adamw(base_model: Calla
         adam.step()
         for datum in data:
             run.forward_backward(PassRequest(data=[datum], loss="cross_entropy"))
-        step = AdamStep(**{**{f: getattr(STEP, f) for f in STEP.__slots__}, "learning_rate": 1e-2 * scale})
-        metrics = run.optim_step(step)
+        metrics = run.optim_step(replace(STEP, learning_rate=1e-2 * scale))
         assert metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-3)
     for (name, own), other in zip(run.model.named_parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_a_forward_pass_alone_leaves_no_gradient(base_model: Callable[..., BaseModel]) -> None:
+def test_a_forward_pass_alone_leaves_no_gradient(base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     data = [datum_of("ppo", 5, 5)]
     _, measured = run.forward_backward(PassRequest(data=data, loss="ppo", options=OPTIONS["ppo"], forward_only=True))
@@ -167,7 +168,9 @@ def test_a_forward_pass_alone_leaves_no_gradient(base_model: Callable[..., BaseM
 
 
 @pytest.mark.parametrize("break_it", ["a loss that is not finite", "an input that does not fit"])
-def test_a_pass_that_fails_leaves_the_gradients_before_it(break_it: str, base_model: Callable[..., BaseModel]) -> None:
+def test_a_pass_that_fails_leaves_the_gradients_before_it(
+    break_it: str, base_model: Callable[..., BaseWeights]
+) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     run.forward_backward(PassRequest(data=[datum_of("cross_entropy", 5, 5)], loss="cross_entropy"))
     before = {name: gradient.clone() for name, gradient in gradients(run.model).items()}
@@ -182,7 +185,7 @@ def test_a_pass_that_fails_leaves_the_gradients_before_it(break_it: str, base_mo
         assert torch.equal(gradient, before[name])
 
 
-def test_an_update_needs_gradients_all_of_them_and_finite_ones(base_model: Callable[..., BaseModel]) -> None:
+def test_an_update_needs_gradients_all_of_them_and_finite_ones(base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     before = {name: p.clone() for name, p in run.model.named_parameters()}
     with pytest.raises(UsageError, match="there are no gradients"):
@@ -202,7 +205,7 @@ def test_an_update_needs_gradients_all_of_them_and_finite_ones(base_model: Calla
     assert any(not torch.equal(p, before[name]) for name, p in run.model.named_parameters())
 
 
-def test_runs_share_the_base_and_nothing_else(base_model: Callable[..., BaseModel]) -> None:
+def test_runs_share_the_base_and_nothing_else(base_model: Callable[..., BaseWeights]) -> None:
     base = base_model()
     first, second = TrainingRun(base, SETTINGS), TrainingRun(base, SETTINGS)
     frozen = {name: p.clone() for name, p in base.model.named_parameters()}
@@ -218,6 +221,34 @@ def test_runs_share_the_base_and_nothing_else(base_model: Callable[..., BaseMode
         assert torch.equal(own, other), name
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [4, None], ids=["adapters", "all weights"])
+def test_what_is_saved_goes_on_to_the_last_bit(
+    rank: int | None, dtype: str, base_model: Callable[..., BaseWeights], tmp_path: Path
+) -> None:
+    base, settings = base_model(f"model.dtype={dtype}"), RunSettings(rank=rank, seed=3)
+    request = PassRequest(data=[datum_of("cross_entropy", length, length) for length in (9, 5)], loss="cross_entropy")
+    small = replace(STEP, learning_rate=1e-4)  # below what bfloat16 can tell apart: copies in float32 remember it
+
+    def go_on(run: TrainingRun) -> list[float]:
+        losses = []
+        for _ in range(3):
+            losses.append(run.forward_backward(request)[1])
+            run.optim_step(small)
+        return losses
+
+    run = TrainingRun(base, settings)
+    go_on(run)
+    run.save(tmp_path, optimizer=True)
+    expected = go_on(run)
+    again = TrainingRun(base, settings)
+    again.load(tmp_path, optimizer=True)
+    assert go_on(again) == expected
+    for (name, own), other in zip(run.model.named_parameters(), again.model.named_parameters(), strict=True):
+        assert torch.equal(own, other[1]), name
+    assert again.updates == run.updates == 6
+
+
 @pytest.mark.parametrize(
     ("attention", "mlp", "head", "expected"),
     [
@@ -227,7 +258,7 @@ def test_runs_share_the_base_and_nothing_else(base_model: Callable[..., BaseMode
     ],
 )
 def test_the_layers_that_get_adapters(
-    attention: bool, mlp: bool, head: bool, expected: set[str], base_model: Callable[..., BaseModel]
+    attention: bool, mlp: bool, head: bool, expected: set[str], base_model: Callable[..., BaseWeights]
 ) -> None:
     settings = RunSettings(rank=2, train_attn=attention, train_mlp=mlp, train_unembed=head)
     names = [name for name, p in TrainingRun(base_model(), settings).model.named_parameters() if p.requires_grad]

@@ -17,7 +17,7 @@ import pytest
 
 from agentrl.errors import UsageError
 from agentrl.training_service import wire
-from agentrl.training_service.store import Store
+from agentrl.training_service.store import CheckpointStore
 
 JSON = "application/json"
 
@@ -318,7 +318,7 @@ def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
 def test_one_server_has_a_folder(tmp_path: Path, raw: Raw) -> None:
     raw.run()
     with pytest.raises(UsageError, match="another server has the folder"):
-        Store(tmp_path / "service").lock()
+        CheckpointStore(tmp_path / "service").lock()
 
 
 def test_a_damaged_checkpoint_does_not_hide_the_others(tmp_path: Path, raw: Raw) -> None:
@@ -346,6 +346,6 @@ def test_a_store_forgets_what_has_expired(tmp_path: Path, raw: Raw) -> None:
         raw.result(saved["request_id"])
     about = tmp_path / "service" / model / "weights" / "a" / "service.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "expires": "2001-01-01T00:00:00+00:00"}))
-    store = Store(tmp_path / "service")
+    store = CheckpointStore(tmp_path / "service")
     store.sweep()
     assert [saved.name for saved in store.list()] == ["b"]
