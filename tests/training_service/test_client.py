@@ -129,6 +129,21 @@ def test_a_sampler_keeps_its_weights_while_training_goes_on(serve: Callable[...,
         assert answer.logprobs == pytest.approx(logprobs_of(client, 1, 2, *answer.tokens)[2:], abs=1e-4)
 
 
+def test_samples_that_run_while_training_goes_on(service: Any) -> None:
+    trainer, ids = trainer_of(service), (1, 2, 3, 4, 5)
+    step(trainer, sentence(*ids))
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    params = types.SamplingParams(max_tokens=40, seed=1, stop=[])
+    prompt = types.ModelInput.from_ints([1, 2])
+    waiting = [sampler.sample(prompt, 4, params) for _ in range(6)]
+    losses = [step(trainer, sentence(*ids)) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    answers = [[tuple(own.tokens) for own in answer.result().sequences] for answer in waiting]
+    assert answers == [answers[0]] * 6, "of one seed and one set of weights"
+    first = waiting[0].result().sequences[0]
+    assert first.logprobs == pytest.approx(logprobs_of(sampler, 1, 2, *first.tokens)[2:], abs=1e-3)
+
+
 def test_a_sampler_never_gets_the_weights_of_another(serve: Callable[..., Any], client_of: Any) -> None:
     service, ids = client_of(serve(most_engines=1)), (1, 2, 3, 4, 5)
     trainer = trainer_of(service)
