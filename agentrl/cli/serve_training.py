@@ -10,7 +10,7 @@ import typer
 
 from agentrl.builders.models import load_tokenizer
 from agentrl.cli.help import examples
-from agentrl.cli.server import Host, Port, TokenFile, read_token, serve_until_stopped
+from agentrl.cli.server import LOCAL, Host, Port, read_token, serve_until_stopped
 from agentrl.config import Config, load_config
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import UsageError, did_you_mean
@@ -54,7 +54,14 @@ def serve_training(
     overrides: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help=f"Keys: {', '.join(KEYS)}.")],
     host: Host = "127.0.0.1",
     port: Port = 8400,
-    token_file: TokenFile = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help=f"File with the key that clients must send, which begins with {KEY_PREFIX}; needed on other hosts.",
+            show_default=False,
+        ),
+    ] = None,
     folder: Annotated[Path, typer.Option(help="For checkpoints; the same one again finds them.")] = Path(
         "runs/training-service"
     ),
@@ -74,11 +81,7 @@ def serve_training(
     config = read_service_config(overrides)
     PROTOBUF.load()
     PEFT.load()
-    key = read_token(token_file, KEY_VARIABLE) if token_file is not None else None
-    if key is not None and not key.startswith(KEY_PREFIX):
-        raise UsageError(
-            "the client takes no such key", got="another beginning", expected=f"a token that begins with {KEY_PREFIX}"
-        )
+    key = _read_key(token_file, host)
     path = find_model(config.model.path)
     check_fetchable(path)
     settings = TrainingServiceSettings(
@@ -99,6 +102,24 @@ def serve_training(
         usage=f"{config.model.path} is served: TINKER_BASE_URL={{url}} {KEY_VARIABLE}="
         + ("your key" if key else f"{KEY_PREFIX}local"),
     )
+
+
+def _read_key(file: Path | None, host: str) -> str | None:
+    """Read the key of clients; the environment's own is that of another service."""
+    if file is None:
+        if host not in LOCAL:
+            raise UsageError(
+                "strangers could train here",
+                got=f"--host {host}",
+                expected="--token-file with a key, or --host 127.0.0.1",
+            )
+        return None
+    key = read_token(file, KEY_VARIABLE)
+    if key is None or not key.startswith(KEY_PREFIX):
+        raise UsageError(
+            "the client takes no such key", got="another beginning", expected=f"a token that begins with {KEY_PREFIX}"
+        )
+    return key
 
 
 def read_service_config(overrides: Sequence[str]) -> Config:

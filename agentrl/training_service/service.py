@@ -193,6 +193,7 @@ class Service:
         self._sessions.pop(session.id, None)
         for run in list(session.runs.values()):
             self._unload(run)
+        self._making = {name for name in self._making if not name.startswith(f"{session.id}:")}
         own = [name for name, sampler in self._samplers_by_id.items() if sampler.session is session]
         for name in own:
             del self._samplers_by_id[name]

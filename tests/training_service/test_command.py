@@ -45,6 +45,13 @@ def test_a_key_that_clients_refuse_is_refused(
     assert "a token that begins with tml-" in " ".join(capsys.readouterr().err.split())
 
 
+def test_strangers_need_a_key(model_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["serve-training", f"model.path={model_folder}", "--host", "0.0.0.0"])
+    assert end.value.code == 2
+    assert "strangers could train here" in capsys.readouterr().err
+
+
 class Program:
     """The command in a process of its own."""
 
