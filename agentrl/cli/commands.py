@@ -42,6 +42,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", LOOK),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", MORE),
     "gateway": CommandEntry("agentrl.cli.gateway", "Answer clients of OpenAI and Anthropic, and record them.", MORE),
+    "serve-training": CommandEntry(
+        "agentrl.cli.serve_training", "Serve the tinker client, for loops of your own.", MORE
+    ),
     "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", MORE),
 }
 """In the order of work, which is the order of ``agentrl --help``."""

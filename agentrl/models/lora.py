@@ -6,6 +6,7 @@ A layer computes W x + scale B (A x) with W frozen. peft puts A and B into it; t
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,7 +30,13 @@ _FILE_PREFIX = "base_model.model."
 
 
 def add_adapters(
-    model: PreTrainedModel, config: LoraConfig, *, base: str, seed: int, device: torch.device | None = None
+    model: PreTrainedModel,
+    config: LoraConfig,
+    *,
+    base: str,
+    seed: int,
+    device: torch.device | None = None,
+    head: bool = False,
 ) -> None:
     """Freeze a model, and put adapters into its layers that change nothing yet.
 
@@ -39,6 +46,7 @@ def add_adapters(
         base: Where the frozen weights come from, for readers of the adapter's files.
         seed: Decides A; B is 0.
         device: Of the adapters; the model's when left out.
+        head: Whether `config.target_modules` may name the output head; for training in one process.
 
     Raises:
         ConfigError: no such layers, or ones that cannot have an adapter.
@@ -62,7 +70,7 @@ def add_adapters(
             got=config.target_modules,
             expected="ends of names of linear layers such as q_proj, or all-linear",
         ) from error
-    _check_layers(model)
+    _check_layers(model, head=head)
     generator = torch.Generator().manual_seed(seed)
     for layer in adapted_layers(model).values():
         _fill(layer, generator, device or model.device)
@@ -70,10 +78,10 @@ def add_adapters(
     settings.modules_to_save = list(_train_whole(model, config.modules_to_save)) or None
 
 
-def _check_layers(model: PreTrainedModel) -> None:
-    head = model.get_output_embeddings()
+def _check_layers(model: PreTrainedModel, *, head: bool) -> None:
+    output = model.get_output_embeddings()
     for name, layer in adapted_layers(model).items():
-        if layer is head:
+        if layer is output and not head:
             raise ConfigError(
                 f"the output head ({name}) cannot have an adapter: log-probabilities are computed from its weights",
                 hint=f"leave it out of model.lora.target_modules, or set model.lora.modules_to_save=[{name}]",
@@ -186,6 +194,20 @@ def frozen_weight(layer: Any) -> Tensor:
     return weight
 
 
+def head_product(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Give inputs and weights whose product is that of a model's output head, with its adapter if it has one.
+
+    An adapter widens both by its rank: W h + scale B (A h) is [W, B] [h, scale A h], which rounds as the layer itself
+    does. ``hidden`` is [n, width]; the weights are [vocabulary, width], or wider.
+    """
+    if not hasattr(head, "lora_A") or head.disable_adapters:
+        return hidden, head.weight
+    up, down = factors(head)
+    reduced = head.scaling[_NAME] * (hidden.float() @ down.float().mT)
+    weight = head.base_layer.weight
+    return torch.cat([hidden, reduced.to(hidden.dtype)], dim=1), torch.cat([weight, up.to(weight.dtype)], dim=1)
+
+
 def trained_names(model: nn.Module) -> list[str]:
     """Names of the parameters that are trained, as the model has them; a tied one has two."""
     return [name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
@@ -248,6 +270,10 @@ def base_of(folder: str | Path) -> str:
 def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """A model with an adapter of its files added to its weights: as plain as before; any adapter that peft knows."""
     was_tied = model.config.get_text_config().tie_word_embeddings
+    if was_tied and _adapts_head(model, folder):  # what is added to the head must not change the embedding
+        head = model.get_output_embeddings()
+        head.weight = nn.Parameter(head.weight.detach().clone())
+        model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
     try:
         with _quiet():
             merged = PEFT.load().PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
@@ -260,6 +286,16 @@ def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     if was_tied:
         _tie(merged)
     return cast("PreTrainedModel", merged.requires_grad_(True))
+
+
+def _adapts_head(model: PreTrainedModel, folder: str | Path) -> bool:
+    """Return True if an adapter is also one of the output head."""
+    head = model.get_output_embeddings()
+    name = next(name for name, module in model.named_modules() if module is head)
+    targets = getattr(PEFT.load().PeftConfig.from_pretrained(str(folder)), "target_modules", None) or ()
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(_ends_with(name, end) for end in targets)
 
 
 def _tie(model: PreTrainedModel) -> None:

@@ -69,7 +69,7 @@ class Checkpoints:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 write(partial)
-                _seal(partial)
+                seal(partial)
                 _set_aside(final)
                 if final.exists():  # two renames and no deletion in between: a kill must leave one of them
                     final.rename(replaced)
@@ -129,7 +129,7 @@ def _set_aside(path: Path) -> None:
         path.rename(first_free(path.with_name(f"{path.name}-found-{number}") for number in count(1)))
 
 
-def _seal(folder: Path) -> None:
+def seal(folder: Path) -> None:
     """Make every file durable and write the manifest last."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:

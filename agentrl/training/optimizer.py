@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -220,6 +220,26 @@ class PolicyOptimizer:
             raise TrainingError("the model has no parameter to train", expected="parameters that require a gradient")
         self._masters = {name: _master(p) for name, p in self._parameters.items()}
         self._optimizers = _make_optimizers(model, self._masters, settings)
+
+    def set_adam(
+        self,
+        *,
+        learning_rate: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        max_grad_norm: float,
+    ) -> None:
+        """Take other numbers from now on, with one weight decay for all parameters; of AdamW at a constant rate."""
+        self.settings = replace(
+            self.settings,
+            learning_rate=learning_rate,
+            betas=betas,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+        )
+        for group in self._optimizers["adamw"].param_groups:
+            group.update(betas=betas, eps=eps, weight_decay=weight_decay)
 
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.image import ImageReader
+from agentrl.models.lora import head_product
 from agentrl.models.products import linear
 from agentrl.training.distributed.fsdp import within_forward
 from agentrl.training.forward.layout import PADDED, Layout
@@ -221,13 +222,14 @@ def score(
             hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
             targets = targets[owner == layout.context.rank]
         head = model.get_output_embeddings()
+        inputs, weight = head_product(head, hidden)
         scores = head_scores(
-            hidden,
-            head.weight,
+            inputs,
+            weight,
             head.bias,
             targets,
             temperature=temperature or 1.0,
-            chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
+            chunk=chunk_tokens(weight.shape[0], layout.logits_megabytes),
             entropy_gradient=entropy_gradient,
             cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
             others=others,
@@ -279,13 +281,14 @@ def read_top_tokens(
     be called inside the model's forward pass, by ranks that do not share rows.
     """
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
-    hidden, head = layout.read(model, sequences, pad_id, image_processor), model.get_output_embeddings()
+    head = model.get_output_embeddings()
+    hidden, weight = head_product(head, layout.read(model, sequences, pad_id, image_processor))
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
-    chunk = chunk_tokens(head.weight.shape[0], layout.logits_megabytes)
+    chunk = chunk_tokens(weight.shape[0], layout.logits_megabytes)
     found = []
     for first in range(0, len(targets), chunk):
         part = slice(first, first + chunk)
-        logits = head_logits(hidden[part], head.weight, head.bias, temperature, cap)
+        logits = head_logits(hidden[part], weight, head.bias, temperature, cap)
         total = logits.logsumexp(-1, keepdim=True)
         best, ids = logits.topk(top_k, dim=-1)
         of_targets = logits.gather(-1, targets[part, None]) - total

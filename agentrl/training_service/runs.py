@@ -1,0 +1,294 @@
+"""The runs of the service: each has adapters, or weights, of its own, gradients that add up, and an optimizer.
+
+Runs with adapters share the base's tensors: each has modules of its own around them, and its adapters in these.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentrl.config.config import Config
+from agentrl.config.trainer import LoraConfig
+from agentrl.errors import TrainingError, UsageError
+from agentrl.models.load import load_model
+from agentrl.models.lora import add_adapters, load_adapter, trained_names
+from agentrl.observe.model_folder import MODEL
+from agentrl.training.checkpoint import ALONE, load_state, save_adapter_folder, save_model_folder, save_state
+from agentrl.training.compile import gradients_recomputed
+from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import make_runner
+from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, group_of
+from agentrl.training_service.losses import TARGETS, LossKind, Options, check_pass, loss_inputs, widest
+from agentrl.training_service.wire import Array, Datum, PassRequest
+
+PAD_ID = 0
+"""Fills rows up; nothing that is read depends on it."""
+ALPHA = 32.0
+"""Of adapters: the update of a layer is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What is trained, fixed for the life of a run and written into its checkpoints."""
+
+    rank: int | None
+    """Of the adapters; ``None`` trains all weights."""
+    seed: int = 0
+    """Decides the adapters' first values."""
+    alpha: float = ALPHA
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+    @property
+    def layers(self) -> tuple[int | None, float, bool, bool, bool]:
+        """What two runs have in common whose weights fit one another."""
+        return self.rank, self.alpha, self.train_attn, self.train_mlp, self.train_unembed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamStep:
+    """Numbers of one update: AdamW as `torch.optim.AdamW` has it, with weight decay on everything that is trained."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+    """Largest norm of all gradients together; 0 clips nothing."""
+
+
+class BaseWeights:
+    """The model that runs start from and samplers use.
+
+    Args:
+        path: Its folder or name.
+        tokenizer: Its tokenizer.
+        config: Of loading, of passes and of the engine.
+    """
+
+    def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
+        self.path, self.tokenizer, self.config = path, tokenizer, config
+        section = config.model
+        self.model = load_model(path, dtype=section.dtype, device=section.device).requires_grad_(False)
+        text = self.model.config.get_text_config()
+        self.vocab_size = int(text.vocab_size)
+        longest = int(text.max_position_embeddings)
+        self.max_context = min(longest, getattr(config.engine, "max_context", None) or longest)
+
+    def copy(self, settings: RunSettings | None) -> PreTrainedModel:
+        """Make a model of the settings, with its own weights or adapters; without settings, of the base's tensors.
+
+        Raises:
+            UsageError: the model has no layers that could have the adapters.
+        """
+        if settings is not None and settings.rank is None:
+            return copy.deepcopy(self.model).requires_grad_(True)
+        shared = {id(tensor): tensor for tensor in [*self.model.parameters(), *self.model.buffers()]}
+        model: PreTrainedModel = copy.deepcopy(self.model, memo=shared)
+        if settings is not None and settings.rank is not None:
+            lora = LoraConfig(rank=settings.rank, alpha=settings.alpha, target_modules=_targets(model, settings))
+            add_adapters(model, lora, base=self.path, seed=settings.seed, head=settings.train_unembed)
+        return model
+
+
+def _targets(model: PreTrainedModel, settings: RunSettings) -> list[str]:
+    """Find the ends of the names of the layers that get adapters."""
+    head = model.get_output_embeddings()
+    found: dict[str, bool] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            if module is head:
+                wanted = settings.train_unembed
+            else:
+                in_attention = group_of(f"{name}.weight") == "attention"
+                wanted = settings.train_attn if in_attention else settings.train_mlp
+            found[name] = wanted
+    ends = {name.rpartition(".")[2] for name, wanted in found.items() if wanted}
+    others = {name.rpartition(".")[2] for name, wanted in found.items() if not wanted}
+    targets = sorted(ends - others) + sorted(
+        n for n, wanted in found.items() if wanted and n.rpartition(".")[2] in others
+    )
+    if not targets:
+        raise UsageError("the model has no layers for the adapters", got="train_attn, train_mlp and train_unembed")
+    return targets
+
+
+class TrainingRun:
+    """One model in training; used by one thread.
+
+    Args:
+        base: What it starts from.
+        settings: What is trained.
+    """
+
+    def __init__(self, base: BaseWeights, settings: RunSettings) -> None:
+        self.base, self.settings = base, settings
+        self.model = base.copy(settings)
+        self._runner = make_runner(self.model, base.config.trainer)
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimizer = self._fresh_optimizer()
+        self._incomplete: str | None = None
+
+    @property
+    def updates(self) -> int:
+        """Updates since the run began, or since its optimizer did."""
+        return self._optimizer.updates
+
+    def _fresh_optimizer(self) -> PolicyOptimizer:
+        return PolicyOptimizer(self.model, OptimizerSettings(learning_rate=0.0, total_updates=1))
+
+    def forward_backward(self, request: PassRequest) -> tuple[list[Array], float]:
+        """Compute the loss of some data, and add its gradient to those since the last update, all of it or nothing.
+
+        Returns:
+            Log p of each datum's targets, [N] or [N, K], and the loss.
+
+        Raises:
+            UsageError: the data does not fit, or its loss is not finite.
+        """
+        kind, options = check_pass(request, vocab_size=self.base.vocab_size, max_context=self.base.max_context)
+        before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        try:
+            with gradients_recomputed(self.model, enabled=self.base.config.trainer.gradient_checkpointing):
+                logprobs, loss = self._pass(request, kind, options)
+            if not math.isfinite(loss):
+                raise UsageError(
+                    f"the loss {request.loss} is not finite", got=loss, hint="check logprobs: r = p / q overflows"
+                )
+        except BaseException:
+            for parameter, gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = gradient
+            raise
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient if parameter.grad is None else gradient.add_(parameter.grad)
+        return logprobs, loss
+
+    def _pass(self, request: PassRequest, kind: LossKind, options: Options) -> tuple[list[Array], float]:
+        data, device = request.data, self.model.device
+        width = widest(data)
+        sequences = [_sequence(datum) for datum in data]
+        found: dict[int, Array] = {}
+
+        def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
+            others = None if width == 1 else torch.cat([_others(data[i], width) for i in indices]).to(device)
+            scores = self._runner.score([sequences[i] for i in indices], temperature=1.0, pad_id=PAD_ID, others=others)
+            logp = scores.logp[:, None]
+            if scores.top_logp is not None:
+                logp = torch.cat([logp, scores.top_logp], dim=1)
+            total = logp.new_zeros(())
+            for i, own in zip(indices, torch.split(logp, [len(sequences[i]) for i in indices]), strict=True):
+                shape = data[i].inputs[TARGETS].shape
+                own = own[:, 0] if len(shape) == 1 else own[:, : shape[1]]
+                found[i] = own.detach().float().cpu().numpy()
+                total = total + kind.compute(own, loss_inputs(data[i], kind, device), options)
+            return total
+
+        needs_grad = [not request.forward_only] * len(data)
+        result = self._runner.forward_backward(sequences, loss, needs_grad=needs_grad)
+        return [found[i] for i in range(len(data))], result.loss
+
+    def leave_out(self, why: str) -> None:
+        """Remember that a part of the data since the last update had to be left out."""
+        self._incomplete = self._incomplete or why
+
+    def optim_step(self, step: AdamStep) -> Mapping[str, float]:
+        """Update from the gradients since the last update, and forget them.
+
+        Returns:
+            Metrics.
+
+        Raises:
+            UsageError: there are none, or a part of the data is missing from them.
+            TrainingError: they are not finite; nothing was changed.
+        """
+        why, self._incomplete = self._incomplete, None
+        if why is not None:
+            for parameter in self._parameters:
+                parameter.grad = None
+            raise UsageError(
+                "no update: a forward_backward since the last one failed, and its gradients with it", got=why
+            )
+        if all(parameter.grad is None for parameter in self._parameters):
+            raise UsageError("no update: there are no gradients", hint="call forward_backward first")
+        self._optimizer.set_adam(
+            learning_rate=step.learning_rate,
+            betas=(step.beta1, step.beta2),
+            eps=step.eps,
+            weight_decay=step.weight_decay,
+            max_grad_norm=step.grad_clip_norm or math.inf,
+        )
+        update = self._optimizer.update()
+        if update.non_finite:
+            raise TrainingError(
+                "no update: gradients are not finite", got=f"those of {', '.join(update.non_finite[:3])}"
+            )
+        return {"grad_norm": update.grad_norm, "learning_rate": update.learning_rate}
+
+    def save(self, folder: Path, *, optimizer: bool) -> None:
+        """Write the weights as a Hugging Face or peft folder into an existing folder, with the optimizer's state."""
+        images = None
+        if self.settings.rank is None:
+            save_model_folder(self.model, self.base.tokenizer, folder / MODEL, images)
+        else:
+            parameters = dict(self.model.named_parameters(remove_duplicate=False))
+            trained = {name: parameters[name] for name in trained_names(self.model)}
+            save_adapter_folder(self.model, self.base.tokenizer, folder / MODEL, images, trained=trained)
+        if optimizer:
+            save_state({"optimizer": self._optimizer.state_dict()}, folder / ALONE)
+
+    def load(self, folder: Path, *, optimizer: bool) -> None:
+        """Take the weights of what `save` wrote, and its optimizer's state or a fresh one; gradients are forgotten."""
+        load_weights(self.model, self.settings, folder, self.base)
+        state: dict[str, Any] | None = load_state(folder / ALONE) if optimizer else None
+        self._optimizer = self._fresh_optimizer()
+        if state is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
+        self._incomplete = None
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def load_weights(model: PreTrainedModel, settings: RunSettings, folder: Path, base: BaseWeights) -> None:
+    """Copy the weights of a checkpoint of the same settings into a model that `BaseWeights.copy` made."""
+    if settings.rank is not None:
+        load_adapter(model, folder / MODEL)
+        return
+    found = load_model(folder / MODEL, dtype=base.config.model.dtype, device=str(model.device))
+    values = dict(found.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(values[name])
+
+
+def _sequence(datum: Datum) -> ScoredSequence:
+    targets = torch.from_numpy(datum.inputs[TARGETS])
+    return ScoredSequence(
+        input_ids=torch.from_numpy(datum.tokens),
+        positions=torch.arange(len(datum.tokens)),
+        targets=targets if targets.ndim == 1 else targets[:, 0].contiguous(),
+    )
+
+
+def _others(datum: Datum, width: int) -> torch.Tensor:
+    """Give the targets of each place but the first, filled up to the widest datum's: int64 [N, width - 1]."""
+    targets = datum.inputs[TARGETS]
+    columns: Sequence[int] = () if targets.ndim == 1 else range(1, targets.shape[1])
+    filled = np.full((len(targets), width - 1), PAD_ID, dtype=np.int64)
+    filled[:, : len(columns)] = targets[:, list(columns)] if columns else filled[:, :0]
+    return torch.from_numpy(filled)

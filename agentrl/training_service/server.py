@@ -1,0 +1,366 @@
+"""The routes that the ``tinker`` client asks, and the form of errors that it understands.
+
+A status of 400, 404 or 410 is final for the client; it tries 408, 409, 429 and 5xx again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import orjson
+from aiohttp import web
+
+from agentrl.errors import UsageError, described_error
+from agentrl.remote.listening import Handler, Listener, is_own_host, own_names, read_bytes_of
+from agentrl.training_service import requests
+from agentrl.training_service.futures import Gone
+from agentrl.training_service.runs import BaseWeights
+from agentrl.training_service.service import NotHere, Service, TrainingServiceSettings
+from agentrl.training_service.sessions import Busy, ServedRun
+from agentrl.training_service.store import SAMPLER, TRAINING, Saved
+from agentrl.training_service.wire import MEDIA_TYPE
+
+_log = logging.getLogger(__name__)
+B = TypeVar("B", bound=requests.Body)
+Answer: TypeAlias = Mapping[str, Any] | None
+PREFIX = "/api/v1"
+HEALTH = f"{PREFIX}/healthz"
+KEY_HEADER = "X-API-Key"
+KEY_PREFIX = "tml-"
+"""Begins every key that the client takes."""
+KEY_VARIABLE = "TINKER_API_KEY"
+"""Environment variable from which the client takes its key."""
+LARGEST_BODY = 64 << 20
+LARGEST_TELEMETRY = 4 << 20
+MOST_CONNECTIONS = 4096
+LONG_POLL_S = 20.0
+"""Seconds for which a client waits for a result in one request; it would give up after 45."""
+PAGE = 20
+CLIENT_CONFIG = {
+    "pjwt_auth_enabled": False,
+    "proto_compress_fwdbwd": False,
+    "use_pyqwest_transport": False,
+    "sample_use_retrieve_futures": False,
+    "sample_join_sampling_session": False,
+    "custom_loss_server_side": False,
+}
+"""What this server cannot do, or need not."""
+
+
+class TrainingServer:
+    """Listens for clients of one service.
+
+    Args:
+        settings: Limits of the service.
+        load: Loads the base model.
+        host: Where it listens.
+        port: 0 takes a free one.
+        key: That clients must send; without one, requests must name this machine as their host.
+    """
+
+    def __init__(
+        self,
+        settings: TrainingServiceSettings,
+        load: Callable[[], BaseWeights],
+        *,
+        host: str,
+        port: int,
+        key: str | None,
+    ) -> None:
+        self.service = Service(settings, load)
+        self._host, self._port, self._key = host, port, key
+        self._listener: Listener | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Load the model, then listen.
+
+        Raises:
+            UsageError: the model cannot be loaded, or the port is taken.
+        """
+        await self.service.start()
+        self._listener = Listener(self._application(), most_connections=MOST_CONNECTIONS)
+        self.url = await self._listener.start(self._host, self._port)
+
+    async def close(self) -> None:
+        """Listen no more, and release everything; also when it was not started."""
+        if self._listener is not None:
+            await self._listener.close()
+        await self.service.close()
+
+    def _application(self) -> web.Application:
+        service = self.service
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_described, self._guard()])
+        post = application.router.add_post
+        post(f"{PREFIX}/create_session", _plain(requests.CreateSession, service.create_session))
+        post(f"{PREFIX}/session_heartbeat", _plain(requests.SessionHeartbeat, self._heartbeat))
+        post(f"{PREFIX}/get_info", _plain(requests.ModelOnly, service.info))
+        post(f"{PREFIX}/create_sampling_session", _plain(requests.CreateSamplingSession, service.new_sampler))
+        post(f"{PREFIX}/weights_info", _plain(requests.WeightsInfo, self._weights_info))
+        post(f"{PREFIX}/cancel_future", _plain(requests.CancelFuture, self._cancel))
+        post(f"{PREFIX}/create_model", self._beginning(requests.CreateModel, service.create_model))
+        post(f"{PREFIX}/unload_model", self._beginning(requests.ModelOnly, service.unload))
+        post(f"{PREFIX}/optim_step", self._beginning(requests.OptimStep, service.optim_step))
+        post(f"{PREFIX}/save_weights", self._beginning(requests.SaveWeights, service.save))
+        post(f"{PREFIX}/save_weights_for_sampler", self._beginning(requests.SaveForSampler, service.save_for_sampler))
+        post(f"{PREFIX}/asample", self._beginning(requests.SampleRequest, service.sample))
+        post(f"{PREFIX}/load_weights", self._load_weights)
+        post(f"{PREFIX}/forward_backward", self._forward_backward)
+        post(f"{PREFIX}/retrieve_future", self._retrieve)
+        post(f"{PREFIX}/sessions/{{session}}/finish", self._finish)
+        post(f"{PREFIX}/client/config", _client_config)
+        post(f"{PREFIX}/client/dynamic_config", _constant({"sample_cancel_enabled": True}))
+        post(f"{PREFIX}/telemetry", _telemetry)
+        self._add_views(application.router)
+        application.router.add_route("*", "/{rest:.*}", _unknown)
+        return application
+
+    def _add_views(self, router: web.UrlDispatcher) -> None:
+        router.add_get(HEALTH, _constant({"status": "ok"}))
+        router.add_get(f"{PREFIX}/get_server_capabilities", self._capabilities)
+        router.add_get(f"{PREFIX}/samplers/{{sampler}}", self._sampler)
+        router.add_get(f"{PREFIX}/sessions/{{session}}", self._session)
+        router.add_get(f"{PREFIX}/training_runs", self._runs)
+        router.add_get(f"{PREFIX}/training_runs/{{run}}", self._run)
+        router.add_get(f"{PREFIX}/checkpoints", self._checkpoints)
+        router.add_get(f"{PREFIX}/training_runs/{{run}}/checkpoints", self._checkpoints)
+        router.add_delete(f"{PREFIX}/training_runs/{{run}}/checkpoints/{{kind}}/{{name}}", self._delete)
+
+    def _guard(self) -> Any:
+        wanted = None if self._key is None else self._key.encode()
+        names = own_names(self._host)
+
+        @web.middleware
+        async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+            if wanted is None and not is_own_host(request.host, names):
+                return _error(403, "without a key this server answers under its own names only")
+            given = request.headers.get(KEY_HEADER, "").encode(errors="surrogateescape")
+            if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
+                return _error(401, f"wrong {KEY_HEADER}: set {KEY_VARIABLE} to the server's key")
+            return await handler(request)
+
+        return check
+
+    def _beginning(self, kind: type[B], begin: Callable[[B, bytes], Answer]) -> Handler:
+        """Make the handler of a request whose result is fetched later."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            raw, body = await _read(request)
+            try:
+                return _json(begin(requests.read(kind, body), raw))
+            except UsageError as error:
+                self.service.refuse(body, raw, error)
+                raise
+
+        return answer
+
+    async def _load_weights(self, request: web.Request) -> web.StreamResponse:
+        raw, body = await _read(request)
+        try:
+            if "session_id" in body:
+                return _json(self.service.create_from_weights(requests.read(requests.CreateFromWeights, body), raw))
+            return _json(self.service.load(requests.read(requests.LoadWeights, body), raw))
+        except UsageError as error:
+            self.service.refuse(body, raw, error)
+            raise
+
+    async def _forward_backward(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type != MEDIA_TYPE:
+            raise UsageError("forward_backward reads protocol buffers", got=request.content_type, hint="update tinker")
+        raw = await read_bytes_of(request, LARGEST_BODY)
+        return _json(self.service.forward_backward(raw))
+
+    async def _retrieve(self, request: web.Request) -> web.StreamResponse:
+        _, body = await _read(request)
+        asked = requests.read(requests.RetrieveFuture, body)
+        result = await self.service.futures.fetch(asked.request_id, wait_s=LONG_POLL_S)
+        if result is None:
+            again = {"type": "try_again", "request_id": asked.request_id, "queue_state": "active"}
+            return web.Response(body=orjson.dumps(again), status=408, content_type="application/json")
+        return web.Response(body=result.body, content_type=result.media_type)
+
+    async def _finish(self, request: web.Request) -> web.StreamResponse:
+        _, body = await _read(request)
+        requests.read(requests.FinishSession, body)
+        self.service.finish(request.match_info["session"])
+        return web.Response(status=204)
+
+    def _heartbeat(self, body: requests.SessionHeartbeat) -> Answer:
+        self.service.session(body.session_id)
+        return {"type": "session_heartbeat"}
+
+    def _cancel(self, body: requests.CancelFuture) -> Answer:
+        self.service.futures.cancel(body.request_id)
+        return {}
+
+    def _weights_info(self, body: requests.WeightsInfo) -> Answer:
+        settings = self.service.store.find(body.tinker_path).about.settings
+        return {
+            "base_model": self.service.settings.model_name,
+            "is_lora": settings.rank is not None,
+            "lora_rank": settings.rank,
+            "train_attn": settings.train_attn,
+            "train_mlp": settings.train_mlp,
+            "train_unembed": settings.train_unembed,
+        }
+
+    async def _capabilities(self, request: web.Request) -> web.StreamResponse:
+        model = {
+            "model_name": self.service.settings.model_name,
+            "max_context_length": self.service.base.max_context,
+            "trainable": True,
+            "sampleable": True,
+        }
+        return _json({"supported_models": [model]})
+
+    async def _sampler(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["sampler"]
+        path = self.service.sampler(name).path
+        return _json({"sampler_id": name, "base_model": self.service.settings.model_name, "model_path": path})
+
+    async def _session(self, request: web.Request) -> web.StreamResponse:
+        session = self.service.session(request.match_info["session"])
+        metadata = _texts(session.metadata)
+        return _json({"training_run_ids": list(session.runs), "sampler_ids": [], "user_metadata": metadata})
+
+    async def _runs(self, request: web.Request) -> web.StreamResponse:
+        found, page = list(self.service.runs()), _page(request)
+        shown = [self._described_run(run) for run in found[page.start : page.stop]]
+        return _json({"training_runs": shown, "cursor": _cursor(page, len(found))})
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        return _json(self._described_run(self.service.run(request.match_info["run"])))
+
+    def _described_run(self, run: ServedRun) -> dict[str, Any]:
+        rank = run.training.settings.rank
+        return {
+            "training_run_id": run.id,
+            "base_model": self.service.settings.model_name,
+            "model_owner": "agentrl",
+            "is_lora": rank is not None,
+            "lora_rank": rank,
+            "last_request_time": run.last_request.isoformat(),
+            "user_metadata": _texts(run.metadata),
+        }
+
+    async def _checkpoints(self, request: web.Request) -> web.StreamResponse:
+        found = await asyncio.to_thread(self.service.store.list, request.match_info.get("run"))
+        if "run" in request.match_info:
+            return _json({"checkpoints": [_described_checkpoint(saved) for saved in found]})
+        page = _page(request)
+        shown = [_described_checkpoint(saved) for saved in found[::-1][page.start : page.stop]]
+        return _json({"checkpoints": shown, "cursor": _cursor(page, len(found))})
+
+    async def _delete(self, request: web.Request) -> web.StreamResponse:
+        run, kind, name = (request.match_info[part] for part in ("run", "kind", "name"))
+        await asyncio.to_thread(self.service.store.delete, f"tinker://{run}/{kind}/{name}")
+        return web.Response(status=204)
+
+
+def _described_checkpoint(saved: Saved) -> dict[str, Any]:
+    return {
+        "checkpoint_id": f"{saved.kind}/{saved.name}",
+        "checkpoint_type": {TRAINING: "training", SAMPLER: "sampler"}[saved.kind],
+        "time": saved.about.created,
+        "tinker_path": saved.path,
+        "size_bytes": saved.bytes,
+        "expires_at": saved.about.expires,
+        "user_metadata": saved.about.user_metadata,
+    }
+
+
+def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
+    return None if metadata is None else {key: str(value) for key, value in metadata.items()}
+
+
+def _page(request: web.Request) -> range:
+    """Read which part of a list is asked for."""
+    offset = _count(request, "offset", 0)
+    return range(offset, offset + _count(request, "limit", PAGE))
+
+
+def _cursor(page: range, total: int) -> dict[str, int]:
+    return {"offset": page.start, "limit": len(page), "total_count": total}
+
+
+def _count(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UsageError(f"{name} is no number", got=text[:20], expected="a whole number")
+    return int(text)
+
+
+def _plain(kind: type[B], answer: Callable[[B], Answer | Awaitable[Answer]]) -> Handler:
+    """Make the handler of a request that is answered at once."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        _, body = await _read(request)
+        found = answer(requests.read(kind, body))
+        return _json(await found if isinstance(found, Awaitable) else found)
+
+    return handle
+
+
+async def _read(request: web.Request) -> tuple[bytes, dict[str, Any]]:
+    if request.content_type != "application/json":  # which pages of other sites cannot send unasked
+        raise UsageError("the request is no JSON", got=request.content_type, expected="application/json")
+    raw = await read_bytes_of(request, LARGEST_BODY)
+    return raw, requests.read_object(raw)
+
+
+def _constant(data: Mapping[str, Any]) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return _json(data)
+
+    return answer
+
+
+async def _client_config(request: web.Request) -> web.StreamResponse:
+    response = _json(CLIENT_CONFIG)
+    response.force_close()  # the client asks on a connection of its own, and then forgets it
+    return response
+
+
+async def _telemetry(request: web.Request) -> web.StreamResponse:
+    await read_bytes_of(request, LARGEST_TELEMETRY)  # events of the client, which nobody here reads
+    return _json({"status": "accepted"})
+
+
+async def _unknown(request: web.Request) -> web.StreamResponse:
+    return _error(400, f"{request.method} {request.path} is not supported here: see docs/training-service.md")
+
+
+@web.middleware
+async def _described(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer errors in the client's form."""
+    try:
+        return await handler(request)
+    except (NotHere, Gone) as error:
+        return _error(410 if request.path.endswith("/session_heartbeat") else 404, str(error))
+    except UsageError as error:
+        return _error(400, str(error))
+    except Busy as error:
+        return _error(429, str(error))
+    except web.HTTPRequestEntityTooLarge:
+        return _error(413, f"a request may have {LARGEST_BODY >> 20} MiB")
+    except web.HTTPException:
+        raise
+    except Exception as error:
+        _log.exception("a request of the training service failed")
+        return _error(500, described_error(error))
+
+
+def _error(status: int, text: str) -> web.Response:
+    is_final = status < 500 and status != 429
+    category = "user" if is_final else "server"
+    headers = {"x-should-retry": "false"} if is_final else {}
+    body = orjson.dumps({"error": text, "category": category})
+    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+
+
+def _json(data: Answer) -> web.Response:
+    return web.Response(body=orjson.dumps(data), content_type="application/json")

@@ -1,0 +1,533 @@
+"""What the service does with requests: sessions, runs whose requests keep their order, samplers, checkpoints.
+
+event loop                        training thread               sampling thread
+a queue for each run, in order ─► one request at a time  ┐
+samplers ────────────────────────────────────────────────┼────► engines, side by side
+                                  checkpoints, snapshots ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentrl.errors import UsageError, shortened
+from agentrl.training_service import requests
+from agentrl.training_service.futures import FetchedResult, Futures, fingerprint, protocol_buffer
+from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
+from agentrl.training_service.samplers import BASE, Samplers, SamplerWeights
+from agentrl.training_service.sessions import Busy, ClientSession, ServedRun, Waiting, Work
+from agentrl.training_service.store import EPHEMERAL, SAMPLER, TRAINING, About, CheckpointStore, Saved, now
+from agentrl.training_service.wire import PassRequest, parse_pass, read_pass, write_pass
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+MOST_SAMPLING = 8192
+"""Requests for samples that are under way."""
+SWEEP_S = 10.0
+NEWEST_SAMPLERS = 32
+"""Samplers without a name that a run keeps; older ones are gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingServiceSettings:
+    """Limits of a service."""
+
+    folder: Path
+    """Of the checkpoints."""
+    model_name: str
+    """What clients call the base."""
+    all_weights: bool = False
+    """Runs train all weights instead of adapters."""
+    alpha: float = 32.0
+    """Of adapters; see `agentrl.training_service.runs.ALPHA`."""
+    most_runs: int = 16
+    """At once."""
+    most_engines: int = 4
+    """Samplers whose weights are in memory at once."""
+    lease_s: float = 1800.0
+    """Seconds without a sign of life after which a session ends; clients send one every 10."""
+
+
+class NotHere(UsageError):
+    """Something that a request names is not there (any more)."""
+
+
+class Worker:
+    """A thread with an event loop, for engines: a step of theirs holds the loop until it is over."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine there; cancelling the awaiting task cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSession:
+    """A sampler that a client asks by its id."""
+
+    session: ClientSession
+    weights: SamplerWeights
+    path: str | None
+
+
+class Service:
+    """All sessions of a server; used from one event loop.
+
+    Args:
+        settings: Limits.
+        load: Loads the base, in the training thread.
+    """
+
+    def __init__(self, settings: TrainingServiceSettings, load: Callable[[], BaseWeights]) -> None:
+        self.settings, self.store, self.futures = settings, CheckpointStore(settings.folder), Futures()
+        self._load = load
+        self._sessions: dict[str, ClientSession] = {}
+        self._samplers_by_id: dict[str, SamplingSession] = {}
+        self._making: set[str] = set()
+        self._trainer = ThreadPoolExecutor(1, thread_name_prefix="training")
+        self._worker: Worker | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._base: BaseWeights | None = None
+        self._samplers: Samplers | None = None
+
+    @property
+    def base(self) -> BaseWeights:
+        """The model that runs start from, once `start` is over."""
+        assert self._base is not None
+        return self._base
+
+    async def start(self) -> None:
+        """Load the model; delete what samplers of an earlier life have left.
+
+        Raises:
+            UsageError: the model cannot be loaded, or another server has the folder.
+        """
+        self.store.lock()
+        self._base = await self._in_training(self._load)
+        self._worker = Worker("sampling")
+        self._samplers = Samplers(self._base, self.settings.most_engines)
+        await self._in_training(self.store.forget_ephemeral)
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
+
+    async def close(self) -> None:
+        """Give up all requests and end the threads; idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self.futures.close()
+        for session in list(self._sessions.values()):
+            self._end(session)
+        if self._worker is not None and self._samplers is not None:
+            await self._worker.run(self._samplers.close())
+            self._worker.close()
+            self._worker = None
+        await asyncio.to_thread(self._trainer.shutdown, cancel_futures=True)
+        self.store.unlock()
+
+    async def _in_training(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._trainer, work)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            limit = time.monotonic() - self.settings.lease_s
+            for session in [own for own in self._sessions.values() if own.seen < limit]:
+                if not any(run.task for run in session.runs.values()):
+                    self._end(session)
+            self.futures.sweep()
+            try:
+                await self._in_training(self.store.sweep)
+            except OSError:
+                _log.exception("checkpoints that have expired could not be deleted")
+
+    def create_session(self, body: requests.CreateSession) -> dict[str, Any]:
+        """Open a session."""
+        requests.check_metadata(body.user_metadata)
+        session = ClientSession(uuid.uuid4().hex, body.user_metadata)
+        self._sessions[session.id] = session
+        answer = {"type": "create_session", "session_id": session.id}
+        if self.settings.all_weights:
+            answer["warning_message"] = (
+                "this server trains all weights: rank, seed, train_mlp, train_attn and train_unembed of "
+                "create_lora_training_client say nothing here"
+            )
+        return answer
+
+    def session(self, session_id: str) -> ClientSession:
+        """Find a session, which this is a sign of life of.
+
+        Raises:
+            NotHere: it has ended.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotHere("there is no such session", got=shortened(session_id), hint=_RESTARTED)
+        session.seen = time.monotonic()
+        return session
+
+    def finish(self, session_id: str) -> None:
+        """End a session, with its runs and its samplers."""
+        self._end(self.session(session_id))
+
+    def _end(self, session: ClientSession) -> None:
+        self._sessions.pop(session.id, None)
+        for run in list(session.runs.values()):
+            self._unload(run)
+        self._making = {name for name in self._making if not name.startswith(f"{session.id}:")}
+        own = [name for name, sampler in self._samplers_by_id.items() if sampler.session is session]
+        for name in own:
+            del self._samplers_by_id[name]
+        self.futures.drop([f"{session.id}:"])
+
+    def _unload(self, run: ServedRun) -> None:
+        run.end()
+        self._trainer.submit(self.store.forget_ephemeral, run.id)
+
+    def run(self, model_id: str) -> ServedRun:
+        """Find a run.
+
+        Raises:
+            NotHere: it has ended.
+        """
+        session = self._sessions.get(model_id.partition(":")[0])
+        run = None if session is None else session.runs.get(model_id)
+        if run is None:
+            raise NotHere("there is no such model", got=shortened(model_id), hint=_RESTARTED)
+        run.session.seen = time.monotonic()
+        return run
+
+    def create_model(self, body: requests.CreateModel, raw: bytes) -> dict[str, Any]:
+        """Begin a run from the base."""
+        self._check_name(body.base_model)
+        requests.check_metadata(body.user_metadata)
+        adapters = body.lora_config or requests.Adapters(rank=32)
+        if not (adapters.train_attn or adapters.train_mlp or adapters.train_unembed):
+            raise UsageError("lora_config trains nothing", expected="train_attn, train_mlp or train_unembed")
+        if body.lora_config is None and not self.settings.all_weights:
+            raise UsageError("lora_config is missing", hint="start the server with --all-weights to train all of them")
+        seed = random.getrandbits(62) if adapters.seed is None else adapters.seed % (1 << 62)
+        settings = RunSettings(
+            rank=None if self.settings.all_weights else adapters.rank,
+            seed=seed,
+            alpha=self.settings.alpha,
+            train_attn=adapters.train_attn,
+            train_mlp=adapters.train_mlp,
+            train_unembed=adapters.train_unembed,
+        )
+        session = self.session(body.session_id)
+        return self._make_run(
+            session,
+            f"{session.id}:train:{body.model_seq_id}",
+            raw,
+            lambda: TrainingRun(self.base, settings),
+            body.user_metadata,
+            {"type": "create_model"},
+        )
+
+    def create_from_weights(self, body: requests.CreateFromWeights, raw: bytes) -> dict[str, Any]:
+        """Begin a run from a checkpoint."""
+        if body.base_model is not None:
+            self._check_name(body.base_model)
+        requests.check_metadata(body.user_metadata)
+        session = self.session(body.session_id)
+
+        def make() -> TrainingRun:
+            saved = self._loadable(body.path, optimizer=body.optimizer)
+            run = TrainingRun(self.base, saved.about.settings)
+            run.load(saved.folder, optimizer=body.optimizer)
+            return run
+
+        name = f"{session.id}:train:{body.model_seq_id}"
+        return self._make_run(session, name, raw, make, body.user_metadata, {"type": "load_weights", "path": body.path})
+
+    def _make_run(
+        self,
+        session: ClientSession,
+        model_id: str,
+        raw: bytes,
+        make: Callable[[], TrainingRun],
+        metadata: dict[str, Any] | None,
+        answer: dict[str, Any],
+    ) -> dict[str, Any]:
+        request_id, digest = f"{model_id}:0", fingerprint(raw)
+        if (known := self.futures.known(request_id, digest)) is not None:
+            return known.announcement()
+        if model_id in self._making or model_id in session.runs:
+            raise UsageError("there is a model of this number already", got=model_id)
+        count = len(self._making) + len(list(self.runs()))
+        if count >= self.settings.most_runs:
+            raise UsageError(
+                "the server has no room for another run",
+                got=f"{count} runs",
+                hint="end a session, or start the server with more --max-runs",
+            )
+
+        async def work() -> FetchedResult:
+            try:
+                run = await self._in_training(make)
+            finally:
+                self._making.discard(model_id)
+            if session.id not in self._sessions:
+                raise UsageError("the session has ended")
+            session.runs[model_id] = ServedRun(model_id, session, run, metadata)
+            return FetchedResult.of({**answer, "model_id": model_id})
+
+        self._making.add(model_id)
+        future = self.futures.add(request_id, digest, model_id=model_id)
+        self.futures.run(future, work())
+        return future.announcement()
+
+    def _check_name(self, name: str) -> None:
+        known = {self.settings.model_name, self.base.path}
+        if name not in known:
+            raise UsageError(
+                "the server has another base model", got=shortened(name), expected=self.settings.model_name
+            )
+
+    def _loadable(self, path: str, *, optimizer: bool) -> Saved:
+        """Find a checkpoint that fits this server."""
+        saved = self.store.find(path)
+        if saved.about.base_model != self.base.path:
+            raise UsageError(
+                "the checkpoint is of another base model", got=saved.about.base_model, expected=self.base.path
+            )
+        if saved.about.settings.rank is None and not self.settings.all_weights:
+            raise UsageError("the checkpoint is of all weights", hint="start the server with --all-weights")
+        if optimizer and saved.kind != TRAINING:
+            raise UsageError(f"{path} holds no state of an optimizer", expected="a path that save_state gave")
+        return saved
+
+    def info(self, body: requests.ModelOnly) -> dict[str, Any]:
+        """Describe a run."""
+        run = self.run(body.model_id)
+        rank = run.training.settings.rank
+        return {
+            "type": "get_info",
+            "model_id": run.id,
+            "model_data": {
+                "arch": self.base.model.config.model_type,
+                "model_name": self.settings.model_name,
+                "tokenizer_id": self.base.path,
+            },
+            "model_name": self.settings.model_name,
+            "is_lora": rank is not None,
+            "lora_rank": rank,
+            "optimizer_config": {"type": "adamw"},
+        }
+
+    def unload(self, body: requests.ModelOnly, raw: bytes) -> dict[str, Any]:
+        """End a run."""
+        run = self.run(body.model_id)
+        self._unload(run)
+        future = self.futures.add(f"{run.id}:unload", fingerprint(raw))
+        future.set(FetchedResult.of({"type": "unload_model", "model_id": run.id}))
+        return future.announcement()
+
+    def forward_backward(self, raw: bytes) -> dict[str, Any]:
+        """Take a pass into its run's order; what cannot be read keeps its place there, so that the next ones go on."""
+        message = parse_pass(raw)
+        run, number = self.run(message.model_id), message.seq_id
+        if (known := self.futures.known(f"{run.id}:{number}", fingerprint(raw))) is not None:
+            return known.announcement()
+        try:
+            request = read_pass(message)
+        except UsageError as error:
+            self._refuse(run, number, raw, error, is_pass=not message.forward_only)
+            raise
+        return self._in_order(run, number, raw, lambda: self._pass(run.training, request))
+
+    def refuse(self, body: dict[str, Any], raw: bytes, error: UsageError) -> None:
+        """Let a request that cannot be read keep its place in its run's order, if it says which that is."""
+        model_id, number = body.get("model_id"), body.get("seq_id")
+        if isinstance(model_id, str) and type(number) is int and number >= 1:
+            try:
+                run = self.run(model_id)
+            except NotHere:
+                return
+            if self.futures.known(f"{run.id}:{number}", fingerprint(raw)) is None:
+                self._refuse(run, number, raw, error, is_pass=False)
+
+    def _refuse(self, run: ServedRun, number: int, raw: bytes, error: UsageError, *, is_pass: bool) -> None:
+        def fail() -> FetchedResult:
+            if is_pass:
+                run.training.leave_out(str(error))
+            raise error
+
+        self._in_order(run, number, raw, fail)
+
+    def _pass(self, run: TrainingRun, request: PassRequest) -> FetchedResult:
+        try:
+            logprobs, loss = run.forward_backward(request)
+        except Exception as error:
+            if not request.forward_only:
+                run.leave_out(str(error))
+            raise
+        return protocol_buffer(write_pass(logprobs, {"loss:sum": loss}))
+
+    def optim_step(self, body: requests.OptimStep, raw: bytes) -> dict[str, Any]:
+        """Take an update into its run's order."""
+        run, step = self.run(body.model_id), AdamStep(**body.adam_params.model_dump())
+        return self._in_order(
+            run, body.seq_id, raw, lambda: FetchedResult.of({"metrics": run.training.optim_step(step)})
+        )
+
+    def save(self, body: requests.SaveWeights, raw: bytes) -> dict[str, Any]:
+        """Take the writing of a checkpoint into its run's order."""
+        run = self.run(body.model_id)
+        requests.check_metadata(body.user_metadata)
+
+        def write() -> FetchedResult:
+            about = self._about(run, body.ttl_seconds, body.user_metadata)
+            fill = _filling(run.training, optimizer=True)
+            saved = self.store.write(run.id, TRAINING, body.path, about, fill, overwrite=body.overwrite)
+            return FetchedResult.of({"type": "save_weights", "path": saved.path})
+
+        return self._in_order(run, body.seq_id, raw, write)
+
+    def save_for_sampler(self, body: requests.SaveForSampler, raw: bytes) -> dict[str, Any]:
+        """Take the writing of a sampler's weights into its run's order."""
+        run = self.run(body.model_id)
+        requests.check_metadata(body.user_metadata)
+        if (body.path is None) == (body.sampling_session_seq_id is None):
+            raise UsageError("a sampler has either a path or a session", got=f"path {body.path}")
+        name, loop = f"{run.session.id}:sample:{body.sampling_session_seq_id}", asyncio.get_running_loop()
+
+        def write() -> FetchedResult:
+            about = self._about(run, body.ttl_seconds, body.user_metadata)
+            fill = _filling(run.training, optimizer=False)
+            if body.path is not None:
+                saved = self.store.write(run.id, SAMPLER, body.path, about, fill)
+                return FetchedResult.of({"type": "save_weights_for_sampler", "path": saved.path})
+            run.ephemeral += 1
+            saved = self.store.write(run.id, EPHEMERAL, f"{run.ephemeral:06d}", about, fill)
+            self.store.forget_old(run.id, EPHEMERAL, keep=NEWEST_SAMPLERS)
+            sampler = SamplingSession(run.session, SamplerWeights.of(saved), None)
+            loop.call_soon_threadsafe(self._add_sampler, name, sampler)  # before the client hears of it
+            return FetchedResult.of({"type": "save_weights_for_sampler", "sampling_session_id": name})
+
+        return self._in_order(run, body.seq_id, raw, write)
+
+    def _add_sampler(self, name: str, sampler: SamplingSession) -> None:
+        if sampler.session.id in self._sessions:
+            self._samplers_by_id[name] = sampler
+
+    def _about(self, run: ServedRun, ttl_s: int | None, metadata: dict[str, Any] | None) -> About:
+        created = now()
+        expires = None if ttl_s is None else (created + datetime.timedelta(seconds=ttl_s)).isoformat()
+        return About(
+            base_model=self.base.path,
+            settings=run.training.settings,
+            updates=run.training.updates,
+            created=created.isoformat(),
+            expires=expires,
+            user_metadata=None if metadata is None else {key: str(value) for key, value in metadata.items()},
+        )
+
+    def load(self, body: requests.LoadWeights, raw: bytes) -> dict[str, Any]:
+        """Take the reading of a checkpoint into its run's order."""
+        run = self.run(body.model_id)
+
+        def read() -> FetchedResult:
+            saved = self._loadable(body.path, optimizer=body.optimizer)
+            if saved.about.settings.layers != run.training.settings.layers:
+                raise UsageError(
+                    "the checkpoint is of other adapters",
+                    got=f"rank {saved.about.settings.rank}",
+                    expected=f"rank {run.training.settings.rank} of the same layers",
+                    hint="begin a run with create_training_client_from_state",
+                )
+            run.training.load(saved.folder, optimizer=body.optimizer)
+            return FetchedResult.of({"type": "load_weights", "path": saved.path, "model_id": run.id})
+
+        return self._in_order(run, body.seq_id, raw, read)
+
+    def _in_order(self, run: ServedRun, number: int, raw: bytes, work: Work) -> dict[str, Any]:
+        """Queue a request of a run."""
+        request_id, digest = f"{run.id}:{number}", fingerprint(raw)
+        if (known := self.futures.known(request_id, digest)) is not None:
+            return known.announcement()
+        run.check(number, len(raw), sum(own.waiting_bytes for own in self.runs()))
+        future = self.futures.add(request_id, digest, model_id=run.id)
+        run.queue(number, Waiting(future, work, len(raw)), self._in_training)
+        return future.announcement()
+
+    def runs(self) -> Iterator[ServedRun]:
+        """Give all runs."""
+        for session in self._sessions.values():
+            yield from session.runs.values()
+
+    async def new_sampler(self, body: requests.CreateSamplingSession) -> dict[str, Any]:
+        """Make a sampler of the base or of a checkpoint."""
+        session = self.session(body.session_id)
+        if body.base_model is not None:
+            self._check_name(body.base_model)
+        weights = BASE
+        if body.model_path is not None:
+            saved = await asyncio.to_thread(self._loadable, body.model_path, optimizer=False)
+            weights = SamplerWeights.of(saved)
+        elif body.base_model is None:
+            raise UsageError("a sampler needs weights", expected="model_path or base_model")
+        name = f"{session.id}:sample:{body.sampling_session_seq_id}"
+        known = self._samplers_by_id.setdefault(name, SamplingSession(session, weights, body.model_path))
+        if known.weights != weights:
+            raise UsageError("there is another sampler of this number", got=name)
+        return {"type": "create_sampling_session", "sampling_session_id": name}
+
+    def sampler(self, name: str) -> SamplingSession:
+        """Find a sampler.
+
+        Raises:
+            NotHere: its session has ended.
+        """
+        found = self._samplers_by_id.get(name)
+        if found is None:
+            raise NotHere("there is no such sampler", got=shortened(name), hint=_RESTARTED)
+        found.session.seen = time.monotonic()
+        return found
+
+    def sample(self, body: requests.SampleRequest, raw: bytes) -> dict[str, Any]:
+        """Begin to sample."""
+        sampler = self.sampler(body.sampling_session_id)
+        request_id, digest = f"{body.sampling_session_id}:{body.seq_id}", fingerprint(raw)
+        if (known := self.futures.known(request_id, digest)) is not None:
+            return known.announcement()
+        if self.futures.running >= MOST_SAMPLING:
+            raise Busy("too many samples are under way", expected=f"at most {MOST_SAMPLING} requests")
+        assert self._worker is not None
+        assert self._samplers is not None
+        worker, samplers = self._worker, self._samplers
+
+        async def work() -> FetchedResult:
+            return protocol_buffer(await worker.run(samplers.sample(sampler.weights, body)))
+
+        sequences = [f"{request_id}:{number}" for number in range(body.num_samples)]
+        future = self.futures.add(request_id, digest, sample_sequence_ids=sequences)
+        self.futures.run(future, work())
+        return future.announcement()
+
+
+_RESTARTED = "the session has ended, or the server was started again: make a new client, from saved state"
+
+
+def _filling(run: TrainingRun, *, optimizer: bool) -> Callable[[Path], None]:
+    return lambda folder: run.save(folder, optimizer=optimizer)

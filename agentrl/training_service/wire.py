@@ -1,0 +1,373 @@
+"""The messages of forward and backward passes and of samples, which the client sends and reads as protocol buffers.
+
+The numbers of the fields are those of the client's version 0.38. Unknown fields are refused by name of their number:
+what is not understood must not be trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import UsageError, shortened
+from agentrl.registry import Extra
+
+PROTOBUF = Extra(name="training-service", module="google.protobuf")
+MEDIA_TYPE = "application/x-protobuf"
+DOUBLE, INT64, INT32, BOOL, STRING, BYTES, UINT32, MESSAGE = 1, 3, 5, 8, 9, 12, 13, 11
+"""Types of fields, by their numbers in descriptors; enumerations are read as int32, which has the same form."""
+FIELDS: dict[str, tuple[tuple[int, str, int | str, str], ...]] = {
+    "ForwardBackwardRequest": (
+        (1, "model_id", STRING, ""),
+        (2, "seq_id", INT32, ""),
+        (3, "data", "Datum", "repeated"),
+        (4, "loss_fn", STRING, ""),
+        (5, "loss_fn_config", DOUBLE, "map"),
+        (6, "forward_only", BOOL, ""),
+        (7, "loss_fn_config_v2", "LossConfigValue", "map"),
+    ),
+    "LossConfigValue": ((1, "number", DOUBLE, "value"), (2, "text", STRING, "value")),
+    "Datum": (
+        (1, "model_input", "Chunk", "repeated"),
+        (2, "loss_fn_inputs", "Tensor", "map"),
+        (3, "model_input_spans", "Unread", "repeated"),
+        (4, "loss_fn_input_spans", "Unread", "repeated"),
+    ),
+    "Unread": (),
+    "Chunk": (
+        (1, "encoded_text", "EncodedText", "chunk"),
+        (2, "image", "Unread", "chunk"),
+        (3, "dmel", "Unread", "chunk"),
+    ),
+    "EncodedText": ((1, "tokens", BYTES, ""),),
+    "Tensor": (
+        (1, "dense", BYTES, "encoding"),
+        (2, "sparse_csr", "SparseCsr", "encoding"),
+        (3, "dtype", INT32, ""),
+        (4, "shape", INT64, "repeated"),
+    ),
+    "SparseCsr": ((1, "values", BYTES, ""), (2, "crow_indices", BYTES, ""), (3, "col_indices", BYTES, "")),
+    "ForwardBackwardOutput": (
+        (1, "loss_fn_output_type", STRING, ""),
+        (2, "loss_fn_outputs", "ArrayRecord", "repeated"),
+        (3, "metrics", DOUBLE, "map"),
+    ),
+    "ArrayRecord": ((1, "type_tag", STRING, ""), (2, "fields", "BatchedTensor", "map"), (3, "num_datums", INT64, "")),
+    "BatchedTensor": (
+        (1, "data", BYTES, ""),
+        (2, "offsets", BYTES, ""),
+        (3, "dtype", INT32, ""),
+        (4, "trailing_shape", INT64, "repeated"),
+    ),
+    "SampleResponse": (
+        (1, "sequences", "SampledSequence", "repeated"),
+        (2, "prompt_logprobs", BYTES, "_prompt_logprobs"),
+        (3, "topk_prompt_logprobs", "TopkLogprobs", ""),
+        (4, "prompt_cache_hit_tokens", INT32, ""),
+    ),
+    "SampledSequence": (
+        (1, "stop_reason", INT32, ""),
+        (2, "tokens", BYTES, ""),
+        (3, "logprobs", BYTES, "_logprobs"),
+        (4, "topk_sampled_logprobs", "TopkLogprobs", ""),
+    ),
+    "TopkLogprobs": (
+        (1, "token_ids", BYTES, ""),
+        (2, "logprobs", BYTES, ""),
+        (3, "k", UINT32, ""),
+        (4, "length", UINT32, ""),
+    ),
+}
+"""Of each message: number, name, type or message, and ``repeated``, ``map``, or the choice that it is part of."""
+PACKAGE = "agentrl_training_service"
+REQUEST = "ForwardBackwardRequest"
+FLOAT32 = 1
+DTYPES: Mapping[int, str] = {FLOAT32: "<f4", 2: "<i8", 3: "<i4"}
+MOST_ENTRIES = 1 << 25
+"""Of all tensors of a request together."""
+STOPPED, LENGTH = 0, 1
+"""Reasons why a sample ended."""
+NO_TOKEN = -99999.0
+"""Log-probability of an empty place among the top tokens."""
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datum:
+    """One sequence, with what its loss needs.
+
+    Of the ids ``[5, 6, 8]`` that teach the tokens 6 and 8, `tokens` are ``[5, 6]`` and the inputs' ``target_tokens``
+    ``[6, 8]``: the target of each place is the token after it.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    """[N]; what the model reads."""
+    inputs: Mapping[str, Array]
+    """By name: float32 or int64, [N] or [N, K]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRequest:
+    """A forward pass over data, with or without a backward pass."""
+
+    data: Sequence[Datum]
+    loss: str
+    options: Mapping[str, float] = field(default_factory=dict)
+    forward_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopTokenTable:
+    """The most probable tokens of each place: [places, k] each."""
+
+    ids: Array
+    logprobs: Array
+
+    def message(self) -> Any:
+        """Give it as the client reads it."""
+        length, k = self.ids.shape
+        return make(
+            "TopkLogprobs",
+            token_ids=self.ids.astype("<i4").tobytes(),
+            logprobs=self.logprobs.astype("<f4").tobytes(),
+            k=k,
+            length=length,
+        )
+
+
+@functools.cache
+def _messages() -> Mapping[str, Any]:
+    """Make the classes of all messages."""
+    descriptors = PROTOBUF.load("google.protobuf.descriptor_pb2")
+    file = descriptors.FileDescriptorProto(name=f"{PACKAGE}.proto", package=PACKAGE, syntax="proto3")
+    for name, fields in FIELDS.items():
+        message = file.message_type.add(name=name)
+        for number, own, kind, role in fields:
+            _add_field(message, name, number, own, kind, role)
+    pool = PROTOBUF.load("google.protobuf.descriptor_pool").DescriptorPool()
+    pool.Add(file)
+    factory = PROTOBUF.load("google.protobuf.message_factory")
+    return {name: factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in FIELDS}
+
+
+def _add_field(message: Any, owner: str, number: int, name: str, kind: int | str, role: str) -> None:
+    added = message.field.add(name=name, number=number, label=3 if role in ("repeated", "map") else 1)
+    if role == "map":
+        entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
+        entry = message.nested_type.add(name=entry_name)
+        entry.options.map_entry = True
+        entry.field.add(name="key", number=1, type=STRING, label=1)
+        _set_type(entry.field.add(name="value", number=2, label=1), kind)
+        _set_type(added, f"{owner}.{entry_name}")
+        return
+    _set_type(added, kind)
+    if role not in ("", "repeated"):
+        known = [choice.name for choice in message.oneof_decl]
+        if role not in known:
+            message.oneof_decl.add(name=role)
+        added.oneof_index = known.index(role) if role in known else len(known)
+        added.proto3_optional = role.startswith("_")
+
+
+def _set_type(added: Any, kind: int | str) -> None:
+    if isinstance(kind, str):
+        added.type, added.type_name = MESSAGE, f".{PACKAGE}.{kind}"
+    else:
+        added.type = kind
+
+
+def make(name: str, **values: Any) -> Any:
+    """Make a message."""
+    return _messages()[name](**values)
+
+
+def parse_pass(raw: bytes) -> Any:
+    """Parse the bytes of a request for a pass, whose `model_id` and `seq_id` can be trusted to be there.
+
+    Raises:
+        UsageError: they are none.
+    """
+    message = make(REQUEST)
+    try:
+        message.ParseFromString(raw)
+    except Exception as error:  # of a library that has several implementations, each with errors of its own
+        raise UsageError(
+            "the request is no protocol buffer of the tinker client", got=shortened(str(error)), hint="update tinker"
+        ) from error
+    if not message.model_id or message.seq_id < 1:
+        raise UsageError(
+            "the request names no model, or has no place in its order",
+            got=f"model_id {shortened(message.model_id)}, seq_id {message.seq_id}",
+            expected="both, and a seq_id of 1 or more",
+        )
+    return message
+
+
+def read_pass(message: Any) -> PassRequest:
+    """Read the data of a request.
+
+    Raises:
+        UsageError: something in it is not supported, or does not fit; names it.
+    """
+    _refuse_unknown(message, "forward_backward")
+    if not message.data:
+        raise UsageError("data is empty", expected="one datum or more")
+    _check_size(message)
+    options = dict(message.loss_fn_config)
+    for name, value in message.loss_fn_config_v2.items():
+        if value.WhichOneof("value") != "number":
+            raise UsageError(f"loss_fn_config.{name} is no number", got=shortened(value.text))
+        options[name] = value.number
+    return PassRequest(
+        data=[_read_datum(own, f"data[{number}]") for number, own in enumerate(message.data)],
+        loss=message.loss_fn,
+        options=options,
+        forward_only=message.forward_only,
+    )
+
+
+def _check_size(message: Any) -> None:
+    """Refuse what would be far larger in memory than on the way: sparse tensors may say that they are any size."""
+    shapes = [tensor.shape for datum in message.data for tensor in datum.loss_fn_inputs.values()]
+    if any(length < 0 for shape in shapes for length in shape):
+        raise UsageError("a tensor of loss_fn_inputs has a negative length")
+    entries = sum(math.prod(shape) for shape in shapes)
+    if entries > MOST_ENTRIES:
+        raise UsageError(
+            "loss_fn_inputs are too large", got=f"{shortened(entries)} entries", expected=f"at most {MOST_ENTRIES:,}"
+        )
+
+
+def _refuse_unknown(message: Any, where: str) -> None:
+    unknown = PROTOBUF.load("google.protobuf.unknown_fields").UnknownFieldSet(message)
+    if len(unknown):
+        numbers = sorted({field.field_number for field in unknown})
+        raise UsageError(
+            f"{where} has fields that are not known here",
+            got=f"field {', '.join(map(str, numbers))}",
+            expected="those of tinker 0.38",
+        )
+
+
+def _read_datum(message: Any, where: str) -> Datum:
+    _refuse_unknown(message, where)
+    if message.model_input_spans or message.loss_fn_input_spans:
+        raise UsageError(f"{where} has provenance spans, which are not supported", hint="leave with_provenance out")
+    tokens = [_read_tokens(chunk, f"{where}.model_input[{k}]") for k, chunk in enumerate(message.model_input)]
+    inputs = {name: _read_tensor(tensor, f"{where}.{name}") for name, tensor in message.loss_fn_inputs.items()}
+    ids = np.concatenate(tokens) if tokens else np.zeros(0, dtype=np.int64)
+    return Datum(tokens=ids, inputs=inputs)
+
+
+def _read_tokens(chunk: Any, where: str) -> npt.NDArray[np.int64]:
+    kind = chunk.WhichOneof("chunk")
+    if kind != "encoded_text":
+        raise UsageError(f"{where} is not supported", got=f"{kind or 'unknown'} chunk", expected="tokens only")
+    return _numbers(chunk.encoded_text.tokens, "<i4", where).astype(np.int64)
+
+
+def _numbers(data: bytes, dtype: str, where: str) -> Array:
+    width = np.dtype(dtype).itemsize
+    if len(data) % width:
+        raise UsageError(f"{where} is cut off", got=f"{len(data)} bytes", expected=f"a multiple of {width}")
+    return np.frombuffer(data, dtype=dtype)
+
+
+def _read_tensor(message: Any, where: str) -> Array:
+    _refuse_unknown(message, where)
+    if message.dtype not in DTYPES:
+        raise UsageError(f"{where} has an unknown dtype", got=message.dtype, expected="float32 or int64")
+    dtype, shape = DTYPES[message.dtype], tuple(message.shape)
+    if message.WhichOneof("encoding") == "sparse_csr":
+        array = _dense(message.sparse_csr, dtype, shape, where)
+    else:
+        array = _numbers(message.dense, dtype, where)
+        if shape and array.size != math.prod(shape):
+            raise UsageError(f"{where} does not fit its shape", got=f"{array.size} entries", expected=f"shape {shape}")
+        array = array.reshape(shape) if shape else array
+    if array.dtype.kind == "f":
+        if not np.isfinite(array).all():
+            raise UsageError(f"{where} is not finite", got="nan or inf", expected="finite numbers")
+        return array.astype(np.float32)
+    return array.astype(np.int64)
+
+
+def _dense(message: Any, dtype: str, shape: tuple[int, ...], where: str) -> Array:
+    """Fill a sparse matrix up with zeros."""
+    rows = _numbers(message.crow_indices, "<i8", where)
+    columns, values = _numbers(message.col_indices, "<i8", where), _numbers(message.values, dtype, where)
+    whole = len(shape) == 2 and len(rows) == shape[0] + 1 and len(columns) == len(values)
+    if not whole or rows[0] != 0 or rows[-1] != len(values) or (np.diff(rows) < 0).any():
+        raise UsageError(f"{where} is no sparse matrix", got=f"shape {shape}, {len(rows)} rows, {len(values)} values")
+    if len(columns) and not (columns.min() >= 0 and columns.max() < shape[1]):
+        raise UsageError(f"{where} has a column outside its shape", got=f"{columns.max()}", expected=f"shape {shape}")
+    array = np.zeros(shape, dtype=dtype)
+    array[np.repeat(np.arange(shape[0]), np.diff(rows)), columns] = values
+    return array
+
+
+def write_pass(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes:
+    """Write the log-probabilities of each datum's targets, [N] or [N, K], and metrics.
+
+    Neighbours of one width share a record, as an array's shape but for its length belongs to the record.
+    """
+    records: list[list[Array]] = []
+    for array in logprobs:
+        if not records or records[-1][0].shape[1:] != array.shape[1:]:
+            records.append([])
+        records[-1].append(array)
+    output = make("ForwardBackwardOutput", loss_fn_output_type="ArrayRecord", metrics=dict(metrics))
+    for record in records:
+        arrays = [np.ascontiguousarray(array, dtype="<f4") for array in record]
+        offsets = np.cumsum([0, *(array.nbytes for array in arrays)]).astype("<i8")
+        batched = make(
+            "BatchedTensor",
+            data=b"".join(array.tobytes() for array in arrays),
+            offsets=offsets.tobytes(),
+            dtype=FLOAT32,
+            trailing_shape=arrays[0].shape[1:],
+        )
+        output.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(arrays)).fields["logprobs"].CopyFrom(batched)
+    return bytes(output.SerializeToString())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sampled sequence."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    is_stopped: bool
+    """A stop token or text ended it; else its length did."""
+    top: TopTokenTable | None = None
+
+
+def write_samples(
+    samples: Sequence[Sample],
+    *,
+    prompt_logprobs: Array | None = None,
+    prompt_top: TopTokenTable | None = None,
+    cached_tokens: int = 0,
+) -> bytes:
+    """Write samples of one prompt, with the prompt's own log-probabilities, NaN where there is none: [prompt]."""
+    response = make("SampleResponse", prompt_cache_hit_tokens=cached_tokens)
+    for sample in samples:
+        sequence = response.sequences.add(
+            stop_reason=STOPPED if sample.is_stopped else LENGTH,
+            tokens=np.asarray(sample.token_ids, dtype="<i4").tobytes(),
+            logprobs=np.asarray(sample.logprobs, dtype="<f4").tobytes(),
+        )
+        if sample.top is not None:
+            sequence.topk_sampled_logprobs.CopyFrom(sample.top.message())
+    if prompt_logprobs is not None:
+        response.prompt_logprobs = prompt_logprobs.astype("<f4").tobytes()
+    if prompt_top is not None:
+        response.topk_prompt_logprobs.CopyFrom(prompt_top.message())
+    return bytes(response.SerializeToString())
