@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Self, TypeAlias, TypedDict
 
-from agentrl.errors import ToolError
+from agentrl.errors import ToolError, UsageError
 from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 
 Command: TypeAlias = str | Sequence[str]
 """A text for ``/bin/sh -c``, or a program and its arguments."""
+ProtocolFactory: TypeAlias = Callable[[], asyncio.BaseProtocol]
+"""Makes the protocol that serves one connection, as `asyncio.loop.create_server` takes it."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -193,6 +196,27 @@ class Sandbox(ABC):
         Raises:
             SandboxFileError: there is no room.
         """
+
+    async def forward(self, protocol: ProtocolFactory, *, port: int = 0) -> int:
+        """Listen on a port of the sandbox's own 127.0.0.1, whose connections are served in this process.
+
+        It needs no network, and gives programs in the sandbox nothing but what the protocol serves.
+
+        Args:
+            protocol: Makes the protocol of each connection.
+            port: 0 takes a free one.
+
+        Returns:
+            The port, open until the sandbox is closed.
+
+        Raises:
+            UsageError: the port is taken, or sandboxes of this type cannot do it.
+        """
+        raise UsageError(
+            "a sandbox of this type forwards no ports",
+            got=self.spec.type,
+            expected="local or docker, whose network: gateway needs it",
+        )
 
     @abstractmethod
     async def close(self) -> None:

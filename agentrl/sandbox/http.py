@@ -100,6 +100,10 @@ class HttpSandbox(Sandbox):
                 expected="url: http://HOST:PORT",
                 hint="start a server there: agentrl sandbox serve --port PORT",
             )
+        if spec.uses_gateway:
+            raise UsageError(
+                "the gateway cannot be reached from an http sandbox", got=spec.network, expected="type local or docker"
+            )
         unknown = spec.options.keys() - {"patience_s"}
         if unknown:
             raise UsageError("an option of http sandboxes is not understood", got=min(unknown), expected="patience_s")

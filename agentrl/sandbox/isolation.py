@@ -31,7 +31,8 @@ _PLAIN_USER = 1000
 _SHARED_MEMORY = 64 * MIB
 _HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
-_NETWORK_SETTINGS = ("/etc/resolv.conf", "/etc/ssl/certs", "/etc/pki")
+_CERTIFICATES = ("/etc/ssl/certs", "/etc/pki")
+_NETWORK_SETTINGS = ("/etc/resolv.conf", *_CERTIFICATES)
 _HIDDEN_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "config.gz")
 _HIDDEN_FOLDERS = ("acpi", "asound", "scsi")
 INSTALLED_IN = (PREFIX, Path("/usr"), Path("/usr/local"))
@@ -77,7 +78,7 @@ def _try(bubblewrap: str) -> str:
     return "" if tried.returncode == 0 else tried.stderr.decode(errors="replace").strip() or f"exit {tried.returncode}"
 
 
-def arguments(user: int, network: str, *, disk_bytes: int, readable: Sequence[str] = ()) -> list[str]:
+def arguments(user: int, network: str | Sequence[str], *, disk_bytes: int, readable: Sequence[str] = ()) -> list[str]:
     """Make bubblewrap's options; the command to run comes after them.
 
     Args:
@@ -108,14 +109,15 @@ def account_files(user: int) -> dict[str, bytes]:
     }
 
 
-def _system(network: str) -> list[str]:
+def _system(network: str | Sequence[str]) -> list[str]:
     words = ["--ro-bind", "/usr", "/usr"]
     for folder in _HOST_FOLDERS:
         if os.path.islink(folder):
             words += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             words += ["--ro-bind", folder, folder]
-    settings = (*_SETTINGS, *(_NETWORK_SETTINGS if network == ANY_NETWORK else ()))
+    certificates = () if isinstance(network, str) else _CERTIFICATES
+    settings = (*_SETTINGS, *(_NETWORK_SETTINGS if network == ANY_NETWORK else certificates))
     shared = [path for path in settings if os.path.exists(path)]
     if not PREFIX.is_relative_to("/usr"):
         shared.append(str(PREFIX))

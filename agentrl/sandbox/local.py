@@ -29,7 +29,7 @@ from agentrl.sandbox.isolation import (
     find_bubblewrap,
     new_user,
 )
-from agentrl.sandbox.spec import ANY_NETWORK, MIB, NO_NETWORK, SandboxSpec
+from agentrl.sandbox.spec import ANY_NETWORK, MIB, SandboxSpec
 from agentrl.sandbox.supervised import BOOT, SupervisedSandbox, opening
 from agentrl.sandbox.supervisor import process_parents, processes_below, send_signal
 
@@ -203,6 +203,7 @@ class LocalSandbox(SupervisedSandbox):
         await self._channel.open(ours, opening(settings), deadline_s=START_DEADLINE_S)
         assert self._program is not None
         self._program.started()
+        await self._open_network()
 
     def _launch(self, control: socket.socket, stack: contextlib.ExitStack) -> dict[str, Any]:
         """Start the program; return the settings that it is to be sent."""
@@ -228,7 +229,7 @@ class LocalSandbox(SupervisedSandbox):
         for name, value in self._variables().items():
             command += ["--setenv", name, value]
         room, readable = self.spec.limits.disk_bytes or MIB, self._options.readable
-        command += arguments(user, str(self.spec.network), disk_bytes=room, readable=readable)
+        command += arguments(user, self.spec.network, disk_bytes=room, readable=readable)
         passed = [filters, *accounts.values(), *groups]
         self._program = Program(control.fileno(), command, passed=passed, variables={})
         return {"user": user, "groups": groups, "folder": self.folder, "answers": CONTROL}
@@ -249,6 +250,7 @@ class LocalSandbox(SupervisedSandbox):
             self._program.kill()  # before anything is awaited: closing may be cancelled
         async with self._closing:
             await self._channel.close()
+            await self._close_network()
             if self._program is not None:
                 await self._program.end()
                 self._program = None
@@ -263,13 +265,6 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
     for name in ("image", "url"):
         if getattr(spec, name) is not None:
             raise UsageError(f"a local sandbox has no {name}", got=getattr(spec, name), hint="remove it")
-    if spec.network not in (NO_NETWORK, ANY_NETWORK):
-        raise UsageError(
-            "a local sandbox has all of the network or none, and cannot tell hosts apart",
-            got=spec.network,
-            expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
-            hint="let its programs ask a proxy of yours, or the tools outside",
-        )
     readable = spec.options.get("readable", ())
     if isinstance(readable, str) or not all(isinstance(path, str) for path in readable):
         raise UsageError("readable folders of a sandbox are not understood", got=repr(readable), expected="a list")
@@ -282,6 +277,13 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
     if options.unconfined not in ("", UNCONFINED):
         raise UsageError(
             "a sandbox without walls must be asked for in these words", got=options.unconfined, expected=UNCONFINED
+        )
+    if options.unconfined and spec.network != ANY_NETWORK:
+        raise UsageError(
+            "a sandbox without walls has all of this machine's network",
+            got=f"network {spec.network}",
+            expected=f"network {ANY_NETWORK}",
+            hint=f"say so (network: {ANY_NETWORK}), or remove options.unconfined",
         )
     for path in options.readable:
         if not (path.startswith("/") and os.path.exists(path)):

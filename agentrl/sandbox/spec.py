@@ -102,6 +102,8 @@ class ExecResult:
 
 NO_NETWORK = "none"
 ANY_NETWORK = "all"
+GATEWAY = "gateway"
+NETWORKS = (NO_NETWORK, GATEWAY, ANY_NETWORK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +117,8 @@ class SandboxSpec:
     url: str | None = None
     """The server's address (``http``)."""
     network: str | tuple[str, ...] = NO_NETWORK
-    """``none``; ``all``; or the host names that can be reached."""
+    """``none``; ``gateway``: the policy's gateway, for the program of the `external` loop; a list of the hosts that can
+    be reached, like ``[pypi.org, "*.example.com:8443", gateway]``; or ``all``."""
     limits: Limits = DEFAULT_LIMITS
     """Of the whole sandbox; those that are left out are `DEFAULT_LIMITS`."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -127,6 +130,25 @@ class SandboxSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limits", dataclasses.replace(DEFAULT_LIMITS, **self.limits.given))
+        words = (self.network,) if isinstance(self.network, str) else self.network
+        known = isinstance(self.network, str) and self.network in NETWORKS
+        if not known and (isinstance(self.network, str) or not words or {NO_NETWORK, ANY_NETWORK, "*"} & set(words)):
+            raise UsageError(
+                "sandbox.network is not understood",
+                got=repr(self.network),
+                expected=f"{', '.join(NETWORKS)}, or a list of hosts",
+                hint=did_you_mean(words[0], NETWORKS) if words else None,
+            )
+
+    @property
+    def uses_gateway(self) -> bool:
+        """Whether its programs reach the policy's gateway."""
+        return self.network == GATEWAY or (not isinstance(self.network, str) and GATEWAY in self.network)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts that its programs reach through a proxy, as entries of an `AllowList`."""
+        return () if isinstance(self.network, str) else tuple(name for name in self.network if name != GATEWAY)
 
 
 def read_spec(given: SandboxSpec | Mapping[str, Any] | str) -> SandboxSpec:
@@ -151,8 +173,11 @@ def read_spec(given: SandboxSpec | Mapping[str, Any] | str) -> SandboxSpec:
     for name in ("type", "image", "url"):
         if not isinstance(values.get(name, ""), str | None):
             raise UsageError(f"sandbox.{name} is not understood", got=repr(values[name]), expected="text")
-    if not isinstance(values.get("network", ""), str):
-        values["network"] = tuple(map(str, values["network"]))
+    network = values.get("network", "")
+    if not isinstance(network, str | list | tuple) or not all(isinstance(host, str) for host in network):
+        raise UsageError("sandbox.network is not understood", got=repr(network), expected="a word, or a list of hosts")
+    if not isinstance(network, str):
+        values["network"] = tuple(network)
     values["env"] = {str(name): str(value) for name, value in values.get("env", {}).items()}
     values["files"] = {
         path: content.encode() if isinstance(content, str) else content

@@ -17,25 +17,32 @@ import signal
 import struct
 from abc import abstractmethod
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, Unpack
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import supervisor
+from agentrl.sandbox import supervisor, supervisor_files, supervisor_ports
+from agentrl.sandbox.allow_list import AllowList
 from agentrl.sandbox.channel import Channel
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
     Command,
     CommandOptions,
     Entry,
+    ProtocolFactory,
     Sandbox,
     SandboxFileError,
     SandboxProcess,
 )
 from agentrl.sandbox.isolation import USER_NAME
+from agentrl.sandbox.ports import Ports
+from agentrl.sandbox.proxy import HostProxy, variables
 from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 
 OLDEST_PYTHON = (3, 10)
 TOO_OLD = "this Python is too old"
+PACKAGE = "agentrl.sandbox"
+"""Holds the supervisor's modules inside, too, and nothing else there."""
 _BOOT = f"""
 import sys, os
 if sys.version_info < {OLDEST_PYTHON}:
@@ -49,11 +56,14 @@ def read(size):
     return data
 def read_part():
     return marshal.loads(read(int.from_bytes(read(4), "little")))
-magic, code, source = read_part()
+magic, modules = read_part()
 same = magic == _frozen_importlib_external.MAGIC_NUMBER
-names = {{"__name__": "supervisor"}}
-exec(marshal.loads(code) if same else compile(source, "supervisor", "exec"), names)
-names["main"](read_part())
+package = sys.modules["{PACKAGE}"] = type(sys)("{PACKAGE}")
+for name, code, source in modules:
+    made = type(sys)(name)
+    setattr(package, name, made)
+    exec(marshal.loads(code) if same else compile(source, name, "exec"), made.__dict__)
+made.main(read_part())
 """
 BOOT = ("-I", "-S", "-B", "-c", _BOOT)
 """Arguments with which Python is started; it reads an `opening`."""
@@ -67,9 +77,14 @@ def opening(settings: dict[str, Any]) -> bytes:
 @functools.cache
 def _supervisor_code() -> bytes:
     """Compiled code for a Python like this one, and its source for others."""
-    name, loader = supervisor.__name__, supervisor.__loader__
+    modules = [_code_of(module) for module in (supervisor_files, supervisor_ports, supervisor)]
+    return marshal.dumps((importlib.util.MAGIC_NUMBER, modules))
+
+
+def _code_of(module: ModuleType) -> tuple[str, bytes, str | None]:
+    name, loader = module.__name__, module.__loader__
     assert isinstance(loader, importlib.machinery.SourceFileLoader)
-    return marshal.dumps((importlib.util.MAGIC_NUMBER, marshal.dumps(loader.get_code(name)), loader.get_source(name)))
+    return name.rpartition(".")[2], marshal.dumps(loader.get_code(name)), loader.get_source(name)
 
 
 class PulledProcess(SandboxProcess):
@@ -189,6 +204,23 @@ class SupervisedSandbox(Sandbox):
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
         self._channel = Channel(self._why_lost)
+        self._ports = Ports(self._channel)
+        self._proxy = HostProxy(AllowList.read(spec.hosts)) if spec.hosts else None
+        self._proxy_variables: Mapping[str, str] = {}
+
+    async def forward(self, protocol: ProtocolFactory, *, port: int = 0) -> int:
+        """See `Sandbox.forward`."""
+        return await self._ports.open(protocol, port)
+
+    async def _open_network(self) -> None:
+        """Let commands reach the hosts of an allow-list; called once the supervisor is ready."""
+        if self._proxy is not None:
+            self._proxy_variables = variables(await self.forward(self._proxy.protocol))
+
+    async def _close_network(self) -> None:
+        await self._ports.close()
+        if self._proxy is not None:
+            await self._proxy.close()
 
     @abstractmethod
     def _why_lost(self) -> str:
@@ -205,6 +237,7 @@ class SupervisedSandbox(Sandbox):
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1",
             **self._own_variables(),
+            **self._proxy_variables,
             "HOME": self.folder,
             "USER": USER_NAME,
             **self.spec.env,

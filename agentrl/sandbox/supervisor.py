@@ -1,8 +1,9 @@
 """The first process inside a sandbox: runs commands for the host, which speaks to it over a socket or two pipes.
 
-It is sent there as compiled code and imports only what starts quickly. Each command runs below a keeper, a process that
-adopts what the command leaves behind. When the keeper ends, by itself or killed at the deadline, all that was below
-it becomes this process's child and is killed: stopped first, so that a fork bomb cannot outrun it.
+It is sent there as compiled code, with two modules of its own, and imports only what starts quickly. Each command runs
+below a keeper, a process that adopts what the command leaves behind. When the keeper ends, by itself or killed at the
+deadline, all that was below it becomes this process's child and is killed: stopped first, so that a fork bomb cannot
+outrun it.
 
 A request is ``<II`` (bytes of the header, of the body), a marshalled dictionary, and the body. An answer is `ANSWER`
 (request, flags, exit code, seconds, bytes of the two payloads), and the payloads.
@@ -16,9 +17,10 @@ import marshal
 import os
 import resource
 import select
-import stat
 import struct
 import time
+
+from agentrl.sandbox import supervisor_files, supervisor_ports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing these takes as long as starting Python
@@ -94,6 +96,7 @@ class Supervisor:
         self.received = bytearray()
         self.poll = select.poll()
         self.on_event: dict[int, Callable[[], None]] = {}
+        self.ports = supervisor_ports.Ports(self._watch, self._forget, self._answer)
         self._watch(0, select.POLLIN, self._receive)
 
     def serve(self) -> NoReturn:
@@ -166,6 +169,8 @@ class Supervisor:
                 self._release(target)
             case "live":
                 self.end = time.monotonic() + request["seconds"]
+            case method if method in supervisor_ports.METHODS:
+                self.ports.handle(request, body)
 
     def _answer(
         self, number: int, *, flags: int = 0, code: int = 0, seconds: float = 0.0, out: bytes = b"", err: bytes = b""
@@ -509,7 +514,7 @@ def _run(request: dict[str, Any]) -> int:
     if action == "exec":
         _execute(request["argv"], request["env"])
     try:
-        ACTIONS[action](request)
+        supervisor_files.ACTIONS[action](request)
     except OSError as error:
         _complain(error)
         return FILE_ERROR
@@ -530,58 +535,6 @@ def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
             error.filename = argv[0]
             refused = error
     raise refused
-
-
-def _read_file(request: dict[str, Any]) -> None:
-    path, most = request["path"], request["most"]
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    _require_plain(fd, path)
-    if os.fstat(fd).st_size > most:
-        raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
-    while data := os.read(fd, PIECE):
-        most -= len(data)
-        if most < 0:
-            raise OSError(errno.EFBIG, f"larger than {request['most']} bytes", path)
-        _write_all(1, data)
-
-
-def _write_file(request: dict[str, Any]) -> None:
-    path = request["path"]
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
-    _require_plain(fd, path)
-    os.ftruncate(fd, 0)
-    try:
-        while data := os.read(0, PIECE):
-            _write_all(fd, data)
-    except OSError as error:
-        error.filename = path
-        raise
-    if request["executable"]:
-        os.fchmod(fd, 0o755)
-
-
-def _list_folder(request: dict[str, Any]) -> None:
-    with os.scandir(request["path"]) as entries:
-        for entry in entries:
-            kind = b"d" if entry.is_dir() else b"f"
-            _write_all(1, kind + os.fsencode(entry.name) + b"\0")
-
-
-def _require_plain(fd: int, path: str) -> None:
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "is a folder", path)
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a plain file", path)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-ACTIONS = {"read": _read_file, "write": _write_file, "list": _list_folder}
 
 
 def main(settings: dict[str, Any]) -> NoReturn:

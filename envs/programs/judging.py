@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from agentrl.errors import EnvironmentFailure
 from agentrl.sandbox import Limits, Sandbox, SandboxSpec, open_sandbox
-from agentrl.sandbox.spec import NO_NETWORK
+from agentrl.sandbox.spec import ANY_NETWORK, NO_NETWORK
 
 from .inside.values import encode
 from .pipes import Deadline, Ended, Late, Pipe, begin, send_programs
@@ -84,12 +84,15 @@ class Verdict:
 
 @asynccontextmanager
 async def fresh_sandbox(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-    """A sandbox without a network that nobody has used, holding the judging programs; closed at the end.
+    """A sandbox that nobody has used, without a network where it has walls, holding the judging programs.
+
+    It is closed at the end.
 
     Raises:
         SandboxError: it does not start, or is lost.
     """
-    sandbox = open_sandbox(dataclasses.replace(spec, network=NO_NETWORK))
+    network = ANY_NETWORK if spec.options.get("unconfined") else NO_NETWORK
+    sandbox = open_sandbox(dataclasses.replace(spec, network=network))
     try:
         await begin(sandbox, send_programs)
         yield sandbox

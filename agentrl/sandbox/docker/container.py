@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.errors import UsageError
 from agentrl.sandbox.control_groups import process_start
 from agentrl.sandbox.isolation import all_filter_programs
-from agentrl.sandbox.spec import ANY_NETWORK, MIB, NO_NETWORK, Limits, SandboxSpec
+from agentrl.sandbox.spec import ANY_NETWORK, MIB, Limits, SandboxSpec
 from agentrl.sandbox.supervised import BOOT
 
 DEFAULT_IMAGE = "python:3.12-slim"
@@ -81,13 +81,6 @@ def read_options(spec: SandboxSpec) -> DockerOptions:
     Raises:
         UsageError: one is not understood, or the spec asks for what this back end does not have.
     """
-    if spec.network not in (NO_NETWORK, ANY_NETWORK):
-        raise UsageError(
-            "a docker sandbox cannot tell hosts apart: Docker's networks let all through or none",
-            got=spec.network,
-            expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
-            hint=f"take network {NO_NETWORK} and give the policy tools that reach those hosts, like fetch_page",
-        )
     for name, value in spec.options.items():
         if name not in _OPTIONS:
             raise UsageError(f"docker sandboxes have no option {name!r}", expected=", ".join(_OPTIONS))

@@ -210,6 +210,7 @@ class DockerSandbox(SupervisedSandbox):
             raise
         self._channel.tell("live", seconds=self._options.life_s)
         self._lives_until = time.monotonic() + self._options.life_s
+        await self._open_network()
         if image.content:
             await self._unpack(image.content)
 
@@ -243,6 +244,7 @@ class DockerSandbox(SupervisedSandbox):
         self._channel.hang_up()
         async with self._closing:
             await self._channel.close()
+            await self._close_network()
             if self._container is not None:
                 try:
                     await SUPPLY.remove(self._container)
