@@ -9,18 +9,14 @@ import asyncio
 import importlib
 import inspect
 import json
-import os
-import shlex
-import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from agentrl.agent_loop import AgentLoop, Episode, EpisodeEnd
 from agentrl.errors import (
@@ -28,34 +24,20 @@ from agentrl.errors import (
     EnvironmentFailure,
     Outcome,
     PolicyError,
+    ToolError,
     UsageError,
     bounded_reward,
     described_error,
 )
 from agentrl.gateway import Gateway, GatewaySession, SideCalls
 from agentrl.message import described
+from agentrl.sandbox import open_sandbox
 
-LONGEST_LOG = 64 * 1024
-KILL_AFTER_S = 2.0
-LONGEST_ANSWER = 1 << 20
-"""Bytes of a program's output that are read, from its end."""
+from .external_programs import HostFolder, ProgramFolder, SandboxFolder, read_program, read_program_sandbox
+
 LONGEST_VARIABLE = 100_000
 """Bytes of a prompt that fits into a variable; Linux refuses more than 128 KiB."""
 SHORTEST_WAIT_S = 0.02
-INHERITED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LANG",
-    "LC_",
-    "TZ",
-    "TMPDIR",
-    "PYTHON",
-    "VIRTUAL_ENV",
-    "CONDA_",
-    "LD_LIBRARY_PATH",
-)
-"""Beginnings of the names of variables that a program gets from this process; no keys or tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +68,8 @@ class External(AgentLoop):
     (a file of JSON) and on its standard input. What it prints is its answer.
 
     Args:
-        command: The program, in a shell's words or as a list; ``{python}`` stands for this Python.
+        command: The program, in a shell's words or as a list; ``{python}`` stands for this Python (in a
+            sandbox: for its ``python3``).
         function: ``module:name`` of a function of an `ExternalTask` instead, async or not. It returns its answer, a
             number as the reward, or nothing.
         answer: ``step`` gives the answer to the environment as an action; ``none`` leaves it, for programs that take
@@ -94,7 +77,9 @@ class External(AgentLoop):
             ``$AGENTRL_SECRET``.
         reward_file: File in the program's folder that holds the reward, as a number or ``{"reward", "success"}``.
         seconds: Time of one program, without what it waits for answers.
-        variables: More environment variables; a program gets few of this process's own (`INHERITED`).
+        variables: More environment variables; a program gets few of this process's own, and in a sandbox none.
+        sandbox: Runs the program in a sandbox, as in `agentrl.sandbox.SandboxSpec`; its network is ``gateway`` unless
+            it says otherwise. Files that the command names by relative paths are brought along.
         crash: Whose fault a program is that fails: ``policy_error`` (it is the policy's), or ``environment_error`` (it
             is not, and the episode is played again).
         side_models: Models by whose names the program asks for what is not trained, such as titles.
@@ -112,6 +97,7 @@ class External(AgentLoop):
         reward_file: str | None = None,
         seconds: float = 600.0,
         variables: Mapping[str, str] | None = None,
+        sandbox: Mapping[str, Any] | None = None,
         crash: Literal["policy_error", "environment_error"] = "policy_error",
         side_models: Sequence[str] = (),
         side_markers: Sequence[str] = (),
@@ -126,7 +112,12 @@ class External(AgentLoop):
             raise UsageError("an option of the external loop", got=f"answer={answer}, crash={crash}")
         if seconds <= 0:
             raise UsageError("agent.options.seconds", got=seconds, expected="more than 0")
-        self._words = None if command is None else _words(command)
+        if sandbox is not None and command is None:
+            raise UsageError("a function does not run in a sandbox (agent.options.sandbox)", expected="a command")
+        self._sandbox = None if sandbox is None else read_program_sandbox(sandbox)
+        if self._sandbox is not None:
+            open_sandbox(self._sandbox, has_gateway=True)  # what it cannot be is said before the run
+        self._program = None if command is None else read_program(command, is_sandboxed=sandbox is not None)
         self._function = None if function is None else _imported(function)
         self._answers = answer == "step"
         self._reward_file = reward_file
@@ -141,11 +132,11 @@ class External(AgentLoop):
         prompt = described(await episode.reset())
         gateway = await self._gateway()
         async with gateway.session(episode, side_calls=self._side_calls, steps=not self._answers) as session:
-            play = _Play(episode=episode, session=session, url=gateway.url_of(session), prompt=prompt)
-            with tempfile.TemporaryDirectory(prefix="agentrl-program-") as folder:
-                run = self._call(play) if self._function else self._execute(play, Path(folder))
+            async with self._folder(gateway, session) as folder:
+                play = _Play(episode=episode, session=session, url=folder.url, prompt=prompt)
+                run = self._call(play) if self._function else self._execute(play, folder)
                 problem = await self._within(run, play)
-                reward = None if problem or play.is_late else self._read_reward(Path(folder), play)
+                reward = None if problem or play.is_late else await self._read_reward(folder, play)
             self._check(play, problem)
         if not play.is_late:
             await self._judge(play, reward)
@@ -165,6 +156,17 @@ class External(AgentLoop):
         gateway = self._gateways[loop]
         await gateway.start()
         return gateway
+
+    @asynccontextmanager
+    async def _folder(self, gateway: Gateway, session: GatewaySession) -> AsyncIterator[ProgramFolder]:
+        """Open the folder of one program, which reaches its own session."""
+        if self._sandbox is None:
+            with tempfile.TemporaryDirectory(prefix="agentrl-program-") as folder:
+                yield HostFolder(Path(folder), gateway.url_of(session))
+            return
+        async with open_sandbox(self._sandbox, has_gateway=True) as sandbox:
+            port = await sandbox.forward(await gateway.protocol_of(session))
+            yield SandboxFolder(sandbox, f"http://127.0.0.1:{port}{gateway.path_of(session)}")
 
     async def _within(self, run: Coroutine[Any, Any, str | None], play: _Play) -> str | None:
         """Let it run for its seconds, in which waiting for answers does not count."""
@@ -228,61 +230,33 @@ class External(AgentLoop):
             return f"the function raised {described_error(error)}"
         return None
 
-    async def _execute(self, play: _Play, folder: Path) -> str | None:
-        """Run the program; returns how it failed.
-
-        What it writes goes to files: a child that it leaves behind holds no pipe open.
-        """
-        assert self._words is not None
-        told = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
-        task_file = folder / "task.json"
-        task_file.write_text(json.dumps(told), encoding="utf-8")
-        inherited = {name: os.environ[name] for name in os.environ if name.startswith(INHERITED)}
-        variables = {**inherited, **variables_of(play.session, play.url), "AGENTRL_TASK": str(task_file)}
+    async def _execute(self, play: _Play, folder: ProgramFolder) -> str | None:
+        """Run the program; returns how it failed."""
+        assert self._program is not None
+        variables = variables_of(play.session, play.url)
         if len(play.prompt.encode()) <= LONGEST_VARIABLE:
             variables["AGENTRL_PROMPT"] = play.prompt
-        with (
-            tempfile.TemporaryFile() as said,
-            tempfile.TemporaryFile() as asked,
-            tempfile.TemporaryFile() as complained,
-        ):
-            asked.write(play.prompt.encode())
-            asked.seek(0)
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *self._words,
-                    cwd=folder,
-                    env={**variables, **self._variables},
-                    stdin=asked,
-                    stdout=said,
-                    stderr=complained,
-                    start_new_session=True,
-                )
-            except (FileNotFoundError, PermissionError) as error:
-                raise UsageError("the program cannot be started", got=f"{shlex.join(self._words)}: {error}") from error
-            except OSError as error:
-                raise EnvironmentFailure("the program could not be started", got=described_error(error)) from error
-            try:
-                await process.wait()
-            finally:
-                await _kill(process)
-                output, errors = _end_of(said), _end_of(complained)
-                play.episode.keep_log((output + errors)[-LONGEST_LOG:])
-        if process.returncode:
-            return f"the program ended with {process.returncode}: {errors[-500:].strip()}"
-        play.answer = output.strip()
-        return None
+        ended = await folder.run(
+            self._program,
+            prompt=play.prompt,
+            task={"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions},
+            variables={**variables, **self._variables},
+            keep_log=play.episode.keep_log,
+        )
+        if ended.problem is None:
+            play.answer = ended.output.strip()
+        return ended.problem
 
-    def _read_reward(self, folder: Path, play: _Play) -> tuple[float, bool | None] | None:
+    async def _read_reward(self, folder: ProgramFolder, play: _Play) -> tuple[float, bool | None] | None:
         if self._reward_file is None:
             return None
         try:
-            told = json.loads((folder / self._reward_file).read_text(encoding="utf-8"))
+            told = json.loads((await folder.read(self._reward_file)).decode())
             reward, success = (told["reward"], told.get("success")) if isinstance(told, dict) else (told, None)
             number = bounded_reward(reward)
             if number is None or not isinstance(success, bool | None):
                 raise ValueError(f"{reward!r}, {success!r}")
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ToolError, ValueError, KeyError) as error:
             if play.session.outcome is not None or play.session.failure is not None:
                 return None
             raise EnvironmentFailure(
@@ -359,31 +333,6 @@ async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask
 
     threading.Thread(target=call, name="agentrl-external", daemon=True).start()
     return await done
-
-
-def _end_of(file: IO[bytes]) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - LONGEST_ANSWER))
-    return file.read().decode(errors="replace")
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    """End a program and what it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), KILL_AFTER_S)
-
-
-def _words(command: str | Sequence[str]) -> list[str]:
-    try:
-        words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
-    except ValueError as error:
-        raise UsageError("agent.options.command cannot be read", got=f"{command!r}: {error}") from error
-    if not words:
-        raise UsageError("agent.options.command is empty", expected="a program and its arguments")
-    words = [word.replace("{python}", sys.executable) for word in words]
-    return [str(Path(word).resolve()) if Path(word).is_file() else word for word in words]  # it runs elsewhere
 
 
 def _imported(name: str) -> Callable[[ExternalTask], Any]:

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from agentrl.agent_loop import Episode
 from agentrl.errors import AgentRLError
@@ -28,7 +29,7 @@ from agentrl.gateway.fields import refuse_unknown, take
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work
 from agentrl.message import described
-from agentrl.remote.listening import Listener, read_bytes_of
+from agentrl.remote.listening import Handler, Listener, make_runner, read_bytes_of
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
@@ -70,6 +71,7 @@ class Gateway:
         self._opener = opener
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
+        self._runners: dict[str, web.AppRunner] = {}
         self._listener: Listener | None = None
         self._starting = asyncio.Lock()
         self.url = ""
@@ -109,15 +111,29 @@ class Gateway:
 
     def url_of(self, session: GatewaySession) -> str:
         """Return the base URL of a session, to which clients add ``/v1``."""
-        return f"{self.url}/s/{session.id}"
+        return f"{self.url}{self.path_of(session)}"
+
+    def path_of(self, session: GatewaySession) -> str:
+        """Return the path with which the URLs of a session begin."""
+        return f"/s/{session.id}"
+
+    async def protocol_of(self, session: GatewaySession) -> Callable[[], asyncio.BaseProtocol]:
+        """Make the protocol of connections, as a sandbox forwards them, that reach this session and nothing else."""
+        runner = make_runner(self._application(web.middleware(_admit_only(session))))
+        await runner.setup()
+        self._runners[session.id] = runner
+        assert runner.server is not None
+        return runner.server
 
     async def _end(self, session: GatewaySession) -> None:
         self._sessions.pop(session.id, None)
         self._by_key.pop(session.key, None)
         await session.close()
+        if (runner := self._runners.pop(session.id, None)) is not None:
+            await runner.cleanup()
 
-    def _application(self) -> web.Application:
-        application = web.Application(client_max_size=LARGEST_BODY)
+    def _application(self, *middlewares: Middleware) -> web.Application:
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
         for prefix in ("", "/s/{session}"):
             for dialect in DIALECTS:
                 application.router.add_post(prefix + dialect.path, self._answering(dialect))
@@ -213,6 +229,15 @@ class Gateway:
 
 def _bytes(key: str) -> bytes:
     return key.encode(errors="replace")
+
+
+def _admit_only(session: GatewaySession) -> Middleware:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.match_info.get("session") != session.id:
+            return await _unknown(request)
+        return await handler(request)
+
+    return check
 
 
 def _key_of(request: web.Request) -> str:

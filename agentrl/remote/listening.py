@@ -38,6 +38,13 @@ DEEPEST = 100
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+def make_runner(application: web.Application) -> web.AppRunner:
+    """Make what answers HTTP requests on connections, wherever these come from."""
+    return web.AppRunner(
+        application, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S, lingering_time=LINGER_S
+    )
+
+
 class Listener:
     """Answers HTTP requests on one address.
 
@@ -48,9 +55,7 @@ class Listener:
 
     def __init__(self, application: web.Application, *, most_connections: int) -> None:
         self._most = most_connections
-        self._runner = web.AppRunner(
-            application, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S, lingering_time=LINGER_S
-        )
+        self._runner = make_runner(application)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:

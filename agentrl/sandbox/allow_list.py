@@ -22,6 +22,7 @@ WEB_PORTS = frozenset({80, 443})
 """Ports of entries that name none."""
 LONGEST_NAME = 253
 EXPECTED = "HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT, an IP address, or gateway"
+LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
 _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\\\s]+)(?::([0-9]{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
@@ -105,6 +106,11 @@ class AllowList:
     def permits(self, host: Host, port: int) -> bool:
         """Return True if an entry stands for this host and port."""
         return any(entry.permits(host, port) for entry in self.entries)
+
+    @property
+    def own_ports(self) -> tuple[int, ...]:
+        """The ports of this machine's 127.0.0.1 that are listed by that address."""
+        return tuple(entry.port for entry in self.entries if entry.host == LOOPBACK and entry.port is not None)
 
     def permits_address(self, address: Address, port: int) -> bool:
         """Return True if a name that is listed may lead to this address: a public one, or one that is itself listed."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -22,7 +21,6 @@ from typing import Any, TypeAlias
 
 from agentrl.sandbox.allow_list import Address, AllowList, Host, read_place
 
-_log = logging.getLogger(__name__)
 HEAD_S = 10.0
 """Seconds in which the head of a request must arrive."""
 CONNECT_S = 20.0
@@ -138,6 +136,10 @@ def _passed_on(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[bytes, b
     return kept, None if codings else int(sizes[0]) if sizes else 0
 
 
+_LEFT = (OSError, asyncio.IncompleteReadError)
+"""One side of a connection has left."""
+
+
 class HostProxy:
     """The proxy of one sandbox.
 
@@ -153,8 +155,19 @@ class HostProxy:
         self._serving: set[asyncio.Task[None]] = set()
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """Make the protocol of one connection."""
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=LARGEST_HEAD), self._begin)
+        """Make the protocol of one connection to the proxy."""
+        reader = asyncio.StreamReader(limit=LARGEST_HEAD)
+        return asyncio.StreamReaderProtocol(reader, lambda *ends: self._begin(self._serve(*ends)))
+
+    def protocol_to(self, host: Host, port: int) -> Callable[[], asyncio.BaseProtocol]:
+        """Make the protocol of connections to one place of the list, of whatever they speak."""
+        request = Request("CONNECT", host, port, "", (), 0)
+
+        def make() -> asyncio.BaseProtocol:
+            reader = asyncio.StreamReader(limit=PIECE)
+            return asyncio.StreamReaderProtocol(reader, lambda *ends: self._begin(self._serve_straight(request, *ends)))
+
+        return make
 
     async def close(self) -> None:
         """End all connections. Idempotent."""
@@ -163,27 +176,31 @@ class HostProxy:
         if self._serving:
             await asyncio.wait(self._serving)
 
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = asyncio.create_task(self._serve(reader, writer))
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
+    def _begin(self, serving: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(serving)
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            request = await _receive_head(reader)
+        with contextlib.closing(writer), contextlib.suppress(*_LEFT):
+            try:
+                request = await _receive_head(reader)
+                async with self._connected(request) as (answers, server):
+                    if request.method == "CONNECT":
+                        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                        await _both(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
+                    else:
+                        server.write(request.head)
+                        await _both(_send_body(reader, server, request.size), _copy(answers, writer), is_tunnel=False)
+            except Refused as refused:
+                writer.write(_answer(refused.status, str(refused)))
+
+    async def _serve_straight(
+        self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with contextlib.closing(writer), contextlib.suppress(Refused, *_LEFT):
             async with self._connected(request) as (answers, server):
-                if request.method == "CONNECT":
-                    writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                    await _both(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
-                else:
-                    server.write(request.head)
-                    await _both(_send_body(reader, server, request.size), _copy(answers, writer), is_tunnel=False)
-        except Refused as refused:
-            writer.write(_answer(refused.status, str(refused)))
-        except (OSError, asyncio.IncompleteReadError) as left:
-            _log.debug("a connection of a sandbox broke: %s", left)
-        finally:
-            writer.close()
+                await _both(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
 
     @contextlib.asynccontextmanager
     async def _connected(self, request: Request) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:

@@ -22,7 +22,7 @@ from typing import Any, Unpack
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import supervisor, supervisor_files, supervisor_ports
-from agentrl.sandbox.allow_list import AllowList
+from agentrl.sandbox.allow_list import LOOPBACK, AllowList
 from agentrl.sandbox.channel import Channel
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
@@ -205,7 +205,8 @@ class SupervisedSandbox(Sandbox):
         super().__init__(spec)
         self._channel = Channel(self._why_lost)
         self._ports = Ports(self._channel)
-        self._proxy = HostProxy(AllowList.read(spec.hosts)) if spec.hosts else None
+        self._allowed = AllowList.read(spec.hosts)
+        self._proxy = HostProxy(self._allowed) if spec.hosts else None
         self._proxy_variables: Mapping[str, str] = {}
 
     async def forward(self, protocol: ProtocolFactory, *, port: int = 0) -> int:
@@ -213,9 +214,14 @@ class SupervisedSandbox(Sandbox):
         return await self._ports.open(protocol, port)
 
     async def _open_network(self) -> None:
-        """Let commands reach the hosts of an allow-list; called once the supervisor is ready."""
+        """Let commands reach the hosts of an allow-list; called once the supervisor is ready.
+
+        Listed ports of this machine's 127.0.0.1 are the same ports inside: clients take no proxy to that address.
+        """
         if self._proxy is not None:
             self._proxy_variables = variables(await self.forward(self._proxy.protocol))
+            for port in self._allowed.own_ports:
+                await self.forward(self._proxy.protocol_to(LOOPBACK, port), port=port)
 
     async def _close_network(self) -> None:
         await self._ports.close()
