@@ -87,10 +87,10 @@ class Ports:
             pass
         finally:
             ours.close()
-            if isinstance(transport, asyncio.Transport):
-                transport.abort()
-            else:
+            if transport is None:
                 theirs.close()
+            elif isinstance(transport, asyncio.Transport) and not transport.is_closing():
+                transport.abort()
             self._channel.tell("drop", target=connection)
 
     async def _receive(self, connection: int, ours: socket.socket) -> None:

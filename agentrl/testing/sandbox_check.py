@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.errors import UsageError
 from agentrl.sandbox import SandboxSpec, read_spec
 from agentrl.testing.report import CheckReport, Rule, check_rule, choose_rules
-from agentrl.testing.sandbox_rules import behaviour, limits, security
+from agentrl.testing.sandbox_rules import behaviour, limits, network, security
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 RULES = tuple(
@@ -49,6 +49,8 @@ RULES = tuple(
         security.signals_nobody_outside,
         security.has_no_terminal,
         security.reaches_no_network,
+        network.reaches_listed_hosts_only,
+        network.forwards_ports,
         behaviour.runs_many_at_once,
         behaviour.leaves_nothing_behind,
     )

@@ -171,8 +171,8 @@ async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shar
 async def test_without_walls_only_in_these_words():
     for words in ("yes", "true", UNCONFINED[:-1]):
         with pytest.raises(UsageError, match="asked for in these words"):
-            open_sandbox({"options": {"unconfined": words}})
-    async with open_sandbox({"options": {"unconfined": UNCONFINED}}) as sandbox:
+            open_sandbox({"network": "all", "options": {"unconfined": words}})
+    async with open_sandbox({"network": "all", "options": {"unconfined": UNCONFINED}}) as sandbox:
         result = await sandbox.exec("pwd; sleep 100 & echo done")
         assert result.stdout.decode().split() == [sandbox.folder, "done"]
         assert (await sandbox.exec("sleep 100", limits=Limits(seconds=0.2))).timed_out
@@ -186,7 +186,15 @@ async def test_without_walls_only_in_these_words():
     [
         ({"image": "debian"}, "has no image"),
         ({"url": "http://127.0.0.1"}, "has no url"),
-        ({"network": ["pypi.org"]}, "cannot tell hosts apart"),
+        ({"network": "al"}, "Did you mean 'all'"),
+        ({"network": []}, "expected none, gateway, all, or a list of hosts"),
+        ({"network": 3}, "expected a word, or a list of hosts"),
+        ({"network": ["pypi.org", "all"]}, "sandbox.network is not understood"),
+        ({"network": ["https://pypi.org"]}, "Write no scheme and no path"),
+        ({"network": "gateway"}, "external loop's program only"),
+        ({"network": ["gateway", "pypi.org"]}, "external loop's program only"),
+        ({"options": {"unconfined": UNCONFINED}}, "has all of this machine's network: got network none"),
+        ({"network": ["pypi.org"], "options": {"unconfined": UNCONFINED}}, "has all of this machine's network"),
         ({"options": {"readible": ["/usr"]}}, "option of local sandboxes is not understood"),
         ({"options": {"readable": ["no/such"]}}, "is not there"),
         ({"options": {"readable": "/usr"}}, "expected a list"),

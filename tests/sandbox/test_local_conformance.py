@@ -3,11 +3,12 @@
 import pytest
 
 from agentrl.errors import UnknownNameError, UsageError
-from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox import SandboxSpec, isolation, local
+from agentrl.sandbox.allow_list import AllowList
 from agentrl.sandbox.local import UNCONFINED
 from agentrl.testing.report import Broken, CheckStatus
 from agentrl.testing.sandbox_check import RULES, check_sandbox
-from agentrl.testing.sandbox_rules import behaviour, security
+from agentrl.testing.sandbox_rules import behaviour, network, security
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 
@@ -28,20 +29,30 @@ async def test_local_sandboxes_keep_every_rule(rule):
     ],
 )
 async def test_rules_notice_a_sandbox_without_walls(harmless):
-    subject = SandboxSubject(SandboxSpec(options={"unconfined": UNCONFINED}))
+    subject = SandboxSubject(SandboxSpec(network="all", options={"unconfined": UNCONFINED}))
     with pytest.raises(Broken):
         await harmless(subject)
 
 
-async def test_the_rule_about_the_network_notices_one():
-    subject = SandboxSubject(SandboxSpec(options={"unconfined": UNCONFINED}))
-    with pytest.raises(Broken, match="TCP to 127"):
-        await security.reaches_no_network(subject)
+def has_all_of_the_network(*words, **options):
+    return [word for word in isolation.arguments(*words, **options) if word != "--unshare-net"]
+
+
+async def test_the_rule_about_the_network_notices_one(monkeypatch):
+    monkeypatch.setattr(local, "arguments", has_all_of_the_network)
+    with pytest.raises(Broken, match="reached: TCP to 0"):
+        await security.reaches_no_network(SandboxSubject(SandboxSpec()))
+
+
+async def test_the_rule_about_hosts_notices_a_proxy_that_checks_nothing(monkeypatch):
+    monkeypatch.setattr(AllowList, "permits", lambda *_: True)
+    with pytest.raises(Broken, match="a host that is not listed was reached"):
+        await network.reaches_listed_hosts_only(SandboxSubject(SandboxSpec()))
 
 
 async def test_a_sandbox_without_walls_is_not_attacked():
     with pytest.raises(UsageError, match="would hit this machine"):
-        await check_sandbox({"type": "local", "options": {"unconfined": UNCONFINED}})
+        await check_sandbox({"type": "local", "network": "all", "options": {"unconfined": UNCONFINED}})
 
 
 async def test_an_unknown_rule_gets_the_nearest_name():

@@ -15,7 +15,7 @@ from unittest import mock
 
 from agentrl.sandbox import Sandbox
 from agentrl.sandbox.isolation import own_folders
-from agentrl.sandbox.spec import NO_NETWORK
+from agentrl.sandbox.spec import ANY_NETWORK
 from agentrl.testing.report import Missing, require
 from agentrl.testing.sandbox_subject import (
     SandboxSubject,
@@ -163,8 +163,17 @@ _LOOPBACK = """
 
 async def reaches_no_network(subject: SandboxSubject) -> str:
     """No TCP, UDP, DNS, raw or unix socket leads to the host or beyond."""
-    if subject.spec.network != NO_NETWORK:
+    if subject.spec.network == ANY_NETWORK:
         raise Missing(f"the spec gives network {subject.spec.network}")
+    return await attack_directly(subject)
+
+
+async def attack_directly(subject: SandboxSubject) -> str:
+    """Try sockets of all kinds, which lead nowhere, whatever the sandbox may reach through a proxy.
+
+    Raises:
+        Broken: one leads to the host or beyond, or its own loopback does not work.
+    """
     with _listening() as ears:
         tcp, udp, path, name = (ear.getsockname() for ear in ears.values())
         async with subject.attacked() as sandbox:
@@ -198,7 +207,7 @@ def _listening() -> Iterator[dict[str, socket.socket]]:
 
 def _addresses() -> list[str]:
     """This host's, as far as its name tells."""
-    found = {"127.0.0.1", "0.0.0.0"}
+    found = {"127.0.0.1", "0.0.0.0", "::1", "::ffff:127.0.0.1"}
     with contextlib.suppress(OSError):
         found |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
     return sorted(found)
