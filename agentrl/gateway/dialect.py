@@ -123,6 +123,12 @@ class GrowingReply:
         """What has been said of the answer's text, which nothing can take back."""
         return self._said["text"]
 
+    def is_beginning_of(self, answer: ReplyAnswer) -> bool:
+        """Return True if an answer goes on with what has been said."""
+        return answer.text.startswith(self._said["text"]) and (answer.reasoning or "").startswith(
+            self._said["reasoning"]
+        )
+
     def say(self, prompt_tokens: int, reasoning: str, text: str) -> None:
         """Tell what is certain of the answer by now."""
         self.head = replace(self.head, prompt_tokens=prompt_tokens)

@@ -260,6 +260,8 @@ class GatewaySession:
         try:
             with self._waiting():
                 await self._sample(work)
+            if not work.growing.is_beginning_of(work.answers[0][1]):
+                raise EngineError("a server was lost in the middle of a stream; another answer was sampled: ask again")
         except AgentRLError as error:
             work.failure = error
             if work not in self._failed:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import aiohttp
 import openai
@@ -9,8 +10,8 @@ import pytest
 from support.gateway_client import DIALECTS, post
 
 from agentrl.config.engines import ScriptedEngineConfig
-from agentrl.errors import Outcome
-from agentrl.serving.scripted import Failure, ScriptedAnswer
+from agentrl.errors import EngineError, Outcome
+from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 HISTORY = [{"role": "user", "text": "hm"}]
@@ -134,4 +135,32 @@ async def test_a_client_that_leaves_in_mid_stream_costs_nothing(played):
 
     trajectory, script = await played(play, "It is so, and that is all there is to say.", engine=SLOW)
     assert len(trajectory.turns) == 2
+    script.check(trajectory)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_answer_that_another_server_sampled_anew_is_not_told_as_the_end_of_the_first(
+    played, renderer, monkeypatch, dialect
+):
+    generate = ScriptedEngine.generate
+
+    async def lost_and_sampled_again(engine, request):
+        if request.on_tokens is not None:
+            request.on_tokens(renderer.encoder.encode("It was not"))
+        return await generate(engine, replace(request, on_tokens=None))
+
+    monkeypatch.setattr(ScriptedEngine, "generate", lost_and_sampled_again)
+
+    async def play(gateway, session):
+        url = gateway.url_of(session)
+        pieces, _, whole = await stream(url, session.key, dialect)
+        assert "".join(piece for _, piece in pieces) == "It was not"
+        assert whole is None
+        assert isinstance(session.failure, EngineError)
+        pieces, _, whole = await stream(url, session.key, dialect, retry=1)
+        assert "".join(piece for _, piece in pieces) == whole["text"] == "It is so"
+        assert session.failure is None
+
+    trajectory, script = await played(play, "It is so")
+    assert (trajectory.outcome, len(trajectory.turns)) == (Outcome.FINISHED, 1)
     script.check(trajectory)
