@@ -12,6 +12,7 @@ import dataclasses
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -26,6 +27,18 @@ from agentrl.sandbox.spec import DEFAULT_LIMITS, NO_NETWORK
 
 ECHO = "import sys\nfor line in sys.stdin: print(eval(line), flush=True)"
 COMMANDS_EACH = 5
+REQUESTS = """
+import http.client, sys, time
+for port in sys.argv[2:]:
+    for _ in range(int(sys.argv[1])):
+        began = time.perf_counter()
+        client = http.client.HTTPConnection("127.0.0.1", int(port))
+        client.request("GET", "/")
+        assert client.getresponse().read() == b"hello"
+        client.close()
+        print(time.perf_counter() - began)
+"""
+"""Prints the seconds of each request, one connection each."""
 
 
 def run(
@@ -127,6 +140,7 @@ async def _measure(spec: SandboxSpec, starts: int, execs: int) -> dict[str, Any]
         python = [await _time(lambda: sandbox.exec(["python3", "-c", "pass"])) for _ in range(execs // 4)]
         files = [await _time(lambda: _write_and_read(sandbox)) for _ in range(execs // 4)]
         turns = await _round_trips(sandbox, execs)
+        requests = {} if _lacks_ports(spec) else await _requests(sandbox, execs)
     return {
         "start_ms": _figures(starting),
         "close_ms": _figures(closing),
@@ -134,7 +148,34 @@ async def _measure(spec: SandboxSpec, starts: int, execs: int) -> dict[str, Any]
         "exec_python_ms": _figures(python),
         "write_and_read_ms": _figures(files),
         "python_round_trip_ms": _figures(turns),
+        **requests,
     }
+
+
+def _lacks_ports(spec: SandboxSpec) -> bool:
+    """Whether sandboxes of this type forward no ports."""
+    return spec.type not in ("local", "docker")
+
+
+async def _requests(sandbox: Sandbox, count: int) -> dict[str, Any]:
+    """Requests of a program to a server of this process: through a forwarded port, and from outside of the sandbox."""
+    async with await asyncio.start_server(_hello, "127.0.0.1", 0) as server:
+        outside = str(server.sockets[0].getsockname()[1])
+        inside = await sandbox.forward(lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), _hello))
+        forwarded = (await sandbox.exec(["python3", "-c", REQUESTS, str(count), str(inside)])).stdout
+        words = [sys.executable, "-c", REQUESTS, str(count), outside]
+        program = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+        direct, _ = await program.communicate()
+    return {
+        "forwarded_request_ms": _figures([*map(float, forwarded.split())]),
+        "direct_request_ms": _figures([*map(float, direct.split())]),
+    }
+
+
+async def _hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+    writer.close()
 
 
 async def _round_trips(sandbox: Sandbox, count: int) -> list[float]:
