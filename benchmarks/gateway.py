@@ -175,7 +175,7 @@ async def _play(loop: AgentLoop, engine: ScriptedEngine, renderer: Renderer, ses
     spec = EnvironmentSpec(name="nothing", make=_Nothing, tasks=SeedTasks, isolation=Isolation.INLINE)
     policy = EngineEpisodePolicy(engine, renderer, SamplingParams())
     limits = EpisodeLimits(max_turns=10_000, max_tokens=100_000)
-    runner = EpisodeRunner(pool=EnvPool(spec), loop=loop, policy=policy, limits=limits)
+    runner = EpisodeRunner(pool=EnvPool(spec, max_concurrent=sessions), loop=loop, policy=policy, limits=limits)
     tasks = [Task(id=str(number), environment="nothing", seed=number) for number in range(sessions)]
     assignments = [Assignment(task=task, group_id=task.id, member=0, seed=task.seed or 0) for task in tasks]
     async for trajectory in play_all(runner, assignments, concurrency=sessions):

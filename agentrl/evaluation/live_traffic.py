@@ -66,7 +66,9 @@ class LiveTraffic:
         self._loop = _Sessions(idle_s)
         most = config.agent.max_answer_tokens
         limits = EpisodeLimits(max_turns=NO_LIMIT, max_tokens=NO_LIMIT, max_answer_tokens=most)
-        self._runner = EpisodeRunner(pool=EnvPool(LIVE), loop=self._loop, policy=policy, limits=limits)
+        self._runner = EpisodeRunner(
+            pool=EnvPool(LIVE, max_concurrent=NO_LIMIT), loop=self._loop, policy=policy, limits=limits
+        )
         self._count = 0
         self._playing: dict[str, asyncio.Task[None]] = {}
         self._folder = folder
