@@ -1,4 +1,4 @@
-"""mini-swe-agent works in a folder with a shell; a check that it does not see gives the reward.
+"""mini-swe-agent works in a folder with a shell; a check gives the reward.
 
 It needs `pip install mini-swe-agent`.
 
@@ -14,8 +14,8 @@ agent:
       LITELLM_LOCAL_MODEL_COST_MAP: "True"
 
 By default it asks ten times, for minutes, after the episode's budget is spent; OpenAI's client below it retries anyway.
-The policy's shell has your rights, and can look for the secret and for reward.json: run it with `sandbox`, and with
-mini-swe-agent's `DockerEnvironment` in it where the policy may be out to cheat.
+The policy's shell has your rights. It does not inherit the secret, but a process that it leaves running can overwrite
+reward.json: where the policy may be out to cheat, give its commands a container of their own (`DockerEnvironment`).
 """
 
 import json
@@ -31,7 +31,8 @@ from minisweagent.models.litellm_model import LitellmModel
 
 
 def main():
-    os.environ.pop("AGENTRL_SECRET", None)  # the policy's shell gets the rest
+    if os.environ.pop("AGENTRL_SECRET", None):  # started anew, it does not show it to the policy's shell in /proc
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     config = yaml.safe_load(get_config_path("mini").read_text())
     config["agent"].pop("mode")  # of the interactive agent
     folder = Path("work").absolute()
