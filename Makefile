@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 
 .PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model test-real-model test-engines test-engines-cluster ray \
-	test-cluster originals original-alfworld original-openenv test-originals mutants clean
+	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
+	mutants clean
 
 setup: $(STAMP)
 
@@ -24,7 +25,7 @@ demo-llm: real-model engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) engine.type=vllm
 
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
-	--ignore tests/engines --ignore tests/originals --ignore tests/cluster
+	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents
 test: setup
 	$(PYTEST) --durations=20 -m "not slow" tests
 
@@ -187,6 +188,23 @@ original-%: setup
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
 		$(BIN)/python -m pytest --durations=5 tests/originals
+
+# Agents from the package index, which play through the gateway as their users would write them (examples/agents). They
+# pin libraries of their own: they get an environment outside the checkout, named after the list of what is in it, and
+# complete once it holds .installed.
+AGENTS_LIST := tests/gateway/agents/requirements.txt
+AGENTS = $(or $(AGENTRL_AGENTS),$(HOME)/.cache/agentrl/agents/$(firstword $(shell cksum $(AGENTS_LIST)))-$(PYTHON_TAG))
+agents:
+	@test -e $(AGENTS)/.installed || $(MAKE) --no-print-directory add-agents
+
+add-agents:
+	test -x $(AGENTS)/bin/pip || $(PYTHON) -m venv $(AGENTS)
+	$(AGENTS)/bin/pip $(INTO_ENGINE) --no-deps --requirement $(AGENTS_LIST)
+	touch $(AGENTS)/.installed
+
+# A missing agent is a failure.
+test-agents: setup agents
+	AGENTRL_AGENTS=$(AGENTS) $(BIN)/python -m pytest --numprocesses 2 --durations=5 tests/gateway/agents
 
 # Small wrong changes of the sources, and whether the nearest tests notice them (tests/mutants). cosmic-ray makes the
 # changes, and lives in a folder of its own. Results are kept in .cache/mutants, so that a run that was interrupted goes on.

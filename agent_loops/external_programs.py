@@ -234,9 +234,9 @@ def read_program(command: str | Sequence[str], *, is_sandboxed: bool) -> Program
     if not words:
         raise UsageError("agent.options.command is empty", expected="a program and its arguments")
     words = [word.replace("{python}", "python3" if is_sandboxed else sys.executable) for word in words]
-    if not is_sandboxed:
+    if not is_sandboxed:  # a link to Python stays one: behind it, the packages of its environment are missing
         return Program(
-            words=tuple(str(Path(word).resolve()) if Path(word).is_file() else word for word in words), files={}
+            words=tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in words), files={}
         )
     brought = {word: Path(word) for word in words if not word.startswith("/") and Path(word).is_file()}
     files = {path.name: (path.read_bytes(), os.access(path, os.X_OK)) for path in brought.values()}

@@ -52,12 +52,15 @@ ERROR_TYPES = {
 READ = (
     *("model", "messages", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream"),
     *("temperature", "top_p", "top_k", "mcp_servers", "container", "output_format", "output_config"),
+    "thread",
 )
 IGNORED = ("metadata", "service_tier", "thinking", "inference_geo", "cache_control", "context_management", "betas")
 """Fields that the run decides, or that say nothing about the answer."""
 SIGNATURE = "agentrl"
 """Stands for the vendor's signature of a thought; what comes back with it is not checked."""
 LARGEST_TOP_K = 1_000_000
+NO_THREADS = "thread_unsupported_request"
+"""The vendor's word for a request whose history a server cannot hold; its tool runner then sends whole histories."""
 
 
 class AnthropicMessages(Dialect):
@@ -76,6 +79,10 @@ class AnthropicMessages(Dialect):
         """Read a request whose tokens are to be counted: it needs no ``max_tokens``."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("mcp_servers", "container"), "the policy cannot use them")
+        if body.get("thread"):
+            raise BadRequest(
+                "thread: histories are not held here, send them whole", field="thread", code=NO_THREADS, is_offer=True
+            )
         _check_format(body)
         limits = {"temperature": (0, 1), "top_p": (0, 1), "top_k": (0, LARGEST_TOP_K)}
         asked = {name: number(body, name, *bounds) for name, bounds in limits.items()}
@@ -131,7 +138,10 @@ class AnthropicMessages(Dialect):
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
         """Write an error; the vendor's has no place for the field, which the message names."""
-        return {"type": "error", "error": {"type": ERROR_TYPES.get(status, "api_error"), "message": message}}
+        told: Json = {"type": ERROR_TYPES.get(status, "api_error"), "message": message}
+        if code == NO_THREADS:
+            told["details"] = {"error_code": code, "unsupported": [field]}
+        return {"type": "error", "error": told}
 
     def reply_id(self, reply: Reply) -> str:
         """Return the id with its prefix."""

@@ -30,10 +30,20 @@ class BadRequest(Exception):
         field: Path of the field, like ``messages.2.content``.
         status: The HTTP status.
         code: A word for programs.
+        is_offer: The client only tries whether this can be done, and goes on without it: it is no reason to fail.
     """
 
-    def __init__(self, message: str, *, field: str | None = None, status: int = 400, code: str = "invalid") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        status: int = 400,
+        code: str = "invalid",
+        is_offer: bool = False,
+    ) -> None:
         super().__init__(message)
+        self.is_offer = is_offer
         self.message, self.field, self.status, self.code = message, field, status, code
 
 

@@ -44,6 +44,7 @@ READ = (
     *("model", "input", "instructions", "previous_response_id", "store", "conversation", "prompt", "metadata"),
     *("tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens", "temperature", "top_p"),
     *("stream", "stream_options", "text", "reasoning", "include", "truncation", "background", "top_logprobs"),
+    "client_metadata",
 )
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 VERBOSITIES = ("low", "medium", "high")
@@ -166,6 +167,7 @@ def _check_settings(body: Mapping[str, Any]) -> None:
     optional(options, "include_obfuscation", bool, False, "stream_options")
     for name in LABELS:
         optional(body, name, str, "")
+    optional(body, "client_metadata", dict, {})  # Codex's own: ids of its session and its turn
     for name, value in optional(body, "metadata", dict, {}).items():
         if not isinstance(value, str):
             raise BadRequest(f"metadata.{name} must be text: got {shown(value)}", field=f"metadata.{name}")

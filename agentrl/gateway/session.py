@@ -234,7 +234,8 @@ class GatewaySession:
         try:
             return dialect.read(body, self._stored)
         except BadRequest as error:
-            self.refusal = self.refusal or error.message
+            if not error.is_offer:
+                self.refusal = self.refusal or error.message
             raise
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:

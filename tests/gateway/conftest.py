@@ -107,10 +107,11 @@ class Recording:
 def run_loop(renderer):
     """Play one episode of a loop; the trajectory and what the engine was sent."""
 
-    async def run(loop, *answers, make=Question, engine=None, **fields):
+    async def run(loop, *answers, make=Question, engine=None, max_context=32768, **fields):
         spec = EnvironmentSpec(name="question", make=make, tasks=SeedTasks, isolation=Isolation.INLINE)
         script = Recording(renderer, answers)
-        policy = EngineEpisodePolicy(ScriptedEngine(engine, script=script, vocab_size=400), renderer, SamplingParams())
+        scripted = ScriptedEngine(engine, script=script, vocab_size=400, max_context=max_context)
+        policy = EngineEpisodePolicy(scripted, renderer, SamplingParams())
         runner = EpisodeRunner(pool=EnvPool(spec), loop=loop, policy=policy, **fields)
         task = Task(id="t", environment="question", seed=5)
         try:

@@ -29,6 +29,33 @@ def asked(**fields):
     return {"model": "policy", "max_tokens": 64, "messages": [{"role": "user", "content": "one"}], **fields}
 
 
+async def test_a_tool_runner_goes_on_with_whole_histories_where_no_thread_is_held(played):
+    @anthropic.beta_async_tool
+    async def add(a: int) -> str:
+        """Add."""
+        return "3"
+
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            last = await client.beta.messages.tool_runner(**asked(tools=[add])).until_done()
+        assert last.content[0].text == "three"
+        assert session.refusal is None
+
+    trajectory, script = await played(play, CALL, "three")
+    assert len(trajectory.sequences) == 1
+    script.check(trajectory)
+
+
+async def test_a_thread_that_cannot_do_without_is_refused_by_name(played):
+    async def play(gateway, session):
+        async with client_of(gateway, session) as client:
+            with pytest.raises(anthropic.BadRequestError, match="thread: histories are not held here"):
+                await client.beta.messages.create(**asked(thread={"type": "create"}, betas=["any"]))
+            await client.messages.create(**asked())
+
+    await played(play, "one")
+
+
 async def test_tools_are_called_and_their_results_come_back(played):
     async def play(gateway, session):
         async with client_of(gateway, session) as client:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import venv
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,15 @@ async def test_the_task_stands_in_variables_and_in_a_file(run_loop, program):
     """)
     trajectory, _ = await run_loop(External(command=command), "42")
     assert trajectory.reward == 1.0
+
+
+async def test_a_program_has_the_packages_of_the_environment_whose_python_runs_it(run_loop, program, tmp_path):
+    venv.create(tmp_path / "own", symlinks=True)
+    (site,) = (tmp_path / "own").glob("lib/python*/site-packages")
+    (site / "only_here.py").write_text("ANSWER = '42'")
+    command = [str(tmp_path / "own/bin/python"), *program('import only_here\nask("hm")\nprint(only_here.ANSWER)')[1:]]
+    trajectory, _ = await run_loop(External(command=command), "hm")
+    assert trajectory.reward == 1.0, trajectory.error
 
 
 async def test_a_program_acts_in_the_environment_itself(run_loop, program):

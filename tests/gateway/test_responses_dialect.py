@@ -309,6 +309,8 @@ REFUSED = [
     ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
     ("reasoning.effort", {"reasoning": {"effort": 3}}),
     ("metadata.run", {"metadata": {"run": 3}}),
+    ("client_metadata", {"client_metadata": "turn"}),
+    ("tools.0.type", {"tools": [{"type": "namespace", "name": "agents", "tools": [WEATHER]}]}),
     ("user", {"user": 3}),
     ("truncation", {"truncation": "auto"}),
     ("include", {"include": ["message.output_text.logprobs"]}),

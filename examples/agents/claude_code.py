@@ -1,0 +1,52 @@
+"""Claude Code, as `claude-agent-sdk` ships it, works in a folder with a shell; a check gives the reward.
+
+It needs `pip install claude-agent-sdk`.
+
+agent:
+  loop: external
+  options: {command: "python examples/agents/claude_code.py", reward_file: reward.json}
+
+The policy's shell has your rights. It does not inherit the secret, but a process that it leaves running can overwrite
+reward.json: where the policy may be out to cheat, give its commands a container or a user of their own.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, query
+
+QUIET = {"CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "DISABLE_TELEMETRY": "1", "CLAUDE_CODE_MAX_RETRIES": "2"}
+
+
+async def work(folder, home, prompt):
+    options = ClaudeAgentOptions(
+        cwd=folder,
+        model="policy",
+        tools=["Bash", "Read", "Edit", "Write"],
+        allowed_tools=["Bash", "Read", "Edit", "Write"],
+        max_turns=30,
+        setting_sources=[],
+        env={**QUIET, "HOME": str(home)},
+    )
+    async for message in query(prompt=prompt, options=options):
+        if isinstance(message, ResultMessage):
+            print(message.result)
+
+
+def main():
+    if os.environ.pop("AGENTRL_SECRET", None):  # started anew, it does not show it to the policy's shell in /proc
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    folder, home = Path("work").absolute(), Path("home").absolute()
+    folder.mkdir()
+    home.mkdir()
+    asyncio.run(work(folder, home, sys.stdin.read()))
+    answer = folder / "answer.txt"
+    right = answer.is_file() and answer.read_text().strip() == "42"
+    Path("reward.json").write_text(json.dumps({"reward": float(right), "success": right}))
+
+
+if __name__ == "__main__":
+    main()
