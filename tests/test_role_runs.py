@@ -48,6 +48,7 @@ def test_a_role_can_be_left_out_of_training(tiny_run):
         ("agent.roles={teler: {}}", r"agent\.roles\.teler.*expected teller, writer"),
         ("agent.roles={teller: {tools: [calculator]}}", r"agent\.roles\.teller\.tools is ignored"),
         ("agent.roles={teller: {policy: random, trained: true}}", "cannot train"),
+        ("agent.shots=2", r"agent\.shots is ignored by the agent loop two_agents:Telling"),
         ("agent.roles={teller: {temperature: 0.5}}", "ignored without its engine"),
         ("algorithm.role_weights={telller: 2}", r"role_weights\.telller.*teller"),
         ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays one agent"),

@@ -33,7 +33,13 @@ def build_roles(agent: AgentConfig, loop: AgentLoop) -> list[RoleSetup]:
 
 
 def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
-    """Check that the loop has the roles that the config names, and lets them call their tools."""
+    """Check that the loop has the roles that the config names, and ignores nothing that is said about them."""
+    if loop.roles and agent.shots:
+        raise ConfigError(
+            f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, and it has several",
+            got=agent.shots,
+            expected="agent.shots=0, or a loop of one agent",
+        )
     for name, role in (agent.roles or {}).items():
         if name not in loop.roles:
             raise ConfigError(
