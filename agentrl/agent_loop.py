@@ -32,6 +32,24 @@ from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, Message, Role, ToolCall
 from agentrl.task import Task
 from agentrl.tool import Tool
+from agentrl.trajectory import SOLE_ROLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRole:
+    """One of several agents of an episode, as ``agent.roles`` describes it. See docs/roles.md."""
+
+    name: str
+    system_prompt: str | None = None
+    """Replaces the system message of the role's conversations."""
+    description: str = ""
+    """What the role is for; other roles that may call it read this."""
+    tools: Mapping[str, Tool] | None = None
+    """Its tools by name; ``None`` for those of the episode."""
+    trained: bool = True
+    """``False``: its tokens carry no loss, and its own rewards count for nobody."""
+    max_answer_tokens: int | None = None
+    """Most tokens of an answer, where that is fewer than the episode's limits leave."""
 
 
 class EpisodeEnd(Exception):
@@ -97,6 +115,8 @@ class TurnOptions:
     """Likewise."""
     on_progress: Callable[[AnswerSoFar], None] | None = None
     """Called while the answer is sampled, by policies that know its tokens."""
+    role: str = SOLE_ROLE
+    """Who speaks; set by the conversation of a role."""
 
 
 PLAIN_TURN = TurnOptions()
@@ -144,6 +164,10 @@ class Episode(ABC):
     """What an action looks like, in the environment's words."""
     goal: str | None
     """What there is to do, in the environment's words; ``None`` when it does not say so apart."""
+    roles: Mapping[str, AgentRole]
+    """The loop's roles by name."""
+    players: Mapping[str, str]
+    """Role of each player that the environment names in ``info["rewards"]``, where it is not the player's name."""
 
     @abstractmethod
     async def reset(self) -> Content:
@@ -151,7 +175,10 @@ class Episode(ABC):
 
     @abstractmethod
     async def step(self, action: str) -> StepResult:
-        """Take an action; its reward goes to the latest turn. The observation is cut to its token budget, visibly."""
+        """Take an action; its reward goes to the latest turn. The observation is cut to its token budget, visibly.
+
+        ``info["rewards"]`` of the step, by player, goes to the roles of these players (see `give_reward`).
+        """
 
     @abstractmethod
     async def call_tool(self, call: ToolCall) -> Message:
@@ -170,16 +197,20 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None) -> Conversation:
+    def open(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, role: str = SOLE_ROLE
+    ) -> Conversation:
         """Start a conversation; the schemas of `tools` are rendered into the prompt and answers searched for calls.
 
         Args:
             messages: What the policy reads first.
             tools: What it may call here, usually ``list(episode.tools.values())``; a loop with `offers_tools` passes
                 ``()`` for a conversation without tools.
+            role: Who speaks: one of the loop's `AgentLoop.roles`. Its system prompt takes the place of a leading system
+                message, and its own tools are offered where `tools` is left out.
 
         Raises:
-            UsageError: a loop with `offers_tools` leaves `tools` out although the episode has some.
+            UsageError: there is no such role, or a loop with `offers_tools` leaves `tools` out although there are some.
         """
 
     def written(self, message: Message) -> str:
@@ -199,16 +230,19 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def give_reward(self, reward: float, *, turn: int | None = None, success: bool | None = None) -> None:
+    def give_reward(
+        self, reward: float, *, turn: int | None = None, role: str | None = None, success: bool | None = None
+    ) -> None:
         """Add to the reward of a turn, for loops whose episodes are judged elsewhere than in the environment.
 
         Args:
             reward: What is added.
             turn: Number of the turn; the latest when left out.
+            role: Whose reward it is: it counts for this role alone, at its latest turn. Everybody's when left out.
             success: Whether the episode succeeded; unchanged when left out.
 
         Raises:
-            UsageError: there is no such turn.
+            UsageError: there is no such turn, or no such role.
         """
 
     @abstractmethod
@@ -229,6 +263,8 @@ class AgentLoop(ABC):
     """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
+    roles: Sequence[str] = ()
+    """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""
     sequence_per_turn: ClassVar[bool] = False
     """Every turn is a sequence of its own; in other loops an episode is one growing sequence."""
 

@@ -32,7 +32,9 @@ A sequence also keeps the experts that each token was routed to, where the engin
 from __future__ import annotations
 
 import base64
+import copy
 import enum
+import math
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,6 +92,10 @@ NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
 
 
+SOLE_ROLE = "assistant"
+"""The role of every turn in an episode of one agent."""
+
+
 class Source(enum.IntEnum):
     """Origin of a token."""
 
@@ -127,10 +133,12 @@ class Turn:
     start: int
     """Index in the sequence of the answer's first token."""
     end: int
-    role: str = "assistant"
+    role: str = SOLE_ROLE
     """Who speaks; with several agents, the agent's name."""
     reward: float = 0.0
     """Reward that the environment gave for this turn, before any shaping."""
+    own_reward: float = 0.0
+    """Part of `reward` that counts for this turn's role alone; the rest counts for every role."""
     stop_reason: str = "stop"
     """Why the engine stopped: a value of `agentrl.engine.StopReason`."""
     valid: bool = True
@@ -268,6 +276,12 @@ class TokenSequence:
         if length <= self.shared and self.parent is not None:
             return self.parent.fork(length)
         return TokenSequence(parent=self, shared=length)
+
+    def with_turns(self, turns: Sequence[Turn]) -> TokenSequence:
+        """Return the same tokens with other records of their turns."""
+        other = copy.copy(self)
+        other.turns = list(turns)
+        return other
 
     def ids_list(self, start: int = 0) -> list[int]:
         """Return the token ids from index `start` on as a list, as they are sent to the engine."""
@@ -423,8 +437,34 @@ class Trajectory:
 
     @property
     def environment_reward(self) -> float:
-        """The sum of the rewards that the environment and tools gave."""
-        return sum(turn.reward for turn in self.turns)
+        """The sum of the rewards that the environment and tools gave, without those of single roles."""
+        return sum(turn.reward - turn.own_reward for turn in self.turns)
+
+    @property
+    def own_rewards(self) -> dict[str, float]:
+        """The sum of the rewards that count for one role alone, for each role that got any."""
+        found: dict[str, float] = {}
+        for turn in self.turns:
+            if turn.own_reward:
+                found[turn.role] = found.get(turn.role, 0.0) + turn.own_reward
+        return found
+
+    @property
+    def trained_roles(self) -> tuple[str, ...]:
+        """Roles with sampled tokens; all of them where no token was sampled."""
+        sampled = dict.fromkeys(turn.role for s in self.sequences if s.loss_mask.any() for turn in s.turns)
+        return tuple(sampled or dict.fromkeys(turn.role for turn in self.turns)) or (SOLE_ROLE,)
+
+    @property
+    def role_returns(self) -> dict[str, float]:
+        """The return of each role that trains: the episode's, without what counts for other roles alone."""
+        if self.reward is None:
+            return {}
+        own, total = self.own_rewards, self.reward
+        return {
+            role: total - math.fsum(value for other, value in own.items() if other != role)
+            for role in self.trained_roles
+        }
 
     def forget_messages(self) -> None:
         """Drop what is only kept for scoring."""
@@ -502,10 +542,13 @@ _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
 
 def _turn_record(turn: Turn) -> dict[str, Any]:
     timings = {name: getattr(turn.timings, name) for name in _TIMING_FIELDS}
-    return {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
+    record = {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
+    if not turn.own_reward:
+        del record["own_reward"]
+    return record
 
 
 def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
     for row in rows:
-        fields = {name: row[name] for name in _TURN_FIELDS}
+        fields = {name: row[name] for name in _TURN_FIELDS if name in row}
         yield Turn(**fields, timings=TurnTimings(**row["timings"]))

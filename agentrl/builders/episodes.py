@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.environments import task_source
 from agentrl.builders.rewards import build_scorer, longest_score_s
+from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config, SamplingConfig
 from agentrl.config.derived import agent_loop_class, parts_of
@@ -70,9 +71,16 @@ def build_runner(
     for one in tools:
         if isinstance(one, Toolset):
             pool.belongings.push_async_callback(one.close)
+    loop = build_loop(config.agent, pool.spec.answer_format)
+    if loop.roles:
+        limits = replace(limits, max_turns=config.agent.max_turns)  # the environment counts its own steps
+    roles = build_roles(config.agent, loop)
+    for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
+        pool.belongings.push_async_callback(toolset.close)
     return EpisodeRunner(
         pool=pool,
-        loop=build_loop(config.agent, pool.spec.answer_format),
+        loop=loop,
+        roles=roles,
         policy=policy,
         limits=limits,
         tools=tools,
@@ -160,6 +168,7 @@ def build_run_environments(
         UsageError: an environment that is not there.
         ConfigError: options that an agent loop or a tool does not take.
     """
+    check_roles(config)
     check_tools(config)
     waits, counters, environments = Waits(), RolloutCounters(), []
     tool_limits = ToolLimits(waits.clock)

@@ -89,13 +89,19 @@ def uses_sandbox(tools: Sequence[Tool | Toolset]) -> bool:
     return any(isinstance(one, Tool) and one.needs_sandbox for one in tools)
 
 
+def agents_of(agent: AgentConfig) -> list[AgentConfig]:
+    """Return the ``agent`` section, and for each role with tools of its own the section with those."""
+    own = [role.tools for role in (agent.roles or {}).values() if role.tools is not None]
+    return [agent, *(agent.model_copy(update={"tools": tools, "roles": None}) for tools in own)]
+
+
 def check_tools(config: Config) -> None:
     """Check the tools of all environments before anything is played.
 
     Raises:
         ConfigError: a tool needs a sandbox that is not configured, or none needs the one that is.
     """
-    agents = [part.config.agent for part in parts_of(config)]
+    agents = [agent for part in parts_of(config) for agent in agents_of(part.config.agent)]
     users = [agent for agent in agents if uses_sandbox(build_tools(agent))]
     for agent in agents:
         sandbox_maker(agent)

@@ -191,6 +191,9 @@ class AlgorithmConfig(Section):
     -0.1}}``; see the algorithms page."""
     filters: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Which tokens train: registry names or module:attr with options, ``{geometric: {band: [0.99, 1.01]}}``."""
+    role_weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    """Factors of the advantages of roles, for loops of several agents: ``{planner: 2, worker: 0.5}``; 1 for those that
+    are left out."""
     dynamic_sampling: bool = False
     """Replace groups in which all returns are equal by fresh ones; gigpo would learn from those, too."""
     teacher: TeacherConfig | None = None

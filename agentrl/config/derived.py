@@ -63,7 +63,9 @@ def _alone(config: Config, entry: MixedEnvironmentConfig) -> Config:
 
 def _changed(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
     given = {name: value for name, value in changes if value is not None}
-    fresh: dict[str, Any] = {"options": {}, "tools": []} if given.get("loop", agent.loop) != agent.loop else {}
+    fresh: dict[str, Any] = (
+        {"options": {}, "tools": [], "roles": None} if given.get("loop", agent.loop) != agent.loop else {}
+    )
     return agent.model_copy(update={**fresh, **given})
 
 

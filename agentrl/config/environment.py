@@ -280,6 +280,50 @@ def _read_prompt(value: Any) -> Any:
 SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
 
 
+class RoleConfig(Section):
+    """One of several agents of an episode; the loop says which there are. See docs/roles.md."""
+
+    system_prompt: SystemPrompt = None
+    """Replaces the loop's system message for the role; ``file:PATH`` reads it from a file."""
+    description: str = ""
+    """What the role is for; a role that may call this one reads it as a tool's description."""
+    tools: ToolEntries | None = None
+    """Its own tools, as in ``agent.tools``; those of the episode when left out, none with ``[]``."""
+    trained: bool | None = None
+    """Whether its tokens train; left out, they do unless another policy speaks."""
+    max_answer_tokens: int | None = Field(None, ge=1)
+    """Tokens of one answer, where that is fewer than ``agent.max_answer_tokens``."""
+    policy: Literal["random", "expert"] | None = None
+    """Speaks instead of the run's policy: random actions, or the environment's expert."""
+    engine: OpenAIEngineConfig | None = None
+    """Speaks instead of the run's policy: a model behind an OpenAI-compatible address, which servers of vLLM and SGLang
+    have too: ``{url: http://HOST:PORT/v1, model: NAME}``."""
+    temperature: float = Field(1.0, ge=0)
+    """Of ``engine``."""
+
+    @model_validator(mode="after")
+    def _one_speaks(self) -> Self:
+        if self.policy is not None and self.engine is not None:
+            raise ValueError("a role has both policy and engine in agent.roles: remove one of them")
+        if self.speaks_elsewhere and self.trained:
+            raise ValueError(
+                "a role with a policy or an engine of its own cannot train: remove trained from agent.roles"
+            )
+        if self.engine is None and self.temperature != 1.0:
+            raise ValueError("temperature of a role is ignored without its engine in agent.roles: remove it")
+        return self
+
+    @property
+    def speaks_elsewhere(self) -> bool:
+        """Another policy than the run's speaks."""
+        return self.policy is not None or self.engine is not None
+
+    @property
+    def is_trained(self) -> bool:
+        """Its tokens train."""
+        return not self.speaks_elsewhere if self.trained is None else self.trained
+
+
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, or module:attr."""
@@ -289,6 +333,8 @@ class AgentConfig(Section):
     """Registry names or module:attr of tools, besides the environment's own; with options ``{name: sql, …}``."""
     sandbox: dict[str, Any] | None = None
     """Where tools such as ``python`` run, one per episode: ``{type: local}``, and what its type takes."""
+    roles: dict[str, RoleConfig] | None = None
+    """Several agents: what is special about each role of the loop, by name. See docs/roles.md."""
     tool_parser: str = "auto"
     """How tool calls are written: hermes, mistral, harmony, … (docs/concepts/model-families.md); ``auto`` asks the
     model's family."""
@@ -337,11 +383,13 @@ class AgentChanges(Section):
     """Changes of the run's ``agent`` for one environment of several; keys left out stay as they are there."""
 
     loop: str | None = None
-    """Another agent loop; it starts without the run's ``agent.options`` and ``agent.tools``."""
+    """Another agent loop; it starts without the run's ``agent.options``, ``agent.tools`` and ``agent.roles``."""
     options: dict[str, Any] | None = None
     """Instead of ``agent.options``."""
     tools: ToolEntries | None = None
     """Instead of ``agent.tools``."""
+    roles: dict[str, RoleConfig] | None = None
+    """Instead of ``agent.roles``."""
     system_prompt: SystemPrompt = None
     """Replaces this environment's instructions."""
     max_turns: int | None = Field(None, ge=1)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.registry import Kind, lookup, names
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import SOLE_ROLE, Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], *, version: int) -> d
         **_tokens(trained),
         **_staleness(trained, version),
         **_counts(trained),
+        **_roles(trained),
         **_seconds(trajectories),
     }
 
@@ -143,6 +144,19 @@ def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
     rows = list(records)
     names = sorted({name for row in rows for name in row})
     return {name: math.fsum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
+
+
+def _roles(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return of each role, and how often it spoke, in episodes of several agents."""
+    spoken: dict[str, list[float]] = {}
+    for trajectory in trajectories:
+        for role, count in Counter(turn.role for turn in trajectory.turns).items():
+            spoken.setdefault(role, []).append(float(count))
+    metrics: dict[str, float] = {}
+    for role in sorted(spoken) if spoken.keys() - {SOLE_ROLE} else ():
+        returns = [found[role] for t in trajectories if role in (found := t.role_returns)]
+        metrics |= {**_spread(f"role/{role}/return", returns), **_mean(f"role/{role}/turns/mean", spoken[role])}
+    return metrics
 
 
 def _seconds(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -7,10 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, EpisodeEnd, TurnOptions
+from agentrl.agent_loop import (
+    PLAIN_TURN,
+    AgentLoop,
+    AgentRole,
+    Answer,
+    Conversation,
+    Episode,
+    EpisodeEnd,
+    TurnOptions,
+)
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import A_REWARD, Outcome, UsageError, bounded_reward
-from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
+from agentrl.errors import A_REWARD, EnvironmentFailure, Outcome, UsageError, bounded_reward, did_you_mean
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, system, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
@@ -20,7 +29,7 @@ from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool
-from agentrl.trajectory import Trajectory, Turn
+from agentrl.trajectory import SOLE_ROLE, Trajectory, Turn
 
 
 class RuntimeEpisode(Episode):
@@ -39,6 +48,8 @@ class RuntimeEpisode(Episode):
         tool_limits: ToolLimits,
         make_sandbox: Callable[[], Sandbox] | None = None,
         shots: Sequence[Message] = (),
+        roles: Mapping[str, AgentRole] | None = None,
+        role_policies: Mapping[str, EpisodePolicy] | None = None,
     ) -> None:
         self.task = task
         self.spec = spec
@@ -47,6 +58,9 @@ class RuntimeEpisode(Episode):
         self.turns = turns
         self._configured = {tool.name: tool for tool in tools}
         self.tools = self._configured
+        self.roles = roles or {}
+        self.players: Mapping[str, str] = {}
+        self._role_policies = role_policies or {}
         self.action_hint = ""
         self.goal: str | None = None
         self.observation: Content = ""
@@ -89,6 +103,8 @@ class RuntimeEpisode(Episode):
             turn.valid = False
             self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
+        for player, value in result.info.get("rewards", {}).items():
+            self._reward_player(player, value)
         for name, value in result.info.get("reward_components", {}).items():
             self._add_component(name, float(value))
         self.turns.state_key = stepped.state_key
@@ -107,9 +123,15 @@ class RuntimeEpisode(Episode):
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call tools, parallel ones together; the answers are in the order of the calls."""
-        return [message for batch in batches(calls, self.tools) for message in await self._call_together(batch)]
+        tools = self._tools_of(self.turns.acting)
+        return [message for batch in batches(calls, tools) for message in await self._call_together(batch, tools)]
 
-    async def _call_together(self, calls: Sequence[ToolCall]) -> list[Message]:
+    def _tools_of(self, turn: Turn | None) -> Mapping[str, Tool]:
+        """Return what the role of a turn may call."""
+        role = None if turn is None else self.roles.get(turn.role)
+        return self.tools if role is None or role.tools is None else role.tools
+
+    async def _call_together(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[Message]:
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
         clock = self.turns.waits.clock
@@ -117,7 +139,7 @@ class RuntimeEpisode(Episode):
         self.turns.counters.tool_calls += len(calls)
         self.turns.add_metric("tool_calls", len(calls))
         try:
-            called = await all_of([self._opened.carry_out(call, self.tools) for call in calls])
+            called = await all_of([self._opened.carry_out(call, tools) for call in calls])
         finally:
             turn.timings.tool += clock() - began
         return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
@@ -160,8 +182,12 @@ class RuntimeEpisode(Episode):
             self._ended_by_tool = ending(result)
         return described(result.observation)
 
-    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None) -> Conversation:
+    def open(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, role: str = SOLE_ROLE
+    ) -> Conversation:
         """Start a conversation, whose messages are kept until the episode is scored."""
+        if role != SOLE_ROLE or self.roles:
+            return self._open_for(self._role(role), messages, tools)
         if tools is None and self.loop.offers_tools and self.tools:
             name = type(self.loop).__name__
             raise UsageError(
@@ -173,6 +199,29 @@ class RuntimeEpisode(Episode):
         shown = with_shots(messages, self._shots)
         opened = self._policy.open(self, shown, tools or ())
         return RecordedConversation(opened, self.turns.trajectory, messages, self._shots)
+
+    def _open_for(
+        self, role: AgentRole, messages: Sequence[Message], tools: Sequence[Tool] | None
+    ) -> RecordedConversation:
+        """Start a conversation of one of several roles; the examples of prompts are for loops of one agent."""
+        if role.system_prompt is not None:
+            rest = messages[1:] if messages and messages[0].role == "system" else messages
+            messages = [system(role.system_prompt), *rest]
+        if tools is None:
+            tools = list((self.tools if role.tools is None else role.tools).values()) if self.loop.offers_tools else ()
+        policy = self._role_policies.get(role.name, self._policy)
+        opened = policy.open(self, messages, tools)
+        return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
+
+    def _role(self, name: str) -> AgentRole:
+        if name not in self.roles:
+            raise UsageError(
+                f"agent loop {type(self.loop).__name__} has no role {name!r}",
+                got=f"role={name!r}",
+                expected=", ".join(self.roles) or "a loop whose `roles` names its roles",
+                hint=did_you_mean(name, list(self.roles)),
+            )
+        return self.roles[name]
 
     def written(self, message: Message) -> str:
         """Return an answer as the policy's model writes it."""
@@ -190,9 +239,16 @@ class RuntimeEpisode(Episode):
         """Return how many tokens a conversation would begin with."""
         return self._policy.count(messages, schemas)
 
-    def give_reward(self, reward: float, *, turn: int | None = None, success: bool | None = None) -> None:
+    def give_reward(
+        self, reward: float, *, turn: int | None = None, role: str | None = None, success: bool | None = None
+    ) -> None:
         """Add to the reward of a turn."""
         turns = self.turns.trajectory.turns
+        if role is not None:
+            self._reward_role(self._role(role), reward, turn)
+            reward = 0.0
+            if success is None:
+                return
         found = [self.turns.require_latest()] if turn is None else [one for one in turns if one.index == turn]
         if not found:
             got = f"turn {turn}"
@@ -203,6 +259,32 @@ class RuntimeEpisode(Episode):
         found[0].reward += number
         if success is not None:
             self.info["success"] = success
+
+    def _reward_role(self, role: AgentRole, reward: float, number: int | None) -> None:
+        """Add to the reward of a role's turn; what a role gets that does not train, or was silent, is only counted."""
+        value = bounded_reward(reward)
+        if value is None:
+            raise UsageError(f"a reward of role {role.name} that cannot be used", got=repr(reward), expected=A_REWARD)
+        own = [turn for turn in self.turns.trajectory.turns if turn.role == role.name]
+        chosen = own[-1:] if number is None else [turn for turn in own if turn.index == number]
+        if number is not None and not chosen:
+            expected = ", ".join(str(turn.index) for turn in own) or "none: it has not spoken"
+            raise UsageError(f"turn {number} is not one of role {role.name}", got=number, expected=expected)
+        self.turns.add_metric(f"reward_of/{role.name}", value)
+        if role.trained and chosen:
+            chosen[0].reward += value
+            chosen[0].own_reward += value
+
+    def _reward_player(self, player: str, reward: object) -> None:
+        """Give a role what the environment gave its player."""
+        value = bounded_reward(reward)
+        if value is None:
+            raise EnvironmentFailure(
+                f"environment {self.spec.name} gave player {player} a reward that cannot be used",
+                got=repr(reward),
+                expected=A_REWARD,
+            )
+        self._reward_role(self._role(self.players.get(player, player)), value, None)
 
     def keep_log(self, text: str) -> None:
         """Keep text with the trajectory."""
@@ -251,8 +333,10 @@ class RecordedConversation(Conversation):
         trajectory: Trajectory,
         messages: Sequence[Message],
         shots: Sequence[Message] = (),
+        role: AgentRole | None = None,
     ) -> None:
         self._conversation = conversation
+        self._role = role
         self._shots = shots
         self._trajectory = trajectory
         self._messages = list(messages)
@@ -265,6 +349,8 @@ class RecordedConversation(Conversation):
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn."""
+        if self._role is not None:
+            options = _as_role(options, self._role)
         answer = await self._conversation.generate(prefill=prefill, options=options)
         if not options.trained:
             self._forget()
@@ -279,12 +365,19 @@ class RecordedConversation(Conversation):
         forked = self._conversation.fork(with_shots(messages, self._shots))
         if list(messages[: len(self._messages)]) == self._messages:  # it goes on with this one
             self._forget()
-        return RecordedConversation(forked, self._trajectory, messages, self._shots)
+        return RecordedConversation(forked, self._trajectory, messages, self._shots, self._role)
 
     def _forget(self) -> None:
         """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]
+
+
+def _as_role(options: TurnOptions, role: AgentRole) -> TurnOptions:
+    limits = [limit for limit in (options.max_tokens, role.max_answer_tokens) if limit is not None]
+    return replace(
+        options, role=role.name, trained=options.trained and role.trained, max_tokens=min(limits, default=None)
+    )
 
 
 def ending(result: StepResult | None) -> Outcome:

@@ -22,7 +22,7 @@ from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
-from agentrl.trajectory import TokenSequence, Turn
+from agentrl.trajectory import SOLE_ROLE, TokenSequence, Turn
 
 
 class EpisodeView(Protocol):
@@ -56,6 +56,10 @@ class EpisodePolicy(ABC):
 
     async def end(self, episode: EpisodeView) -> None:
         """An episode is over: release what was kept for it."""
+        return
+
+    async def close(self) -> None:
+        """Release what the policy of a role holds for the whole run."""
         return
 
 
@@ -160,7 +164,7 @@ class EngineConversation(Conversation):
         if self._turns.is_over:
             raise EpisodeEnd(Outcome.CANCELLED)
         self.ledger.verify(request.prompt_ids, request.images)
-        answer = self.ledger.accept(generation, trained=options.trained)
+        answer = self.ledger.accept(generation, role=options.role, trained=options.trained)
         turn = self.ledger.sequence.turns[-1]
         self._turns.take(
             turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids), trained=options.trained
@@ -269,13 +273,15 @@ def cut_characters(text: str, max_tokens: int) -> str:
     return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
 
 
-def append_textual_turn(turns: TurnLog, stop_reason: str) -> Turn:
-    """Record a turn without tokens, so that rewards have a place."""
+def append_textual_turn(turns: TurnLog, stop_reason: str, role: str = SOLE_ROLE) -> Turn:
+    """Record a turn without tokens, so that rewards have a place: in the role's own sequence without tokens."""
     trajectory = turns.trajectory
-    if not trajectory.sequences:
-        trajectory.sequences.append(TokenSequence())
-    turn = Turn(index=len(trajectory.turns), start=0, end=0, stop_reason=stop_reason)
-    trajectory.sequences[0].turns.append(turn)
+    textual = (s for s in trajectory.sequences if not len(s) and all(turn.role == role for turn in s.turns))
+    sequence = next(textual, None)
+    if sequence is None:
+        trajectory.sequences.append(sequence := TokenSequence())
+    turn = Turn(index=len(trajectory.turns), start=0, end=0, role=role, stop_reason=stop_reason)
+    sequence.turns.append(turn)
     return turn
 
 
@@ -340,8 +346,10 @@ class ChatConversation(Conversation):
                 chat = await self._policy.service.chat(self.messages, schemas, params, request_id)
         self.messages.append(chat.message)
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
-        turn = append_textual_turn(self._turns, chat.stop_reason.value)
-        self._turns.take(turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens)
+        turn = append_textual_turn(self._turns, chat.stop_reason.value, options.role)
+        self._turns.take(
+            turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens, trained=options.trained
+        )
         return Answer(
             message=chat.message,
             raw_text=chat.message.text,

@@ -15,12 +15,13 @@ import copy
 import dataclasses
 import inspect
 import logging
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_loop import AgentLoop, EpisodeEnd
+from agentrl.agent_loop import AgentLoop, AgentRole, EpisodeEnd
 from agentrl.config.derived import agent_loop_class
 from agentrl.errors import (
     AgentRLError,
@@ -53,6 +54,17 @@ TOOLSET_S = 120.0
 """Deadline of asking a toolset for its tools: the first time, it may have to start a server."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSetup:
+    """One role of a run, and what it plays with."""
+
+    role: AgentRole
+    tools: Sequence[Tool | Toolset] | None = None
+    """Its own tools; ``None`` for those of the episode."""
+    policy: EpisodePolicy | None = None
+    """Answers instead of the run's policy; such a role does not train."""
+
+
 class EpisodeRunner:
     """Plays episodes of one kind: environment, loop, policy, scorer.
 
@@ -70,6 +82,7 @@ class EpisodeRunner:
         tool_limits: Rate limits and kept results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
         shots: Examples in every prompt.
+        roles: What the config says about the loop's roles; those that are left out play with everything the run has.
     """
 
     def __init__(
@@ -88,6 +101,7 @@ class EpisodeRunner:
         tool_limits: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
         shots: Shots | None = None,
+        roles: Sequence[RoleSetup] = (),
     ) -> None:
         self.pool = pool
         self.loop = loop
@@ -102,6 +116,7 @@ class EpisodeRunner:
         self.tool_limits = tool_limits or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
         self.shots = shots
+        self._role_setups = {setup.role.name: setup for setup in roles}
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
@@ -116,6 +131,13 @@ class EpisodeRunner:
         """Close the environments, and what the loop holds. No episode may be running."""
         await self.loop.close()
         await self.pool.close()
+        for policy in self._role_policies().values():
+            await policy.close()
+
+    def _role_policies(self) -> dict[str, EpisodePolicy]:
+        """Return the policies that roles have of their own."""
+        setups = self._role_setups.items()
+        return {name: setup.policy for name, setup in setups if setup.policy is not None}
 
     def plays(self, task: Task) -> bool:
         """Return True: a runner can play any task."""
@@ -191,11 +213,13 @@ class EpisodeRunner:
                 environment=environment,
                 policy=self.policy,
                 loop=self.loop,
-                tools=await self._known_tools(),
+                tools=await _known_tools(self.tools),
                 turns=turns,
                 tool_limits=self.tool_limits,
                 make_sandbox=self.make_sandbox,
                 shots=shots,
+                roles={name: await self._known_role(name) for name in self.loop.roles},
+                role_policies=self._role_policies(),
             )
             try:
                 outcome = await self._run_loop(episode)
@@ -204,6 +228,8 @@ class EpisodeRunner:
                     turns.close()
                 finally:
                     await self.policy.end(episode)
+                    for policy in self._role_policies().values():
+                        await policy.end(episode)
                     await self._close_tools(episode)
             self._read_info(trajectory, episode)
             return outcome
@@ -218,18 +244,12 @@ class EpisodeRunner:
         except AgentRLError as error:
             logger.warning("%s", error)
 
-    async def _known_tools(self) -> list[Tool]:
-        """Return the configured tools and those of toolsets; two of one name are a `UsageError`."""
-        found: list[Tool] = []
-        for one in self.tools:
-            if isinstance(one, Tool):
-                found.append(one)
-                continue
-            async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
-                found += await one.tools()
-        if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
-            raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
-        return found
+    async def _known_role(self, name: str) -> AgentRole:
+        """Return a role of the loop with the tools that it may call."""
+        setup = self._role_setups.get(name)
+        if setup is None or setup.tools is None:
+            return AgentRole(name=name) if setup is None else setup.role
+        return dataclasses.replace(setup.role, tools={tool.name: tool for tool in await _known_tools(setup.tools)})
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         attempt = running_task()
@@ -265,8 +285,23 @@ class EpisodeRunner:
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__):
             async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.score_timeout_s):
                 score = await checked_score(self.scorer, trajectory, task)
-        trajectory.reward = score.reward
+        own = math.fsum(trajectory.own_rewards.values())
+        trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
         trajectory.reward_components.update(score.components)
+
+
+async def _known_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
+    """Return tools and those of toolsets; two of one name are a `UsageError`."""
+    found: list[Tool] = []
+    for one in tools:
+        if isinstance(one, Tool):
+            found.append(one)
+            continue
+        async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
+            found += await one.tools()
+    if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
+        raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
+    return found
 
 
 def _fail(trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:

@@ -100,9 +100,14 @@ class Group:
 
     @property
     def returns_differ(self) -> bool:
-        """True if some trainable episodes did better than others; if not, comparing them teaches nothing."""
-        members = (*self.trainable, *self.experts)
-        return rewards_differ([trajectory.reward for trajectory in members if trajectory.reward is not None])
+        """True if some trainable episodes did better than others, for one role at least; if not, comparing them teaches
+        nothing.
+        """
+        by_role: dict[str, list[float]] = {}
+        for trajectory in (*self.trainable, *self.experts):
+            for role, value in trajectory.role_returns.items():
+                by_role.setdefault(role, []).append(value)
+        return any(rewards_differ(returns) for returns in by_role.values())
 
     @property
     def oldest_version(self) -> int | None:

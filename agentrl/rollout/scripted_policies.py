@@ -98,7 +98,8 @@ class ScriptedConversation(Conversation):
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
         message, source = await demonstration(policy.kind, self._episode, seed, mistakes=policy.mistakes)
         if self.ledger is None or policy.renderer is None:
-            turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+            turn = append_textual_turn(turns, StopReason.STOP, options.role)
+            turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
             return Answer(message=message, raw_text=message.text)
         text = _written(message, policy.renderer, self.ledger)
         if not text.startswith(prefill):
@@ -108,7 +109,7 @@ class ScriptedConversation(Conversation):
                 expected=f"a text that begins with {prefill!r}",
                 hint="leave out agent.options.prefill, or take the format that it belongs to",
             )
-        answer = self.ledger.demonstrate(text.removeprefix(prefill), source=source)
+        answer = self.ledger.demonstrate(text.removeprefix(prefill), role=options.role, source=source)
         turn = self.ledger.sequence.turns[-1]
         self._check_length(text, turn.end - turn.start)
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)

@@ -149,6 +149,9 @@ class TurnLog:
         self.budget = Budget(limits, waits.clock)
         self.state_key: str | None = None
         self.latest: Turn | None = None
+        """The turn that was taken last, of those that train."""
+        self.acting: Turn | None = None
+        """The turn that was taken last."""
         self.is_over = False
         """The episode has ended: an answer that comes now is too late to be recorded."""
         self._seed = seed
@@ -164,6 +167,7 @@ class TurnLog:
     def take(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int, trained: bool = True) -> None:
         """Record the turn that was just taken; rewards and timings go to it from now on, unless it is not trained."""
         turn.state_key = self.state_key
+        self.acting = turn
         if trained:
             self._report()  # of answers that are sampled at the same time, all are reported
             self.latest, self._is_reported = turn, False
@@ -176,9 +180,10 @@ class TurnLog:
 
     def require_latest(self) -> Turn:
         """Return the turn that an action belongs to; a `UsageError` if the policy has not answered yet."""
-        if self.latest is None:
+        turn = self.latest or self.acting
+        if turn is None:
             raise UsageError("the agent loop acts before the policy has answered", hint="await generate() first")
-        return self.latest
+        return turn
 
     def close(self) -> None:
         """End the episode: report its latest turn."""

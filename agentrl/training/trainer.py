@@ -43,6 +43,7 @@ from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.roles import role_extras, role_members, role_metrics, weighted
 from agentrl.training.signals import (
     SignalSetup,
     SignalUpdates,
@@ -148,7 +149,7 @@ class Trainer:
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
-        self._config, self._seed = config, seed
+        self._config, self._seed, self._role_weights = config, seed, algorithm.role_weights
         prepare_repeatable(enabled=config.deterministic)
         self._objective = Objective(algorithm, joint_loss=joins_policy(config))
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
@@ -200,11 +201,15 @@ class Trainer:
     ) -> StepReport:
         with repeatable(enabled=self._config.deterministic):
             started, learns = time.perf_counter(), not self.pretraining
-            selection = select([*trajectories, *extras.experts], compare_groups=self._objective.compares_groups)
+            extras = role_extras(extras, trajectories)
+            members = [*role_members(trajectories), *extras.experts]
+            selection = select(members, compare_groups=self._objective.compares_groups)
             batch = self._batch(selection, temperature, pad_id, extras)
             for signal in self.signals.values():
                 batch = signal.annotate(batch)
             estimate = self._objective.estimate(batch.episodes)
+            advantage = weighted(estimate.advantage, batch, self._role_weights)
+            estimate = replace(estimate, advantage=advantage)
             trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
             signals = [updates for updates in trained if updates is not None]
             batch = replace(batch, needs_forward=sequences_to_read(self._objective, batch, estimate.advantage))
@@ -223,6 +228,7 @@ class Trainer:
             )
             taken = self._updated(gradient, signals) if learns else pretrain_signals(gradient, signals)
             self.steps += 1
+            taken.metrics |= role_metrics(batch, advantage)
             for metrics in (*(each.metrics() for each in signals), *(each.metrics() for each in self.signals.values())):
                 taken.metrics |= metrics
             report = step_report(

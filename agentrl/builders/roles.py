@@ -1,0 +1,160 @@
+"""The roles of an agent loop, as ``agent.roles`` says: prompts, tools, and policies of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.agent_loop import AgentLoop, AgentRole
+from agentrl.builders.tools import build_tools
+from agentrl.config.config import Config
+from agentrl.config.derived import parts_of
+from agentrl.config.environment import AgentConfig, RoleConfig
+from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.message import Message
+from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
+from agentrl.rollout.runner import RoleSetup, make_agent_loop
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.serving.openai import OpenAIEngine
+
+
+def build_roles(agent: AgentConfig, loop: AgentLoop) -> list[RoleSetup]:
+    """Make what the roles of a loop play with, for those that the config names.
+
+    Raises:
+        ConfigError: the loop has no such role, or ignores its tools; or one name stands for different tools.
+        UnknownNameError: no such tool.
+    """
+    _check_fits(agent, loop)
+    _check_one_tool_of_a_name(agent)
+    return [_build_role(agent, name, role) for name, role in (agent.roles or {}).items()]
+
+
+def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
+    """Check that the loop has the roles that the config names, and ignores nothing that is said about them."""
+    if loop.roles and agent.shots:
+        raise ConfigError(
+            f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, and it has several",
+            got=agent.shots,
+            expected="agent.shots=0, or a loop of one agent",
+        )
+    for name, role in (agent.roles or {}).items():
+        if name not in loop.roles:
+            raise ConfigError(
+                f"agent.roles.{name}: the agent loop {agent.loop} has no such role",
+                expected=", ".join(loop.roles) or "a loop of several agents, or no agent.roles",
+                hint=did_you_mean(name, list(loop.roles)),
+            )
+        if role.tools and not loop.offers_tools:
+            raise ConfigError(
+                f"agent.roles.{name}.tools is ignored by the agent loop {agent.loop}",
+                got=role.tools,
+                expected="a loop that lets roles call tools, or no tools",
+            )
+
+
+def _build_role(agent: AgentConfig, name: str, config: RoleConfig) -> RoleSetup:
+    role = AgentRole(
+        name=name,
+        system_prompt=config.system_prompt,
+        description=config.description,
+        trained=config.is_trained,
+        max_answer_tokens=config.max_answer_tokens,
+    )
+    tools = None if config.tools is None else build_tools(agent.model_copy(update={"tools": config.tools}))
+    return RoleSetup(role=role, tools=tools, policy=_build_policy(config))
+
+
+def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
+    if config.policy is not None:
+        return ScriptedEpisodePolicy(ScriptedPolicy(config.policy))
+    if config.engine is not None:
+        return RolePolicy(OpenAIEngine(config.engine), SamplingParams(temperature=config.temperature))
+    return None
+
+
+class RolePolicy(ChatEpisodePolicy):
+    """A text service that speaks for a role; it starts with its first answer, and ends with the run."""
+
+    def __init__(self, service: ChatPolicy, sampling: SamplingParams) -> None:
+        super().__init__(_StartedWhenAsked(service), sampling)
+
+    async def close(self) -> None:
+        """Release the service."""
+        await self.service.close()
+
+
+class _StartedWhenAsked(ChatPolicy):
+    """A service that nobody starts before it is asked."""
+
+    def __init__(self, service: ChatPolicy) -> None:
+        self.max_context = service.max_context
+        self._service = service
+        self._starting = asyncio.Lock()
+        self._is_started = False
+
+    async def start(self) -> None:
+        """Start the service, once."""
+        async with self._starting:
+            if not self._is_started:
+                await self._service.start()
+                self._is_started = True
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        request_id: str,
+    ) -> ChatAnswer:
+        """Answer a conversation."""
+        await self.start()
+        return await self._service.chat(messages, tools, params, request_id)
+
+    async def close(self) -> None:
+        """Release everything."""
+        if self._is_started:
+            await self._service.close()
+
+
+def _check_one_tool_of_a_name(agent: AgentConfig) -> None:
+    known: dict[str, object] = {}
+    for entries in (agent.tools, *(role.tools for role in (agent.roles or {}).values())):
+        for entry in entries or ():
+            name = entry if isinstance(entry, str) else str(entry["name"])
+            if known.setdefault(name, entry) != entry:
+                raise ConfigError(
+                    f"tool {name} is configured in two ways in one episode",
+                    got=f"{known[name]} and {entry}",
+                    expected="the same options in agent.tools and in every agent.roles.ROLE.tools",
+                )
+
+
+def check_roles(config: Config) -> None:
+    """Check what a config says about roles, before anything is played.
+
+    Raises:
+        ConfigError: a role that its loop does not have, a weight of one that no loop has, or an expert where there are
+            several agents.
+    """
+    roles: list[str] = []
+    for part in parts_of(config):
+        agent = part.config.agent
+        loop = make_agent_loop(agent.loop, agent.options)
+        _check_fits(agent, loop)
+        roles += loop.roles
+    for name in config.algorithm.role_weights:
+        if name not in roles:
+            raise ConfigError(
+                f"algorithm.role_weights.{name}: no agent loop of the run has this role",
+                expected=", ".join(roles) or "a loop of several agents, or no algorithm.role_weights",
+                hint=did_you_mean(name, roles),
+            )
+    if roles and config.algorithm.expert is not None:
+        raise ConfigError(
+            "algorithm.expert adds an expert's episodes to groups, and an expert plays one agent",
+            got=f"a loop with the roles {', '.join(roles)}",
+            expected="a loop of one agent, or no algorithm.expert",
+        )

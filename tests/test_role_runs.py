@@ -1,0 +1,59 @@
+"""Whole runs of several agents on one policy."""
+
+import pytest
+
+from agentrl.builders.run import resume_run
+from agentrl.errors import ConfigError
+from agentrl.observe.metrics import read_metrics
+from agentrl.runs.rl import train
+
+LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
+
+
+def numbers(run):
+    lines = read_metrics(run.folder.metrics_file)
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def test_two_roles_train_on_one_policy_and_go_on_bit_for_bit(tiny_run):
+    whole = tiny_run(*LOOP, name="whole")
+    train(whole)
+    lines = numbers(whole)
+    for line in lines:
+        assert (line["role/teller/members"], line["role/writer/members"]) == (6, 6)
+        assert (line["role/teller/turns/mean"], line["role/writer/turns/mean"]) == (3, 3)
+        assert line["groups/trained"] == 4
+        told = line["role/teller/return/mean"] - line["role/writer/return/mean"]
+        assert told == pytest.approx(line["episode/reward_of/teller"])
+        assert line["train/updates"] == 2
+    cut = tiny_run(*LOOP, "trainer.steps=2", name="cut")
+    train(cut)
+    train(resume_run(cut.folder.path, ["trainer.steps=4"]))
+    assert numbers(cut) == lines
+
+
+def test_a_role_can_be_left_out_of_training(tiny_run):
+    run = tiny_run(*LOOP, "agent.roles={teller: {trained: false}}", "trainer.steps=1", name="writer_only")
+    train(run)
+    (line,) = numbers(run)
+    assert "role/teller/members" not in line
+    assert "role/teller/return/mean" not in line
+    assert line["role/writer/members"] == 6
+    assert line["reward/mean"] == pytest.approx(line["role/writer/return/mean"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("agent.roles={teler: {}}", r"agent\.roles\.teler.*expected teller, writer"),
+        ("agent.roles={teller: {tools: [calculator]}}", r"agent\.roles\.teller\.tools is ignored"),
+        ("agent.roles={teller: {policy: random, trained: true}}", "cannot train"),
+        ("agent.shots=2", r"agent\.shots is ignored by the agent loop two_agents:Telling"),
+        ("agent.roles={teller: {temperature: 0.5}}", "ignored without its engine"),
+        ("algorithm.role_weights={telller: 2}", r"role_weights\.telller.*teller"),
+        ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays one agent"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tiny_run, setting, message):
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_run(*LOOP, setting, name="refused"))
