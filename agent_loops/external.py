@@ -75,7 +75,9 @@ class External(AgentLoop):
         answer: ``step`` gives the answer to the environment as an action; ``none`` leaves it, for programs that take
             actions themselves (``POST $AGENTRL_URL/step``) or post rewards (``POST $AGENTRL_URL/reward``), both with
             ``$AGENTRL_SECRET``.
-        reward_file: File in the program's folder that holds the reward, as a number or ``{"reward", "success"}``.
+        reward_file: File in the program's folder that holds the reward, as a number or ``{"reward", "success"}``. Such
+            a program gets no ``$AGENTRL_SECRET`` unless it takes actions itself, so that a shell that it gives to the
+            policy cannot post another reward.
         seconds: Time of one program, without what it waits for answers.
         variables: More environment variables; a program gets few of this process's own, and in a sandbox none.
         sandbox: Runs the program in a sandbox, as in `agentrl.sandbox.SandboxSpec`; its network is ``gateway`` unless
@@ -234,6 +236,8 @@ class External(AgentLoop):
         """Run the program; returns how it failed."""
         assert self._program is not None
         variables = variables_of(play.session, play.url)
+        if self._reward_file is not None and self._answers:
+            del variables["AGENTRL_SECRET"]
         if len(play.prompt.encode()) <= LONGEST_VARIABLE:
             variables["AGENTRL_PROMPT"] = play.prompt
         ended = await folder.run(

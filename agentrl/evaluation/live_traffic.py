@@ -16,15 +16,18 @@ import orjson
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config.config import Config
 from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import EnvironmentFailure, described_error
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.gateway import Gateway, GatewaySession
+from agentrl.observe.console import note
 from agentrl.observe.files import JsonLinesWriter, writing
-from agentrl.remote.wire import as_openai
+from agentrl.remote.chat import as_openai
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import SeedTasks, Task
+from agentrl.trajectory import Trajectory
 
 EPISODES = "episodes.jsonl"
 CONVERSATIONS = "conversations.jsonl"
@@ -62,6 +65,8 @@ class LiveTraffic:
         """Sessions that have ended."""
         self.answers = 0
         """Answers of those."""
+        self.failure: Exception | None = None
+        """Why the first of the sessions that could not be kept was not; other sessions go on."""
         self.gateway = Gateway(host=host, port=port, key=key, opener=self._open)
         self._loop = _Sessions(idle_s)
         most = config.agent.max_answer_tokens
@@ -84,13 +89,22 @@ class LiveTraffic:
         await self.close()
 
     async def close(self) -> None:
-        """End the sessions, keep them, and listen no more."""
+        """End the sessions, keep them, and listen no more.
+
+        Raises:
+            Exception: the first `failure`.
+        """
         self._loop.end_all()
-        await asyncio.gather(*self._playing.values())
-        await self.gateway.close()
-        await self._runner.close()
-        if self._episodes is not None:
-            self._episodes.close()
+        try:
+            while self._playing:  # a request may have opened another one meanwhile
+                await asyncio.wait(self._playing.values())
+        finally:
+            await self.gateway.close()
+            await self._runner.close()
+            if self._episodes is not None:
+                self._episodes.close()
+        if self.failure is not None:
+            raise self.failure
 
     async def _open(self, name: str | None) -> GatewaySession:
         name = name or DEFAULT
@@ -105,18 +119,28 @@ class LiveTraffic:
 
     async def _play(self, name: str, number: int) -> None:
         task = Task(id=name, environment=LIVE.name, seed=number)
-        trajectory = await self._runner.run(task, group_id=f"{name}-{number}", member=0, seed=number)
-        session = self._loop.forget(name)
-        del self._playing[name]
+        session: GatewaySession | None = None
+        try:
+            try:
+                trajectory = await self._runner.run(task, group_id=f"{name}-{number}", member=0, seed=number)
+            finally:
+                session = self._loop.forget(name)
+                del self._playing[name]
+            if session is not None and session.answers:
+                self._keep(name, number, trajectory, session)
+        except Exception as error:
+            self.failure = self.failure or error
+            note(f"session {name} was not kept: {described_error(error)}")
+
+    def _keep(self, name: str, number: int, trajectory: Trajectory, session: GatewaySession) -> None:
+        """Write what was said in a session that has ended."""
         self.ended += 1
-        if session is None or not session.answers:
-            return
         self.answers += session.answers
         if self._folder is None or self._episodes is None:
             return
         self._episodes.append(EvaluatedEpisode(task_id=name, sample=number, trajectory=trajectory).to_record())
         for messages, tools in session.conversations():
-            rows = [as_openai(message) for message in messages]
+            rows = [as_openai(message, keep_reasoning=True) for message in messages]
             first = next(index for index, message in enumerate(messages) if message.role == "assistant")
             conversation = {"messages": rows, "tools": [dict(tool) for tool in tools], "session": name}
             _append(self._folder / CONVERSATIONS, conversation)
@@ -176,8 +200,14 @@ class _Sessions(AgentLoop):
 
     def forget(self, name: str) -> GatewaySession | None:
         """Return a session that has ended; its name may be used again."""
-        future = self._sessions.pop(name)
-        return future.result() if future.done() else None
+        future = self._sessions.pop(name, None)
+        if future is None:
+            return None
+        if not future.done():  # requests wait for it
+            future.set_exception(EnvironmentFailure("the session could not be opened", got=name))
+            future.exception()  # perhaps nobody asks for it
+            return None
+        return future.result()
 
     def end_all(self) -> None:
         """End all sessions."""

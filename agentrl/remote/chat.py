@@ -37,7 +37,7 @@ def encode_request(
             raise UsageError(f"an OpenAI-compatible service takes no {name}", got=value, expected="none")
     body: dict[str, Any] = {
         "model": model,
-        "messages": [_encode_message(message) for message in messages],
+        "messages": [as_openai(message) for message in messages],
         "temperature": params.temperature,
         "top_p": params.top_p,
         "max_tokens": params.max_tokens,
@@ -51,8 +51,16 @@ def encode_request(
     return body
 
 
-def _encode_message(message: Message) -> dict[str, Any]:
+def as_openai(message: Message, *, keep_reasoning: bool = False) -> dict[str, Any]:
+    """Return a message as Chat Completions and files of conversations have it, images as ``data:`` addresses.
+
+    Args:
+        message: The message.
+        keep_reasoning: Write thinking as ``reasoning_content``, for files; services refuse it or ignore it.
+    """
     body: dict[str, Any] = {"role": message.role, "content": _encode_content(message.content)}
+    if keep_reasoning and message.reasoning:
+        body["reasoning_content"] = message.reasoning
     if message.tool_calls:
         body["tool_calls"] = [
             {

@@ -192,25 +192,6 @@ def _read_part(part: Mapping[str, Any]) -> ContentPart:
     return ImagePart(data=data, media_type=part["media_type"], alternative=part["alternative"])
 
 
-def as_openai(message: Message) -> dict[str, Any]:
-    """Return a message as OpenAI's Chat Completions and files of conversations have it; thinking is kept."""
-    body: dict[str, Any] = {"role": message.role, "content": message.text}
-    if message.reasoning:
-        body["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        body["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        body["tool_call_id"] = message.tool_call_id
-    return body
-
-
 def write_message(message: Message) -> dict[str, Any]:
     """Write a message of a conversation."""
     calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]

@@ -6,13 +6,12 @@ agent:
   loop: external
   options: {command: "python examples/agents/claude_code.py", reward_file: reward.json}
 
-The policy's shell has your rights. It does not inherit the secret, but a process that it leaves running can overwrite
-reward.json: where the policy may be out to cheat, give its commands a container or a user of their own.
+The policy's shell has your rights, and a process that it leaves running can overwrite reward.json: where the policy may
+be out to cheat, give its commands a container or a user of their own.
 """
 
 import asyncio
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -37,8 +36,6 @@ async def work(folder, home, prompt):
 
 
 def main():
-    if os.environ.pop("AGENTRL_SECRET", None):  # started anew, it does not show it to the policy's shell in /proc
-        os.execv(sys.executable, [sys.executable, *sys.argv])
     folder, home = Path("work").absolute(), Path("home").absolute()
     folder.mkdir()
     home.mkdir()

@@ -6,8 +6,8 @@ agent:
   loop: external
   options: {command: "python examples/agents/codex_exec.py", reward_file: reward.json}
 
-The policy's shell has your rights. It does not inherit the secret, but a process that it leaves running can overwrite
-reward.json: where the policy may be out to cheat, give its commands a container or a user of their own.
+The policy's shell has your rights, and a process that it leaves running can overwrite reward.json: where the policy may
+be out to cheat, give its commands a container or a user of their own.
 """
 
 import json
@@ -38,8 +38,6 @@ stream_max_retries = 1
 
 
 def main():
-    if os.environ.pop("AGENTRL_SECRET", None):  # started anew, it does not show it to the policy's shell in /proc
-        os.execv(sys.executable, [sys.executable, *sys.argv])
     folder, home = Path("work").absolute(), Path("codex").absolute()
     folder.mkdir()
     home.mkdir()

@@ -14,12 +14,11 @@ agent:
       LITELLM_LOCAL_MODEL_COST_MAP: "True"
 
 By default it asks ten times, for minutes, after the episode's budget is spent; OpenAI's client below it retries anyway.
-The policy's shell has your rights. It does not inherit the secret, but a process that it leaves running can overwrite
-reward.json: where the policy may be out to cheat, give its commands a container of their own (`DockerEnvironment`).
+The policy's shell has your rights, and a process that it leaves running can overwrite reward.json: where the policy may
+be out to cheat, give its commands a container of their own (`DockerEnvironment`).
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -31,8 +30,6 @@ from minisweagent.models.litellm_model import LitellmModel
 
 
 def main():
-    if os.environ.pop("AGENTRL_SECRET", None):  # started anew, it does not show it to the policy's shell in /proc
-        os.execv(sys.executable, [sys.executable, *sys.argv])
     config = yaml.safe_load(get_config_path("mini").read_text())
     config["agent"].pop("mode")  # of the interactive agent
     folder = Path("work").absolute()

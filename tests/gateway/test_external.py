@@ -45,6 +45,17 @@ async def test_a_program_has_the_packages_of_the_environment_whose_python_runs_i
     assert trajectory.reward == 1.0, trajectory.error
 
 
+@pytest.mark.parametrize(("options", "has"), [({"reward_file": "reward"}, False), ({"answer": "none"}, True)])
+async def test_the_secret_is_given_to_programs_that_need_it(run_loop, program, options, has):
+    command = program("""
+        ask("hm")
+        print(sorted(name for name in os.environ if name == "AGENTRL_SECRET"))
+        open("reward", "w").write("1")
+    """)
+    trajectory, _ = await run_loop(External(command=command, **options), "hm")
+    assert ("['AGENTRL_SECRET']" in trajectory.log) is has, trajectory.log
+
+
 async def test_a_program_acts_in_the_environment_itself(run_loop, program):
     command = program("""
         answer = ask("hm")

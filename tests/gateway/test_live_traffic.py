@@ -17,8 +17,11 @@ from agentrl.builders.chat_file import read_chats
 from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.engine import SamplingParams
+from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import LiveTraffic
 from agentrl.evaluation.panel import read_episodes
+from agentrl.message import ImagePart, Message, TextPart
+from agentrl.remote.chat import as_openai
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.weights import write_served_model
@@ -156,3 +159,22 @@ async def test_the_command_answers_and_keeps(tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["view", str(tmp_path / "kept"), "--terminal"])
     assert ended.value.code == 0
+
+
+async def test_a_session_that_cannot_be_kept_is_told_and_holds_up_no_other(traffic, tmp_path):
+    live, _ = traffic("it is so")
+    (tmp_path / "conversations.jsonl").mkdir()
+    await live.gateway.start()
+    for name in ("a", "b"):
+        assert (await post(f"{live.gateway.url}/s/{name}{CHAT}", "", body(user("one"))))[0] == 200
+    with pytest.raises(UsageError, match="cannot write"):
+        await live.close()
+    assert live.ended == 2
+    assert len(list(read_episodes(tmp_path / "episodes.jsonl"))) == 2
+
+
+def test_images_are_kept_in_conversations():
+    image = ImagePart(data=b"\x89PNG\r\n\x1a\n", media_type="image/png")
+    row = as_openai(Message(role="user", content=[TextPart(text="see"), image]), keep_reasoning=True)
+    assert [part["type"] for part in row["content"]] == ["text", "image_url"]
+    assert row["content"][1]["image_url"]["url"].startswith("data:image/png;base64,")

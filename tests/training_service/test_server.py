@@ -289,7 +289,7 @@ def test_a_sample_can_be_cancelled_and_its_engine_serves_on(raw: Raw) -> None:
 
 def test_a_session_without_a_sign_of_life_ends(serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.training_service.service.SWEEP_S", 0.02)
-    served = serve(lease_s=0.3)
+    served = serve(lease_s=2.0)  # long enough for a slow machine to open a run in
     raw = Raw(served)
     model = raw.run()
     deadline = time.monotonic() + 20
