@@ -83,3 +83,14 @@ def play():
         return await runner.run(task, group_id=group_id, member=member, seed=seed)
 
     return run
+
+
+@pytest.fixture
+def texts(renderer):
+    """What tools said in an episode."""
+
+    def read(trajectory):
+        text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
+        return [part.partition("\n</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
+
+    return read
