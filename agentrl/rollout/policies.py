@@ -111,6 +111,18 @@ class EngineEpisodePolicy(EpisodePolicy):
             await self.engine.end_session(session_id(trajectory.id, index))
 
 
+def _params_of_turn(sampling: SamplingParams, options: TurnOptions, *, room: int, seed: int) -> SamplingParams:
+    """Return the run's sampling parameters with what a turn says, within the tokens that are left."""
+    return replace(
+        sampling,
+        max_tokens=min(room, options.max_tokens or room),
+        seed=seed,
+        stop=tuple(dict.fromkeys((*sampling.stop, *options.stop))),
+        temperature=sampling.temperature if options.temperature is None else options.temperature,
+        top_p=sampling.top_p if options.top_p is None else options.top_p,
+    )
+
+
 class EngineConversation(Conversation):
     """One sequence of the ledger, answered by an engine."""
 
@@ -132,23 +144,14 @@ class EngineConversation(Conversation):
         seed = self._turns.begin()
         prompt_ids = self.ledger.prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
-        sampling = self._policy.sampling
-        stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
-        params = replace(
-            sampling,
-            max_tokens=min(room, options.max_tokens or room),
-            seed=seed,
-            stop=stop,
-            temperature=sampling.temperature if options.temperature is None else options.temperature,
-            top_p=sampling.top_p if options.top_p is None else options.top_p,
-        )
+        params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             params=params,
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.requests - 1}",
             images=self.ledger.sequence.images,
-            on_tokens=self.ledger.progress(stop, options.on_progress) if options.on_progress else None,
+            on_tokens=self.ledger.progress(params.stop, options.on_progress) if options.on_progress else None,
             routed_experts_from=self.ledger.sequence.routed
             if self._policy.engine.capabilities.routed_experts
             else None,
@@ -156,7 +159,7 @@ class EngineConversation(Conversation):
         if request.images and not self._policy.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         try:
-            generation = self._cut(await self._sample(request), stop)
+            generation = self._cut(await self._sample(request), params.stop)
         except AgentRLError:
             self._turns.budget.give_back_turn()
             self.ledger.withdraw()
@@ -327,16 +330,7 @@ class ChatConversation(Conversation):
             raise UsageError("a text service cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
         seed = self._turns.begin()
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
-        sampling = self._policy.sampling
-        stop = tuple(dict.fromkeys((*sampling.stop, *options.stop)))
-        params = replace(
-            sampling,
-            max_tokens=min(room, options.max_tokens or room),
-            seed=seed,
-            stop=stop,
-            temperature=sampling.temperature if options.temperature is None else options.temperature,
-            top_p=sampling.top_p if options.top_p is None else options.top_p,
-        )
+        params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
         trajectory_id = self._turns.trajectory.id
         request_id = f"{trajectory_id}/turn-{self._turns.budget.requests - 1}"
         deadline_s = self._turns.limits.answer_timeout_s
