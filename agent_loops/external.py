@@ -33,7 +33,7 @@ from agentrl.gateway import Gateway, GatewaySession, SideCalls
 from agentrl.message import described
 from agentrl.sandbox import open_sandbox
 
-from .external_programs import HostFolder, ProgramFolder, SandboxFolder, read_program, read_program_sandbox
+from .external_programs import Given, HostFolder, ProgramFolder, SandboxFolder, read_program, read_program_sandbox
 
 LONGEST_VARIABLE = 100_000
 """Bytes of a prompt that fits into a variable; Linux refuses more than 128 KiB."""
@@ -240,13 +240,14 @@ class External(AgentLoop):
             del variables["AGENTRL_SECRET"]
         if len(play.prompt.encode()) <= LONGEST_VARIABLE:
             variables["AGENTRL_PROMPT"] = play.prompt
-        ended = await folder.run(
-            self._program,
+        task = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
+        given = Given(
             prompt=play.prompt,
-            task={"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions},
+            task=task,
             variables={**variables, **self._variables},
             keep_log=play.episode.keep_log,
         )
+        ended = await folder.run(self._program, given)
         if ended.problem is None:
             play.answer = ended.output.strip()
         return ended.problem

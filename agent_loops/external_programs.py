@@ -63,6 +63,20 @@ class Program:
     files: Mapping[str, tuple[bytes, bool]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a program gets in one episode."""
+
+    prompt: str
+    """Its standard input."""
+    task: Mapping[str, Any]
+    """Content of the file of JSON that ``AGENTRL_TASK`` names."""
+    variables: Mapping[str, str]
+    """Its environment variables, besides those that it gets anyway."""
+    keep_log: Callable[[str], None]
+    """Gets what it printed, however it ends."""
+
+
 class ProgramFolder(ABC):
     """Folder in which one program runs.
 
@@ -74,24 +88,8 @@ class ProgramFolder(ABC):
         self.url = url
 
     @abstractmethod
-    async def run(
-        self,
-        program: Program,
-        *,
-        prompt: str,
-        task: Mapping[str, Any],
-        variables: Mapping[str, str],
-        keep_log: Callable[[str], None],
-    ) -> Ended:
-        """Run it to its end; cancelling the call kills it, and all that it started.
-
-        Args:
-            program: What is run.
-            prompt: Its standard input.
-            task: Content of the file of JSON that ``AGENTRL_TASK`` names.
-            variables: Its environment variables, besides those that it gets anyway.
-            keep_log: Gets what it printed, however it ends.
-        """
+    async def run(self, program: Program, given: Given) -> Ended:
+        """Run it to its end; cancelling the call kills it, and all that it started."""
 
     @abstractmethod
     async def read(self, path: str) -> bytes:
@@ -115,26 +113,18 @@ class HostFolder(ProgramFolder):
         super().__init__(url)
         self._folder = folder
 
-    async def run(
-        self,
-        program: Program,
-        *,
-        prompt: str,
-        task: Mapping[str, Any],
-        variables: Mapping[str, str],
-        keep_log: Callable[[str], None],
-    ) -> Ended:
+    async def run(self, program: Program, given: Given) -> Ended:
         """See `ProgramFolder.run`. What it writes goes to files: a child that it leaves behind holds no pipe open."""
         task_file = self._folder / TASK_FILE
-        task_file.write_text(json.dumps(task), encoding="utf-8")
+        task_file.write_text(json.dumps(given.task), encoding="utf-8")
         inherited = {name: os.environ[name] for name in os.environ if name.startswith(INHERITED)}
-        environment = {**inherited, "AGENTRL_TASK": str(task_file), **variables}
+        environment = {**inherited, "AGENTRL_TASK": str(task_file), **given.variables}
         with (
             tempfile.TemporaryFile() as said,
             tempfile.TemporaryFile() as asked,
             tempfile.TemporaryFile() as complained,
         ):
-            asked.write(prompt.encode())
+            asked.write(given.prompt.encode())
             asked.seek(0)
             process = await self._start(program.words, environment, asked, said, complained)
             try:
@@ -142,7 +132,7 @@ class HostFolder(ProgramFolder):
             finally:
                 await _kill(process)
                 output, errors = _end_of(said), _end_of(complained)
-                keep_log((output + errors)[-LONGEST_LOG:])
+                given.keep_log((output + errors)[-LONGEST_LOG:])
         return Ended(output=output, problem=_problem(process.returncode or 0, errors))
 
     async def _start(
@@ -181,21 +171,13 @@ class SandboxFolder(ProgramFolder):
         super().__init__(url)
         self._sandbox = sandbox
 
-    async def run(
-        self,
-        program: Program,
-        *,
-        prompt: str,
-        task: Mapping[str, Any],
-        variables: Mapping[str, str],
-        keep_log: Callable[[str], None],
-    ) -> Ended:
+    async def run(self, program: Program, given: Given) -> Ended:
         """See `ProgramFolder.run`."""
         for name, (content, is_executable) in program.files.items():
             await self._sandbox.write(name, content, executable=is_executable)
-        await self._sandbox.write(TASK_FILE, json.dumps(task).encode())
-        await self._sandbox.write(PROMPT_FILE, prompt.encode())
-        environment = {"AGENTRL_TASK": f"{self._sandbox.folder}/{TASK_FILE}", **variables}
+        await self._sandbox.write(TASK_FILE, json.dumps(given.task).encode())
+        await self._sandbox.write(PROMPT_FILE, given.prompt.encode())
+        environment = {"AGENTRL_TASK": f"{self._sandbox.folder}/{TASK_FILE}", **given.variables}
         words = ["/bin/sh", "-c", 'exec "$@" <"$0"', PROMPT_FILE, *program.words]
         process = await self._sandbox.spawn(words, env=environment)
         output, errors, note = bytearray(), "", ""
@@ -210,7 +192,7 @@ class SandboxFolder(ProgramFolder):
                 await process.kill()
                 errors = (await process.wait()).stderr.decode(errors="replace")
             said = output.decode(errors="replace")
-            keep_log((said + errors)[-LONGEST_LOG:])
+            given.keep_log((said + errors)[-LONGEST_LOG:])
         return Ended(output=said, problem=_problem(result.exit_code, errors, note))
 
     async def read(self, path: str) -> bytes:
