@@ -103,8 +103,8 @@ class RuntimeEpisode(Episode):
             turn.valid = False
             self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
-        for player, value in result.info.get("rewards", {}).items():
-            self._reward_player(player, value)
+        if self.roles and "rewards" in result.info:
+            self._reward_players(result.info["rewards"])
         for name, value in result.info.get("reward_components", {}).items():
             self._add_component(name, float(value))
         self.turns.state_key = stepped.state_key
@@ -275,16 +275,23 @@ class RuntimeEpisode(Episode):
             chosen[0].reward += value
             chosen[0].own_reward += value
 
-    def _reward_player(self, player: str, reward: object) -> None:
-        """Give a role what the environment gave its player."""
-        value = bounded_reward(reward)
-        if value is None:
+    def _reward_players(self, rewards: object) -> None:
+        """Give roles what the environment gave their players."""
+        if not isinstance(rewards, Mapping):
             raise EnvironmentFailure(
-                f"environment {self.spec.name} gave player {player} a reward that cannot be used",
-                got=repr(reward),
-                expected=A_REWARD,
+                f'info["rewards"] of environment {self.spec.name} cannot be used',
+                got=repr(rewards),
+                expected="a reward for each player, by name",
             )
-        self._reward_role(self._role(self.players.get(player, player)), value, None)
+        for player, reward in rewards.items():
+            value = bounded_reward(reward)
+            if value is None:
+                raise EnvironmentFailure(
+                    f"environment {self.spec.name} gave player {player} a reward that cannot be used",
+                    got=repr(reward),
+                    expected=A_REWARD,
+                )
+            self._reward_role(self._role(self.players.get(player, player)), value, None)
 
     def keep_log(self, text: str) -> None:
         """Keep text with the trajectory."""

@@ -201,7 +201,7 @@ def test_tools_that_may_not_be_called_are_not_offered() -> None:
 
 
 def test_fields_that_say_nothing_about_the_answer_are_taken() -> None:
-    read(
+    asked = read(
         text={"format": {"type": "text"}, "verbosity": "low"},
         reasoning={"effort": "low", "summary": "auto"},
         metadata={"run": "3"},
@@ -218,6 +218,7 @@ def test_fields_that_say_nothing_about_the_answer_are_taken() -> None:
         top_logprobs=0,
         conversation=None,
     )
+    assert (list(asked.messages), asked.tools) == (list(read().messages), read().tools)
 
 
 # Replies

@@ -256,3 +256,15 @@ async def test_a_player_with_an_unusable_reward_is_the_environments_failure(pair
     trajectory = await play(runner)
     assert (trajectory.outcome, trajectory.reward) == (Outcome.ENVIRONMENT_ERROR, None)
     assert "gave player X a reward that cannot be used" in trajectory.error
+
+
+@pytest.mark.parametrize("rewards", [{"a": 1.0}, [1.0, 2.0]])
+async def test_rewards_of_players_mean_nothing_to_a_loop_of_one_agent(make_runner, play, worlds, rewards):
+    class Telling(worlds.Corridor):
+        def step(self, action):
+            observation, reward, done, cut, info = super().step(action)
+            return observation, reward, done, cut, {**info, "rewards": rewards}
+
+    trajectory = await play(make_runner(Telling, "forward", "forward", "forward"))
+    assert trajectory.outcome is Outcome.FINISHED, trajectory.error
+    assert trajectory.own_rewards == {}
