@@ -49,6 +49,10 @@ def main() -> None:
     threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
     serve(meet_starter())
     leave()
+    # not by return: threads of torch may still want the interpreter, which ends the process by abort where it is gone
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _end_with_standard_input() -> None:
