@@ -15,7 +15,7 @@ from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import Orchestrator, train
 from agentrl.runs.sft import warm_start
-from agentrl.serving.local.forward import LocalModelRunner
+from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.weights import InProcessSync
 
 

@@ -11,11 +11,11 @@ from agentrl.serving.local.scheduler import ScheduledRequest, Scheduler
 
 @pytest.mark.parametrize(
     ("length", "capacity"),
-    [(1, 256), (256, 256), (257, 512), (1025, 1280), (2048, 2048), (2049, 2560), (5000, 5120), (9999, 10_000)],
+    [(1, 128), (128, 128), (129, 256), (257, 384), (1025, 1280), (2048, 2048), (2049, 2560), (5000, 5120), (9999, 10_000)],
 )
 def test_capacities_are_at_most_a_quarter_or_a_step_too_large(length, capacity):
     assert capacity_for(length, 10_000) == capacity
-    assert length <= capacity <= max(length + 256, 1.25 * length)
+    assert length <= capacity <= max(length + 128, 1.25 * length)
 
 
 def test_the_lowest_free_row_is_used_first():
@@ -36,7 +36,7 @@ def test_a_move_keeps_what_was_computed():
     old_keys, old_values = keys[row.index].clone(), values[row.index].clone()
     row.computed = 150
     store.move(row, 300)
-    assert (row.shelf.capacity, store.reserved_tokens) == (512, 512)
+    assert (row.shelf.capacity, store.reserved_tokens) == (384, 384)
     assert torch.equal(row.shelf.keys[0][row.index, :, :150], old_keys[:, :150])
     assert torch.equal(row.shelf.values[0][row.index, :, :150], old_values[:, :150])
     assert torch.isfinite(row.shelf.keys[0]).all()
@@ -44,14 +44,14 @@ def test_a_move_keeps_what_was_computed():
 
 def test_shelves_that_are_empty_make_room_for_others():
     store = RowStore(max_tokens=600, max_context=1024)
-    for length in (256, 512, 1024):
+    for length in (128, 512, 1024):
         store.give_back(store.take(length))
         assert [*store._shelves] == [length]
 
 
 def test_room_counts_the_row_that_a_move_gives_back():
-    store = RowStore(max_tokens=768, max_context=768)
-    row = store.take(256)
+    store = RowStore(max_tokens=640, max_context=640)
+    row = store.take(128)
     assert store.has_room(512)
     assert not store.has_room(513)
     assert store.has_room(513, instead_of=row)
@@ -112,7 +112,7 @@ async def test_long_prompts_are_computed_in_parts_within_the_budget(job_of):
 
 
 async def test_the_least_recently_used_idle_session_is_evicted(job_of):
-    scheduler = _scheduler(max_tokens=768)
+    scheduler = _scheduler(max_tokens=384)
     for name in "abc":
         job = job_of(name, 10)
         scheduler.submit(job)
@@ -171,12 +171,12 @@ async def test_what_is_copied_is_what_was_computed(job_of):
     scheduler.submit(first)
     (piece,) = scheduler.plan()
     keys, values = piece.row.shelf.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    keys[piece.row.index], values[piece.row.index] = torch.randn(2, 512, 4), torch.randn(2, 512, 4)
+    keys[piece.row.index], values[piece.row.index] = torch.randn(2, 384, 4), torch.randn(2, 384, 4)
     piece.row.computed = 300
     scheduler.submit(second)
     scheduler.plan()
     row = second.row
-    assert (row.shelf.capacity, row.computed) == (256, 40)
+    assert (row.shelf.capacity, row.computed) == (128, 40)
     for source, copied in ((keys, row.shelf.keys), (values, row.shelf.values)):
         assert torch.equal(copied[0][row.index, :, :40], source[piece.row.index, :, :40])
 
@@ -229,7 +229,7 @@ async def test_a_session_ended_while_it_runs_gives_its_row_back_at_the_end(job_o
     scheduler.submit(job)
     scheduler.plan()
     scheduler.end_session("a")
-    assert scheduler.rows.reserved_tokens == 256
+    assert scheduler.rows.reserved_tokens == 128
     scheduler.finish(job)
     assert scheduler.rows.reserved_tokens == 0
 
@@ -242,5 +242,5 @@ async def test_new_weights_leave_nothing_computed(job_of):
     _compute(scheduler)
     scheduler.finish(idle)
     scheduler.forget_computed()
-    assert scheduler.rows.reserved_tokens == 256
+    assert scheduler.rows.reserved_tokens == 128
     assert _compute(scheduler) == [10]

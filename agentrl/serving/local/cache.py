@@ -18,7 +18,7 @@ from torch import Tensor
 from agentrl.image import PlacedImage
 from agentrl.trajectory import RoutedExperts
 
-STEP = 256
+STEP = 128
 """Smallest capacity, and the distance between capacities of short rows."""
 
 

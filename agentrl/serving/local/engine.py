@@ -42,7 +42,8 @@ from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
 from agentrl.models.threads import Lanes, check_lanes
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.forward import ForwardStep, LocalModelRunner
+from agentrl.serving.local.forward import ForwardStep
+from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
 
@@ -317,6 +318,7 @@ class LocalEngine(PolicyEngine):
         if self.callers is not None:
             self._scheduler.order_waiting()
         pieces = self._scheduler.plan()
+        self._runner.prepare()
         steps = [ForwardStep(part, self._runner.device) for part in split_pieces(pieces, self._lanes.count)]
         parts = self._lanes.run(self._runner.logits, steps)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -376,6 +378,7 @@ class LocalEngine(PolicyEngine):
             self._failure = error
             self._fail_all(error)
             raise
+        self._runner.weights_changed()
         self._version = version
         self._scheduler.forget_computed()
 

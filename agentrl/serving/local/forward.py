@@ -2,14 +2,11 @@
 
 The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
 belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
-
-`LocalModelRunner` gives logits for the last token of each piece of a step.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, cast
@@ -18,17 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface
 
-from agentrl.errors import EngineError, UsageError
-from agentrl.image import ImageReader, rope_positions
-from agentrl.models.moe import ChosenExperts, routers
-from agentrl.models.vision import View, read, views_of
+from agentrl.errors import UsageError
+from agentrl.image import rope_positions
+from agentrl.models.vision import View, views_of
 from agentrl.serving.local.cache import CacheRow, Shelf
 from agentrl.trajectory import RoutedExperts
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""
+BLOCK = 128
+"""Queries of one sequence whose scores are computed at a time."""
 LARGEST_GAP = 4
 """Idle rows between two rows that are still cheaper to attend along than to attend around."""
 
@@ -77,10 +75,14 @@ class _Together:
     count: int
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
+    def seen(self, like: Tensor) -> int:
+        """Places of each row that are read: as many as the longest needs, or all where a part would be copied first."""
+        return self.shelf.capacity if _copies_parts(like) else self.longest
+
     def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """0 where a row may look, -inf elsewhere: [rows, 1, 1, longest]."""
+        """0 where a row may look, -inf elsewhere: [rows, 1, 1, seen]."""
         if window not in self.biases:
-            positions = torch.arange(self.longest, device=like.device)
+            positions = torch.arange(self.seen(like), device=like.device)
             hidden = positions >= self.lengths[:, None]
             if window is not None:
                 hidden |= positions < self.lengths[:, None] - window
@@ -90,8 +92,8 @@ class _Together:
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache: [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
-        keys = self.shelf.keys[layer][rows, :, : self.longest]
-        values = self.shelf.values[layer][rows, :, : self.longest]
+        keys = self.shelf.keys[layer][rows, :, : self.seen(query)]
+        values = self.shelf.values[layer][rows, :, : self.seen(query)]
         heads, _, size = query.shape
         # the query heads that share a key-value head become its rows: no key is repeated
         queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
@@ -127,6 +129,8 @@ class _Alone:
         keys = self.shelf.keys[layer][self.row : self.row + 1, :, : self.end]
         values = self.shelf.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
+        if cap is None and window is None and _copies_parts(query):
+            return _attend_in_blocks(own[0], keys[0], values[0], scale)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
             scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
@@ -137,6 +141,41 @@ class _Alone:
             own, keys, values, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
         )
         return attended[0].transpose(0, 1)
+
+
+def _copies_parts(like: Tensor) -> bool:
+    """Return True for tensors whose products oneDNN computes, which copies operands with gaps."""
+    return like.dtype is torch.bfloat16 and like.device.type == "cpu"
+
+
+def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attend from the last tokens of a sequence, `BLOCK` at a time, to what is before each.
+
+    Two to three times as fast in bfloat16 on a CPU as `scaled_dot_product_attention`.
+
+    Args:
+        query: [heads, count, head_dim].
+        keys: [kv_heads, end, head_dim].
+        values: [kv_heads, end, head_dim].
+        scale: Multiplies the scores.
+
+    Returns:
+        [count, heads, head_dim].
+    """
+    heads, count, size = query.shape
+    groups, end = keys.shape[0], keys.shape[1]
+    scaled = (query * scale).view(groups, heads // groups, count, size)
+    found = query.new_empty(count, heads, size)
+    for first in range(0, count, BLOCK):
+        last = min(first + BLOCK, count)
+        rows, seen = last - first, end - count + last
+        scores = torch.bmm(scaled[:, :, first:last].reshape(groups, -1, size), keys[:, :seen].mT)
+        scores = scores.view(groups, -1, rows, seen)
+        later = torch.ones(rows, rows, dtype=torch.bool, device=query.device).triu_(1)
+        scores[..., seen - rows :].masked_fill_(later, float("-inf"))
+        block = torch.bmm(scores.softmax(-1).view(groups, -1, seen), values[:, :seen])
+        found[first:last] = block.view(heads, rows, size).transpose(0, 1)
+    return found
 
 
 def _bias(hidden: Tensor, like: Tensor) -> Tensor:
@@ -260,8 +299,10 @@ class ForwardStep:
             all_keys, all_values = write.shelf.layer(layer, keys, values)
             all_keys[write.rows, :, write.positions] = keys[write.tokens]
             all_values[write.rows, :, write.positions] = values[write.tokens]
-        out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
         parts: list[_Together | _Alone] = [*self._together, *self._alone]
+        if len(parts) == 1:
+            return parts[0].attend(layer, query, scale, window, cap)
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
         for part in parts:
             out[part.first_token : part.first_token + part.count] = part.attend(layer, query, scale, window, cap)
         return out
@@ -301,82 +342,3 @@ def step_attention(
 
 ATTENTION = "agentrl_step"
 AttentionInterface.register(ATTENTION, step_attention)
-
-
-class LocalModelRunner:
-    """Runner of a decoder-only model with rotary positions that may be training elsewhere.
-
-    The runner's module shares the trainer's parameters and buffers, but has its own settings: it evaluates, with
-    attention over a `ForwardStep`.
-
-    Raises:
-        UsageError: the model's attention cannot be replaced, or it has no experts.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, reader: ImageReader | None = None, *, routed_experts: bool = False
-    ) -> None:
-        _check(model, routed_experts=routed_experts)
-        self._reader = reader
-        shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-        self._source = model
-        self._module = copy.deepcopy(model, memo=shared).eval()
-        self._module.config.get_text_config()._attn_implementation = ATTENTION
-        self._chosen = ChosenExperts(routers(self._module)) if routed_experts else None
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
-        return cast("torch.device", self._source.device)
-
-    @torch.inference_mode()
-    def logits(self, step: ForwardStep) -> Tensor:
-        """Logits after each piece's last token, [pieces, vocabulary].
-
-        The pieces' keys and values are stored in their rows, the tokens' experts in the step.
-        """
-        if step.views:
-            hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
-            found = self._module.get_output_embeddings()(hidden[0, step.last_tokens])
-        else:
-            found = self._module(
-                input_ids=step.input_ids,
-                position_ids=step.positions,
-                use_cache=False,
-                logits_to_keep=step.last_tokens,
-                step=step,
-            ).logits[0]
-        if self._chosen is not None:
-            step.routed_experts = self._chosen.take()
-        return cast("Tensor", found)
-
-    @torch.no_grad()
-    def load(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights into the parameters, all or none; raises `EngineError` unless each trained one is there."""
-        parameters: dict[str, Tensor] = dict(self._source.named_parameters())
-        known = {**self._source.state_dict(keep_vars=True), **parameters}
-        if unknown := sorted(set(weights) - set(known)):
-            raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
-        trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
-        if missing := sorted(trained - set(weights)):
-            raise EngineError("weights are missing", got=f"none for {', '.join(missing[:3])}")
-        for name, tensor in weights.items():
-            if tensor.shape != known[name].shape:
-                raise EngineError(
-                    f"weight {name} has another shape", got=tuple(tensor.shape), expected=tuple(known[name].shape)
-                )
-        for name, tensor in weights.items():
-            known[name].copy_(tensor)
-
-
-def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:
-    name = type(model).__name__
-    if not getattr(model, "_supports_attention_backend", False):
-        raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
-    if routed_experts and not routers(model):
-        raise UsageError(
-            "the local engine cannot report experts",
-            got=name,
-            expected="a mixture of experts",
-            hint="set trainer.moe.router_replay=false",
-        )

@@ -1,0 +1,135 @@
+"""A decoder of the Llama family on the CPU, with its weights laid out for inference.
+
+On small batches the modules of transformers spend more time between the products than in them. Here a layer is four
+products, on joined weights that oneDNN has laid out for itself where that is faster, and the few operations between
+them. Results differ from the model's own by rounding.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from agentrl.models.lora import factors, frozen_weight, has_adapters, product
+from agentrl.models.products import PackedProduct
+from agentrl.serving.local.forward import ForwardStep
+
+FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+FORMATS = (torch.float32, torch.bfloat16)
+
+
+LARGEST_SHARE = 1 / 8
+"""Part of this machine's memory that a second copy of the weights may take."""
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Return True for a model that `PackedDecoder` computes: known layers on the CPU, adapters in float32 only.
+
+    The answer depends on the model and the machine alone, so that a run repeats itself.
+    """
+    config = model.config
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return (
+        type(model) in FAMILY
+        and model.device.type == "cpu"
+        and model.dtype in FORMATS
+        and size <= LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        and config.hidden_act == "silu"
+        and all(type(p) is nn.Parameter and p.dtype is model.dtype for p in model.parameters())
+        and (model.dtype is torch.float32 or not has_adapters(model))
+    )
+
+
+class PackedDecoder:
+    """Computes logits with a copy of a model's weights as they are now; a later change of them needs a new one."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        decoder: Any = model.model
+        self._embed: nn.Module = decoder.embed_tokens
+        self._rotary: nn.Module = decoder.rotary_emb
+        self._layers = [_PackedLayer(layer) for layer in decoder.layers]
+        self._norm = decoder.norm
+        self._head = _joined([model.get_output_embeddings()])
+
+    def logits(self, step: ForwardStep) -> Tensor:
+        """Logits after each piece's last token, [pieces, vocabulary]."""
+        hidden: Tensor = self._embed(step.input_ids[0])
+        cos, sin = self._rotary(hidden, step.positions)
+        cos, sin = cos[0, :, None], sin[0, :, None].clone()
+        sin[..., : sin.shape[-1] // 2].neg_()
+        for layer in self._layers:
+            hidden = layer.compute(hidden, cos, sin, step)
+        return self._head(_normed(hidden[step.last_tokens], self._norm))
+
+
+class _PackedLayer:
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self._number = cast("int", attention.layer_idx)
+        self._size = cast("int", attention.head_dim)
+        self._scale = cast("float", attention.scaling)
+        config = attention.config
+        self._queries, self._keys = config.num_attention_heads, config.num_key_value_heads
+        window = getattr(attention, "sliding_window", None)
+        self._window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else window
+        self._heads_norm = _heads_norm(attention, self._queries, self._keys)
+        self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
+        self._qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._out = _joined([attention.o_proj])
+        self._gate, self._up, self._down = (_joined([part]) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+
+    def compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, step: ForwardStep) -> Tensor:
+        """Give the layer's output, [tokens, size]."""
+        heads = self._qkv(_normed(hidden, self._before)).view(len(hidden), -1, self._size)
+        rotated = heads[:, : self._queries + self._keys]
+        if self._heads_norm is not None:
+            weight, epsilon = self._heads_norm
+            rotated = weight * functional.rms_norm(rotated, (self._size,), None, epsilon)
+        rotated = (rotated * cos).addcmul_(rotated.roll(self._size // 2, -1), sin)
+        query, key = torch.split(rotated, [self._queries, self._keys], 1)
+        value = heads[:, self._queries + self._keys :]
+        attended = step.attend(
+            self._number,
+            query.transpose(0, 1),
+            key.transpose(0, 1),
+            value.transpose(0, 1),
+            self._scale,
+            self._window,
+        )
+        hidden = self._out.plus(attended.reshape(len(hidden), -1), hidden)
+        normed = _normed(hidden, self._after)
+        return self._down.plus(self._up.times(normed, self._gate.silu(normed)), hidden)
+
+
+def _normed(hidden: Tensor, norm: Any) -> Tensor:
+    return functional.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float] | None:
+    """The weights of the norms of queries and keys, [queries + keys, head_dim], and their epsilon."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    by_query, by_key = attention.q_norm.weight, attention.k_norm.weight
+    weight = torch.cat([by_query.expand(queries, -1), by_key.expand(keys, -1)])
+    return weight, cast("float", attention.q_norm.variance_epsilon)
+
+
+def _joined(layers: Sequence[Any]) -> PackedProduct:
+    """One product for several layers that read the same input, their adapters merged."""
+    biases = [layer.bias for layer in layers]
+    return PackedProduct(
+        torch.cat([_weight(layer) for layer in layers]), None if biases[0] is None else torch.cat(biases)
+    )
+
+
+def _weight(layer: Any) -> Tensor:
+    if not hasattr(layer, "lora_A"):
+        return cast("Tensor", layer.weight)
+    up, down = factors(layer)
+    return frozen_weight(layer) + product(layer, up=up, down=down)

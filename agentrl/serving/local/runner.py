@@ -1,0 +1,115 @@
+"""The model of the local engine: logits for the last token of each piece of a step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.errors import EngineError, UsageError
+from agentrl.image import ImageReader
+from agentrl.models.moe import ChosenExperts, routers
+from agentrl.models.vision import read
+from agentrl.serving.local.decoder import PackedDecoder, can_pack
+from agentrl.serving.local.forward import ATTENTION, ForwardStep
+
+
+class LocalModelRunner:
+    """Runner of a decoder-only model with rotary positions that may be training elsewhere.
+
+    The runner's module shares the trainer's parameters and buffers, but has its own settings: it evaluates, with
+    attention over a `ForwardStep`.
+
+    Args:
+        model: The model.
+        reader: Image processor of a model that takes images.
+        routed_experts: Report the experts of a mixture.
+
+    Raises:
+        UsageError: the model's attention cannot be replaced, or it has no experts.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, reader: ImageReader | None = None, *, routed_experts: bool = False
+    ) -> None:
+        _check(model, routed_experts=routed_experts)
+        self._reader = reader
+        shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        self._source = model
+        self._module = copy.deepcopy(model, memo=shared).eval()
+        self._module.config.get_text_config()._attn_implementation = ATTENTION
+        self._chosen = ChosenExperts(routers(self._module)) if routed_experts else None
+        self._packs = can_pack(model)
+        self._packed: PackedDecoder | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parameters."""
+        return cast("torch.device", self._source.device)
+
+    def prepare(self) -> None:
+        """Lay the weights out anew after a change; to be called before a step's forward passes."""
+        if self._packs and self._packed is None:
+            self._packed = PackedDecoder(self._source)
+
+    def weights_changed(self) -> None:
+        """Take the weights as they are from now on."""
+        self._packed = None
+
+    @torch.inference_mode()
+    def logits(self, step: ForwardStep) -> Tensor:
+        """Logits after each piece's last token, [pieces, vocabulary].
+
+        The pieces' keys and values are stored in their rows, the tokens' experts in the step.
+        """
+        if self._packed is not None:
+            return self._packed.logits(step)
+        if step.views:
+            hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
+            found = self._module.get_output_embeddings()(hidden[0, step.last_tokens])
+        else:
+            found = self._module(
+                input_ids=step.input_ids,
+                position_ids=step.positions,
+                use_cache=False,
+                logits_to_keep=step.last_tokens,
+                step=step,
+            ).logits[0]
+        if self._chosen is not None:
+            step.routed_experts = self._chosen.take()
+        return cast("Tensor", found)
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Copy weights into the parameters, all or none; raises `EngineError` unless each trained one is there."""
+        parameters: dict[str, Tensor] = dict(self._source.named_parameters())
+        known = {**self._source.state_dict(keep_vars=True), **parameters}
+        if unknown := sorted(set(weights) - set(known)):
+            raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
+        trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        if missing := sorted(trained - set(weights)):
+            raise EngineError("weights are missing", got=f"none for {', '.join(missing[:3])}")
+        for name, tensor in weights.items():
+            if tensor.shape != known[name].shape:
+                raise EngineError(
+                    f"weight {name} has another shape", got=tuple(tensor.shape), expected=tuple(known[name].shape)
+                )
+        for name, tensor in weights.items():
+            known[name].copy_(tensor)
+
+
+def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:
+    name = type(model).__name__
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
+    if routed_experts and not routers(model):
+        raise UsageError(
+            "the local engine cannot report experts",
+            got=name,
+            expected="a mixture of experts",
+            hint="set trainer.moe.router_replay=false",
+        )
