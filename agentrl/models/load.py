@@ -23,6 +23,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, UsageError
+from agentrl.models.allocator import keep_freed_memory
 from agentrl.models.lora import base_of, is_adapter_folder, merged_into
 from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
@@ -172,6 +173,8 @@ def _prepared(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
         if hasattr(module, "jitter_noise"):  # of a router, in training mode
             module.jitter_noise = 0.0
     use_fast_products(model)
+    if model.device.type == "cpu":
+        keep_freed_memory()
     return model.eval()
 
 

@@ -11,7 +11,16 @@ from agentrl.serving.local.scheduler import ScheduledRequest, Scheduler
 
 @pytest.mark.parametrize(
     ("length", "capacity"),
-    [(1, 128), (128, 128), (129, 256), (257, 384), (1025, 1280), (2048, 2048), (2049, 2560), (5000, 5120), (9999, 10_000)],
+    [
+        (1, 128),
+        (128, 128),
+        (129, 256),
+        (257, 384),
+        (1025, 1280),
+        (2048, 2048),
+        (2049, 2560),
+        (9999, 10_000),
+    ],
 )
 def test_capacities_are_at_most_a_quarter_or_a_step_too_large(length, capacity):
     assert capacity_for(length, 10_000) == capacity
