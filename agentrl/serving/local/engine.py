@@ -48,6 +48,7 @@ from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
 
+
 BLOCK = 128
 """Tokens of the vocabulary whose probabilities are summed before one of them is looked for."""
 
@@ -97,15 +98,14 @@ def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     before = functional.pad(ends, (1, 0)).gather(1, block)
     chosen = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
     place = _first_above(chosen.cumsum(dim=-1, dtype=torch.float64), targets - before)
-    return (block * BLOCK + place)[:, 0].clamp_(max=probabilities.shape[1] - 1)
+    return (block * BLOCK + place)[:, 0]
 
 
 def _first_above(cumulative: Tensor, targets: Tensor) -> Tensor:
     """Index of the first sum above each target, or that of the last part that adds anything: int64[n, 1]."""
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    found = torch.searchsorted(cumulative, torch.minimum(targets, below_total), right=True)
-    return found.clamp_(max=cumulative.shape[1] - 1)  # sums that are not numbers are above nothing
+    return torch.searchsorted(cumulative, torch.minimum(targets, below_total), right=True)
 
 
 def _kept(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
