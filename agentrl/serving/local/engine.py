@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
@@ -47,10 +46,6 @@ from agentrl.serving.local.forward import ForwardStep
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
-
-
-BLOCK = 128
-"""Tokens of the vocabulary whose probabilities are summed before one of them is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,23 +84,11 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArr
 
 
 def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
-    """Find the token under each random number: first its block of the vocabulary, then its place there."""
-    missing = -probabilities.shape[1] % BLOCK
-    blocks = functional.pad(probabilities, (0, missing)).view(len(probabilities), -1, BLOCK)
-    ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-    targets = uniforms[:, None] * ends[:, -1:]
-    block = _first_above(ends, targets)
-    before = functional.pad(ends, (1, 0)).gather(1, block)
-    chosen = blocks.gather(1, block[:, :, None].expand(-1, -1, BLOCK))[:, 0]
-    place = _first_above(chosen.cumsum(dim=-1, dtype=torch.float64), targets - before)
-    return (block * BLOCK + place)[:, 0]
-
-
-def _first_above(cumulative: Tensor, targets: Tensor) -> Tensor:
-    """Index of the first sum above each target, or that of the last part that adds anything: int64[n, 1]."""
+    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     below_total = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(cumulative, torch.minimum(targets, below_total), right=True)
+    targets = torch.minimum(uniforms[:, None] * total, below_total)
+    return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probabilities.shape[1] - 1)
 
 
 def _kept(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
