@@ -33,6 +33,7 @@ from agentrl.builders.models import embedding_rows, load_tokenizer
 from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
 from agentrl.config.trainer import LoraConfig
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters
 from agentrl.observe.console import note
@@ -102,6 +103,15 @@ async def _serve(make: Callable[[], ServerEngine], sessions: list[Session], name
     await serve(engine, sessions, name)
 
 
+async def _serve_here(engine: LocalEngine, sessions: list[Session]) -> float:
+    """Seconds of an engine that has served a token before."""
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    await engine.generate(GenerateRequest(prompt_ids=[1], params=params, session_id="warm", request_id="warm"))
+    start = time.perf_counter()
+    await serve(engine, sessions)
+    return time.perf_counter() - start
+
+
 def measure_engines(
     path: str, folder: Path, sessions: Sequence[int], bindings: Sequence[str], seed: int
 ) -> dict[str, Any]:
@@ -110,7 +120,8 @@ def measure_engines(
     for dtype in DTYPES:
         model = load_model(path, dtype=dtype, device="cpu")
         bare = _as_it_comes(path, dtype)
-        work = {count: loads(count, model.config.vocab_size, seed) for count in sessions}
+        # seeds of their own: a server keeps the prompts that it has seen
+        work = {count: loads(count, model.config.vocab_size, seed + count) for count in sessions}
         config = LocalEngineConfig(slots=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
 
         def keep(count: int, load: str, engine: str, seconds: float, *, dtype: Dtype = dtype, work: Any = work) -> None:
@@ -120,15 +131,20 @@ def measure_engines(
 
         for count, by_load in work.items():
             for load, workload in by_load.items():
-                made = LocalEngine(model, config)
-                keep(count, load, "local", _seconds(lambda made=made, w=workload: asyncio.run(serve(made, w))))
+                keep(count, load, "local", asyncio.run(_serve_here(LocalEngine(model, config), workload)))
                 if count == min(sessions):
                     keep(count, load, "generate", _seconds(lambda w=workload, m=bare: generate_padded(m, w)))
         written = folder / dtype
         write_served_model(model, load_tokenizer(path), written)
         for binding in bindings:
             with _vllm(written, dtype, binding) as make:
-                asyncio.run(_serve(make, [session[:1] for session in work[min(sessions)]["turns"]], "warm"))
+                asyncio.run(
+                    _serve(
+                        make,
+                        make_sessions(sessions=16, turns=1, vocab_size=model.config.vocab_size, seed=seed - 1),
+                        "warm",
+                    )
+                )
                 for count, by_load in work.items():
                     for load, workload in by_load.items():
                         name = f"{count}{load}"
