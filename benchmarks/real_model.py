@@ -7,6 +7,7 @@ of transformers alone on the same sequences one by one. Both in float32 and bflo
 matrix products. Leave the machine idle.
 
     agentrl bench real_model --json real_model.json
+    agentrl bench real_model --versus trl 'parts=["trainer"]'
     agentrl bench real_model 'parts=["engines"]' 'sessions=[16]' 'bindings=["", "auto"]'
 """
 
@@ -34,6 +35,7 @@ from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConf
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
 from agentrl.config.trainer import LoraConfig
 from agentrl.engine import GenerateRequest, SamplingParams
+from agentrl.errors import UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters
 from agentrl.observe.console import note
@@ -50,6 +52,7 @@ from agentrl.weights import write_served_model
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 CONTEXT = 2048
+LORA = LoraConfig(rank=16)
 START_S = 300.0
 
 
@@ -181,7 +184,28 @@ def _bare(model: PreTrainedModel, sequences: Sequence[list[int]]) -> None:
     model.zero_grad()
 
 
-def measure_trainer(path: str, rounds: int, seed: int) -> dict[str, Any]:
+def _trl_sides(path: str, dtype: Dtype, trajectories: Sequence[Trajectory]) -> dict[str, Side]:
+    """Steps of TRL's GRPOTrainer on the same episodes, all weights and adapters, one and four episodes at a time."""
+    from throughput.trl_step import TRLStep
+
+    def side(batch_size: int, *, adapters: bool) -> Side:
+        step = TRLStep(
+            _as_it_comes(path, "float32"),
+            trajectories,
+            [1.0, -1.0] * (len(trajectories) // 2),
+            batch_size=batch_size,
+            group_size=GROUP_SIZE,
+            learning_rate=1e-5,
+            bfloat16=dtype == "bfloat16",
+            adapters=LORA if adapters else None,
+        )
+        return Side(step.step)
+
+    kinds = {"": False, ", LoRA": True}
+    return {f"trl{name} x{size}": side(size, adapters=adapters) for name, adapters in kinds.items() for size in (1, 4)}
+
+
+def measure_trainer(path: str, rounds: int, seed: int, *, trl: bool) -> dict[str, Any]:
     """Return tokens per second and the growth of memory of steps, by number format, and the peak of matrix products."""
     found: dict[str, Any] = {}
     for dtype in DTYPES:
@@ -189,13 +213,15 @@ def measure_trainer(path: str, rounds: int, seed: int) -> dict[str, Any]:
         trajectories = multi_turn(1, vocabulary, seed)
         sequences = [trajectory.sequences[0].ids_list() for trajectory in trajectories]
         adapted = load_model(path, dtype=dtype, device="cpu")
-        add_adapters(adapted, LoraConfig(rank=16), base=path, seed=seed)
+        add_adapters(adapted, LORA, base=path, seed=seed)
         bare = _as_it_comes(path, dtype)
         sides = {
             "agentrl": Side(own_step(load_model(path, dtype=dtype, device="cpu"), trajectories)),
             "agentrl, LoRA": Side(own_step(adapted, trajectories)),
             "bare": Side(lambda bare=bare, sequences=sequences: _bare(bare, sequences)),
         }
+        if trl:
+            sides |= _trl_sides(path, dtype, trajectories)
         for side in sides.values():
             side.step()
         for _ in range(rounds):
@@ -223,18 +249,21 @@ def run(
     parts: Sequence[str] = ("trainer", "engines"),
     sessions: Sequence[int] = (16, 64),
     bindings: Sequence[str] = ("", "auto"),
+    versus: str = "",
     rounds: int = 2,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure the parts.
+    """Measure the parts, beside TRL's trainer with ``--versus trl``.
 
     Returns:
         Plain JSON types: tokens per second.
     """
+    if versus not in ("", "trl"):
+        raise UsageError("nothing to compare with", got=f"versus={versus}", expected="trl")
     path = find_model(model)
     found: dict[str, Any] = {"model": model, "threads": torch.get_num_threads()}
     if "trainer" in parts:
-        found["trainer"] = measure_trainer(path, rounds, seed)
+        found["trainer"] = measure_trainer(path, rounds, seed, trl=versus == "trl")
     if "engines" in parts:
         with tempfile.TemporaryDirectory() as folder:
             found["engines"] = measure_engines(path, Path(folder), sessions, bindings, seed)

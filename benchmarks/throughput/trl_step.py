@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import peft
 import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agentrl.config.trainer import LoraConfig
 from agentrl.errors import UsageError
 from agentrl.trajectory import Trajectory
 
@@ -37,6 +39,8 @@ class TRLStep:
         batch_size: Trajectories of a micro-batch.
         group_size: Trajectories of a group.
         learning_rate: AdamW's.
+        bfloat16: Compute in bfloat16, with weights in float32.
+        adapters: Train these instead of all weights.
     """
 
     def __init__(
@@ -48,6 +52,8 @@ class TRLStep:
         batch_size: int,
         group_size: int,
         learning_rate: float,
+        bfloat16: bool = False,
+        adapters: LoraConfig | None = None,
     ) -> None:
         batch = _batch(trajectories, advantages)
 
@@ -68,7 +74,7 @@ class TRLStep:
                 temperature=1.0,
                 max_completion_length=batch["completion_ids"].shape[1],
                 gradient_checkpointing=False,
-                bf16=False,
+                bf16=bfloat16,
                 use_cpu=True,
                 report_to=[],
                 disable_tqdm=True,
@@ -82,6 +88,7 @@ class TRLStep:
                 args=settings,
                 train_dataset=Dataset.from_list([{"prompt": "0"}] * len(trajectories)),
                 processing_class=_tokenizer(model.config.vocab_size),
+                peft_config=None if adapters is None else _peft(adapters),
             )
         self._trainer.create_optimizer()
         self._trainer.current_gradient_accumulation_steps = self._micro_batches
@@ -98,6 +105,10 @@ class TRLStep:
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
         trainer.optimizer.step()
         trainer.model.zero_grad()
+
+
+def _peft(adapters: LoraConfig) -> peft.LoraConfig:
+    return peft.LoraConfig(r=adapters.rank, lora_alpha=adapters.scale * adapters.rank, target_modules=adapters.target_modules)
 
 
 def _batch(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, torch.Tensor]:
