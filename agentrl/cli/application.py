@@ -42,9 +42,10 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    # torch's threads sleep instead of spinning while they wait: next to other busy processes spinning makes many small
-    # operations more than ten times slower
+    # torch's threads wait for the next operation for some microseconds and then sleep: next to other busy processes those
+    # that only spin make many small operations more than ten times slower, and those that only sleep halve an idle machine
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
     if logging.lastResort is not None:  # what prints warnings that no run takes into its log

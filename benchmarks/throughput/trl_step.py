@@ -108,7 +108,9 @@ class TRLStep:
 
 
 def _peft(adapters: LoraConfig) -> peft.LoraConfig:
-    return peft.LoraConfig(r=adapters.rank, lora_alpha=adapters.scale * adapters.rank, target_modules=adapters.target_modules)
+    return peft.LoraConfig(
+        r=adapters.rank, lora_alpha=adapters.scale * adapters.rank, target_modules=adapters.target_modules
+    )
 
 
 def _batch(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, torch.Tensor]:

@@ -168,6 +168,7 @@ class RankProcesses(StartedRanks):
             "WORLD_SIZE": str(self.count),
             "OMP_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": "PASSIVE",
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),  # as the command line has it
             STORE_VARIABLE: str(port),
         }
         with log.open("ab") as output:
