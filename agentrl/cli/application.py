@@ -42,8 +42,8 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    # torch's threads wait for the next operation for some microseconds and then sleep: next to other busy processes those
-    # that only spin make many small operations more than ten times slower, and those that only sleep halve an idle machine
+    # torch's threads wait for the next operation for some microseconds, and then sleep: next to other busy processes
+    # those that go on spinning make small operations ten times slower, and those that sleep at once halve their speed
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
