@@ -15,7 +15,8 @@ FEWEST_PER_LANE = 8
 
 class LocalEngineConfig(Section):
     type: Literal["local"] = "local"
-    """The model in this process, on torch; shares the trainer's weights when ``rollout.max_staleness`` is 0."""
+    """The model in this process, on torch; shares the trainer's weights when ``rollout.max_staleness`` is 0. On the CPU
+    it keeps a second copy, laid out for inference, of a decoder of the Llama family that is not too large."""
     slots: int = Field(64, ge=1)
     """Sequences decoded together."""
     max_context: int | None = Field(None, ge=1)
