@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.config.estimate import EstimateRow, derive, shown_bytes
 from agentrl.errors import ConfigError
 from agentrl.models.load import accelerators
+from agentrl.models.memory import memory_limit
 from agentrl.serving.launch import assign_gpus, usable_gpus
-
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +126,6 @@ def check_machine(config: Config) -> None:
             expected=f"at most {shown_bytes(available)}",
             hint="take a smaller model, train adapters (model.lora), or see agentrl plan",
         )
-
-
-def memory_limit() -> int:
-    """Bytes of memory that this process may use."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
-    return physical if limit == "max" else min(physical, int(limit))
 
 
 def gpu_rows(config: Config, count: int) -> list[EstimateRow]:

@@ -14,9 +14,9 @@ from pathlib import Path
 import typer
 from rich.table import Table
 
-from agentrl.builders.machine import memory_limit
 from agentrl.cli.help import examples
 from agentrl.models.load import Accelerator, accelerators, torch_build
+from agentrl.models.memory import memory_limit
 from agentrl.observe.console import out
 from agentrl.observe.metrics import tracker_states
 from agentrl.registry import Kind, names

@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.machine import memory_limit
 from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import EnvName, ModelName, Words, read_config, shortcut
 from agentrl.cli.help import examples
@@ -20,6 +19,7 @@ from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import shown_bytes
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import accelerators
+from agentrl.models.memory import memory_limit
 from agentrl.observe.console import note, out
 from agentrl.training.diagnostics.memory_plan import MemoryPlan, remedies
 from agentrl.training.diagnostics.memory_plan import plan as memory_plan

@@ -11,7 +11,7 @@ from agentrl.config.algorithm import ExpertConfig, PreferencesConfig, ReferenceC
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
-from agentrl.config.section import Finite, LearningRate, Section, implausible_values
+from agentrl.config.section import Finite, LearningRate, Section, implausible_values, without_old_key
 from agentrl.config.trainer import (
     AdamConfig,
     CriticConfig,
@@ -20,6 +20,7 @@ from agentrl.config.trainer import (
     MoEConfig,
     NumericsConfig,
     ProcessRewardConfig,
+    SFTConfig,
 )
 from agentrl.errors import ConfigError
 
@@ -105,13 +106,6 @@ MOST_EPISODES_PER_STEP = 1_000_000
 
 LABEL = re.compile(r"[\w-]+")
 """How an environment of several may be called: labels stand in names of metrics, and in overrides."""
-
-
-def _without(data: Any, key: str, default: Any) -> Any:
-    """Return a section without a key that is no more, if it has its old default."""
-    if isinstance(data, dict) and data.get(key) == default:
-        return {name: value for name, value in data.items() if name != key}
-    return data
 
 
 class CorrectionConfig(Section):
@@ -205,7 +199,7 @@ class AlgorithmConfig(Section):
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
         """The config.yaml of an older run holds ``kl_estimator``, which is in ``reference`` now."""
-        rest = _without(data, "kl_estimator", "k3")
+        rest = without_old_key(data, "kl_estimator", "k3")
         if rest is not data and rest.get("kl_coef") and rest.get("reference") is None:
             return {**rest, "reference": {"kl_estimator": "k3"}}
         return rest
@@ -327,7 +321,7 @@ class TrainerConfig(Section):
     def _without_what_was_a_key(cls, data: Any) -> Any:
         """The config.yaml of an older run holds keys that exist no more, with their defaults."""
         for key, value in OLDER.items():
-            data = _without(data, key, value)
+            data = without_old_key(data, key, value)
         return data
 
     @model_validator(mode="after")
@@ -383,54 +377,6 @@ class TrainerConfig(Section):
                 f"trainer.critic.pretrain_steps ({self.critic.pretrain_steps}) leaves none of the {self.steps} "
                 "trainer.steps to the policy: lower it"
             )
-        return self
-
-
-class SFTConfig(Section):
-    """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
-
-    data: str | None = None
-    """A file of conversations to learn instead: JSON lines, ``{"messages": […], "tools": […]}``."""
-    episodes: int = Field(512, ge=1)
-    """Demonstrations to record."""
-    epochs: int = Field(1, ge=1)
-    """Passes over them."""
-    tokens_per_update: int = Field(16_384, ge=1)
-    """Tokens, observations included, of an optimizer step."""
-    learning_rate: LearningRate = 1e-5
-    """Peak learning rate."""
-    warmup_steps: int = Field(0, ge=0)
-    """Optimizer steps of linear warm-up."""
-    schedule: Literal["constant", "cosine"] = "cosine"
-    """Learning rate after the warm-up; cosine ends at a tenth of it."""
-    mistakes: float = Field(0.0, ge=0, lt=1)
-    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on;
-    the recovery after one is, which demonstrations without mistakes never show."""
-    observation_weight: float = Field(0.0, ge=0, le=1)
-    """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
-    over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
-    stop_at: float | None = Field(None, gt=0, lt=1)
-    """Success on training tasks at which the warm start ends, before its demonstrations do. Equal losses can mean very
-    different success, so this is how to start RL from a given level."""
-    check_every: int = Field(50, ge=1)
-    """Optimizer steps between two measurements for ``stop_at``; none while the learning rate warms up."""
-    check_tasks: int = Field(128, ge=1)
-    """Tasks of such a measurement."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds ``min_lr_ratio``, which no config ever set."""
-        return _without(data, "min_lr_ratio", 0.1)
-
-    @model_validator(mode="after")
-    def _keys_are_used(self) -> Self:
-        for name in ("episodes", "mistakes"):
-            if self.data is not None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"sft.{name} is ignored with sft.data: remove one of them")
-        for name in ("check_every", "check_tasks"):
-            if self.stop_at is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"sft.{name} is ignored without sft.stop_at: set that, or remove it")
         return self
 
 

@@ -38,6 +38,13 @@ Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """Of an average that moves: the share of it that each new value leaves."""
 
 
+def without_old_key(data: Any, key: str, default: Any) -> Any:
+    """Return a section without a key that is no more, if it has its old default."""
+    if isinstance(data, dict) and data.get(key) == default:
+        return {name: value for name, value in data.items() if name != key}
+    return data
+
+
 def implausible_values(section: Section, path: str = "") -> Iterator[str]:
     """Name the counts and deadlines that no run could want, with the largest accepted value.
 

@@ -1,13 +1,13 @@
-"""Settings of the trainer's parts: optimizer, critic, process reward model, FSDP, MoE, alarms and LoRA adapters."""
+"""Settings of warm starts and of the trainer's parts: optimizer, critic, process reward model, FSDP, MoE, alarms, LoRA."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from agentrl.config.section import Decay, LearningRate, Section
+from agentrl.config.section import Decay, LearningRate, Section, without_old_key
 
 
 class AdamConfig(Section):
@@ -129,3 +129,51 @@ class LoraConfig(Section):
     def scale(self) -> float:
         """Factor of the product of an adapter's matrices."""
         return (2 * self.rank if self.alpha is None else self.alpha) / self.rank
+
+
+class SFTConfig(Section):
+    """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
+
+    data: str | None = None
+    """A file of conversations to learn instead: JSON lines, ``{"messages": […], "tools": […]}``."""
+    episodes: int = Field(512, ge=1)
+    """Demonstrations to record."""
+    epochs: int = Field(1, ge=1)
+    """Passes over them."""
+    tokens_per_update: int = Field(16_384, ge=1)
+    """Tokens, observations included, of an optimizer step."""
+    learning_rate: LearningRate = 1e-5
+    """Peak learning rate."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"] = "cosine"
+    """Learning rate after the warm-up; cosine ends at a tenth of it."""
+    mistakes: float = Field(0.0, ge=0, lt=1)
+    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on;
+    the recovery after one is, which demonstrations without mistakes never show."""
+    observation_weight: float = Field(0.0, ge=0, le=1)
+    """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
+    over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
+    stop_at: float | None = Field(None, gt=0, lt=1)
+    """Success on training tasks at which the warm start ends, before its demonstrations do. Equal losses can mean very
+    different success, so this is how to start RL from a given level."""
+    check_every: int = Field(50, ge=1)
+    """Optimizer steps between two measurements for ``stop_at``; none while the learning rate warms up."""
+    check_tasks: int = Field(128, ge=1)
+    """Tasks of such a measurement."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        """The config.yaml of an older run holds ``min_lr_ratio``, which no config ever set."""
+        return without_old_key(data, "min_lr_ratio", 0.1)
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        for name in ("episodes", "mistakes"):
+            if self.data is not None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"sft.{name} is ignored with sft.data: remove one of them")
+        for name in ("check_every", "check_tasks"):
+            if self.stop_at is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"sft.{name} is ignored without sft.stop_at: set that, or remove it")
+        return self

@@ -23,8 +23,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, UsageError
-from agentrl.models.allocator import keep_freed_memory
 from agentrl.models.lora import base_of, is_adapter_folder, merged_into
+from agentrl.models.memory import keep_freed_memory
 from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.registry import Extra

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from agentrl.config.algorithm import PreferencesConfig
-from agentrl.config.config import SFTConfig, TrainerConfig
-from agentrl.config.trainer import AdamConfig
+from agentrl.config.config import TrainerConfig
+from agentrl.config.trainer import AdamConfig, SFTConfig
 from agentrl.errors import TrainingError, UsageError
 from agentrl.training.distributed.fsdp import is_sharded, mesh_of, sharded_like, total_norm, whole
 from agentrl.training.distributed.muon import ShardedMuon

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.config import SFTConfig, TrainerConfig
+from agentrl.config.config import TrainerConfig
+from agentrl.config.trainer import SFTConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.models.lora import adapters_dropped_out

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -21,6 +20,7 @@ from agentrl.errors import UsageError
 from agentrl.trajectory import Trajectory
 
 try:
+    import peft
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 except ImportError as error:

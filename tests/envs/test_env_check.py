@@ -19,6 +19,7 @@ from agentrl.registry import Kind
 from agentrl.rollout.env_adapter import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
 from agentrl.testing.env_check import LAZY, check_env
+from agentrl.testing.env_rules import contract
 from agentrl.testing.env_subject import Thoroughness
 from agentrl.testing.report import CheckReport, CheckStatus
 
@@ -329,3 +330,12 @@ def test_random_play_of_a_space_of_very_long_texts_is_short() -> None:
     spec = EnvironmentSpec(name="endless", make=Endless, tasks=lambda split, **_: SeedTasks("endless", split))
     assert check_env(spec, only=("plays an episode",)).passed
     assert 0 < max(map(len, said)) <= RANDOM_CHARACTERS
+
+
+def test_splits_are_compared_whole_where_there_is_time_and_at_distances_where_there_is_not() -> None:
+    source = SeedTasks("arrows", size=1000)
+    assert [task.seed for task in contract._some_tasks(source, 1000)] == list(range(1000))
+    some = [task.seed for task in contract._some_tasks(source, 100)]
+    assert some[:51] == [*range(50), 50]
+    assert len(some) <= 100
+    assert some[-1] > 950

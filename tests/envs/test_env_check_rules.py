@@ -23,8 +23,8 @@ from agentrl.errors import UnknownNameError, UsageError
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import Thoroughness, check_env
 from agentrl.testing.env_check import ELSEWHERE, RULES
-from agentrl.testing.env_rules import contract, rewards
 from agentrl.testing.env_rules import resources as speed
+from agentrl.testing.env_rules import rewards
 from agentrl.testing.env_rules.rewards import NONSENSE
 from agentrl.testing.report import CheckReport, CheckStatus, Rule
 from agentrl.tool import tool
@@ -598,12 +598,3 @@ def test_a_full_check_plays_more() -> None:
     (quick,) = check_env(spec_of(Arrows), only=("has a random score",)).rows
     (full,) = check_env(spec_of(Arrows), only=("has a random score",), thoroughness=Thoroughness.FULL).rows
     assert quick.figures["episodes"] == 8 < full.figures["episodes"] <= 200
-
-
-def test_splits_are_compared_whole_where_there_is_time_and_at_distances_where_there_is_not() -> None:
-    source = SeedTasks("arrows", size=1000)
-    assert [task.seed for task in contract._some_tasks(source, 1000)] == list(range(1000))
-    some = [task.seed for task in contract._some_tasks(source, 100)]
-    assert some[:51] == [*range(50), 50]
-    assert len(some) <= 100
-    assert some[-1] > 950

@@ -1,5 +1,7 @@
 """Decoders with weights laid out for inference give what the model gives."""
 
+import copy
+
 import pytest
 import torch
 from support.models import tiny_model
@@ -83,8 +85,23 @@ def test_bfloat16_costs_no_more_than_in_the_models_own_layers(family, play, sequ
 
 
 @pytest.mark.usefixtures("layout")
-def test_adapters_are_merged_in_float32_only(play, sequences):
-    model = tiny_model("llama")
+def test_every_layer_may_have_a_bias(play, sequences):
+    own = tiny_model("llama")
+    config = copy.deepcopy(own.config)
+    config.attention_bias = config.mlp_bias = True
+    torch.manual_seed(0)
+    model = type(own)(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    found = play(PackedDecoder(model).logits, sequences)
+    torch.testing.assert_close(found, _exact(model, sequences), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.usefixtures("layout")
+def test_adapters_are_merged_in_float32_only(family, play, sequences):
+    model = tiny_model(family)
     add_adapters(model, LoraConfig(rank=4), base="tiny", seed=0)
     for layer in adapted_layers(model).values():
         torch.nn.init.normal_(layer.lora_B["default"].weight)

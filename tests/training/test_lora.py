@@ -15,11 +15,10 @@ from agentrl.builders.trainers import load_policy
 from agentrl.config.config import (
     AlgorithmConfig,
     Config,
-    SFTConfig,
     TrainerConfig,
 )
 from agentrl.config.estimate import ModelSize
-from agentrl.config.trainer import LoraConfig
+from agentrl.config.trainer import LoraConfig, SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import (

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from agentrl.config.config import SFTConfig, TrainerConfig
+from agentrl.config.config import TrainerConfig
+from agentrl.config.trainer import SFTConfig
 from agentrl.errors import TrainingError
 from agentrl.training.sft import SupervisedLearner, train_supervised
 from agentrl.trajectory import Source, TokenSequence, Trajectory

@@ -1,13 +1,12 @@
 """A decoder of the Llama family on the CPU, with its weights laid out for inference.
 
-On small batches the modules of transformers spend more time between the products than in them. Here a layer is four
-products, on joined weights that oneDNN has laid out for itself where that is faster, and the few operations between
-them. Results differ from the model's own by rounding.
+On small batches the modules of transformers spend more time between the products than in them. Here a layer is five
+products, with weights that are laid out for oneDNN where that is faster, and the few operations between them. Results
+differ from the model's own by rounding.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,15 +16,14 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from agentrl.models.lora import factors, frozen_weight, has_adapters, product
+from agentrl.models.memory import memory_limit
 from agentrl.models.products import PackedProduct
 from agentrl.serving.local.forward import ForwardStep
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FORMATS = (torch.float32, torch.bfloat16)
-
-
 LARGEST_SHARE = 1 / 8
-"""Part of this machine's memory that a second copy of the weights may take."""
+"""Part of the memory that this process may use that a second copy of the weights may take."""
 
 
 def can_pack(model: PreTrainedModel) -> bool:
@@ -39,7 +37,7 @@ def can_pack(model: PreTrainedModel) -> bool:
         type(model) in FAMILY
         and model.device.type == "cpu"
         and model.dtype in FORMATS
-        and size <= LARGEST_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        and size <= LARGEST_SHARE * memory_limit()
         and config.hidden_act == "silu"
         and all(type(p) is nn.Parameter and p.dtype is model.dtype for p in model.parameters())
         and (model.dtype is torch.float32 or not has_adapters(model))
@@ -47,7 +45,10 @@ def can_pack(model: PreTrainedModel) -> bool:
 
 
 class PackedDecoder:
-    """Computes logits with a copy of a model's weights as they are now; a later change of them needs a new one."""
+    """Computes logits with a copy of a model's matrices as they are now, beside its own embedding and norms.
+
+    After a change of the weights there must be a new one.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.model
