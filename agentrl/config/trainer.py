@@ -1,4 +1,4 @@
-"""Settings of warm starts and of the trainer's parts: optimizer, critic, process reward model, FSDP, MoE, alarms, LoRA."""
+"""Settings of warm starts and of the trainer's parts: optimizer, critic, process rewards, FSDP, MoE, alarms, LoRA."""
 
 from __future__ import annotations
 
