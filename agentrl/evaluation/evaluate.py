@@ -74,6 +74,7 @@ async def evaluate_panel(
         if found is not None:
             episodes[assignment.id] = found
             on_episode(found)
+    on_disk = {episode.trajectory.id for episode in episodes.values()}
     left = {assignment.id: assignment for assignment in chosen if assignment.id not in episodes}
     async for trajectory in play_all(runner, left.values(), concurrency=concurrency):
         assignment = left[trajectory.id.rpartition(".")[0]]
@@ -82,7 +83,8 @@ async def evaluate_panel(
         if store is not None and episode.is_measured:
             store.add(episode)
         on_episode(episode)
-    return summarise(panel, [episodes[assignment.id] for assignment in chosen], time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return summarise(panel, [episodes[assignment.id] for assignment in chosen], seconds, found=on_disk)
 
 
 CHECK_S = 10.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist, fmean, variance
 from typing import Any
@@ -148,6 +148,8 @@ class EvaluationResult:
     """Mean tokens of an episode that the policy sampled, or a scripted policy wrote."""
     seconds: float
     """Wall-clock time of this run; finished episodes that were found on disk cost none."""
+    tokens_per_s: float
+    """Tokens that were written in this run, per second of it; 0 when all episodes were found on disk."""
 
     @property
     def failed(self) -> int:
@@ -179,6 +181,7 @@ class EvaluationResult:
             "turns": self.turns,
             "tokens": self.tokens,
             "seconds": self.seconds,
+            "tokens_per_s": self.tokens_per_s,
             "settings": dict(self.panel.settings),
         }
 
@@ -189,8 +192,18 @@ class EvaluationResult:
         return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes"
 
 
-def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float) -> EvaluationResult:
-    """Compute the estimates from the episodes; infrastructure failures are only counted."""
+def summarise(
+    panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float, *, found: Container[str] = ()
+) -> EvaluationResult:
+    """Compute the estimates from the episodes; infrastructure failures are only counted.
+
+    Args:
+        panel: What was played.
+        episodes: All, in the panel's order.
+        seconds: Wall-clock time of this run.
+        found: Ids of trajectories that this run found on disk.
+    """
+    played = sum(_written_tokens(episode) for episode in episodes if episode.trajectory.id not in found)
     measured = [episode for episode in episodes if episode.is_measured]
     by_type: dict[str, list[EvaluatedEpisode]] = defaultdict(list)
     for episode in measured:
@@ -207,6 +220,7 @@ def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float
         turns=_mean([float(len(episode.trajectory.turns)) for episode in measured]),
         tokens=_mean([float(_written_tokens(episode)) for episode in measured]),
         seconds=seconds,
+        tokens_per_s=played / seconds if seconds > 0 else 0.0,
     )
 
 

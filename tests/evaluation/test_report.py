@@ -54,6 +54,7 @@ def test_markdown_compares_before_and_after() -> None:
     assert "| success (95 % interval) | 50.0 % (9.5 to 90.5) | 100.0 % (34.2 to 100.0) |" in text
     assert "| pass^2 | not measured | 100.0 % |" in text
     assert "| truncated_turns | 1 | 0 |" in text
+    assert re.search(r"\| tokens/s \| [\d,]+ \| [\d,]+ \|", text)
     assert "m\\|1" in text
     widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
     assert widths == {4}

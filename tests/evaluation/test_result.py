@@ -71,6 +71,12 @@ def test_estimates_by_hand() -> None:
     assert result.outcomes == {Outcome.FINISHED: 3, Outcome.TRUNCATED_TURNS: 1}
 
 
+def test_tokens_per_second_are_those_of_episodes_that_this_run_played() -> None:
+    episodes = [episode("a", 0, turn_tokens=(2, 4)), episode("b", 0, turn_tokens=(3,))]
+    assert summarise(PANEL, episodes, seconds=3.0).tokens_per_s == 3.0
+    assert summarise(PANEL, episodes, seconds=3.0, found={episodes[0].trajectory.id}).tokens_per_s == 1.0
+
+
 def test_failures_of_the_machinery_count_in_no_estimate() -> None:
     broken = episode("b", 0, outcome=Outcome.ENGINE_ERROR, attempt=2)
     result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)
