@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 
 from agentrl.cli.help import examples
+from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.models.load import Accelerator, accelerators, torch_build
 from agentrl.models.memory import memory_limit
 from agentrl.observe.console import out
@@ -69,6 +70,7 @@ def doctor() -> None:
     table.add_row("cores", str(machine.cores))
     table.add_row("memory", f"{machine.memory_bytes / GIB:.1f} GiB")
     table.add_row("free disk here", f"{machine.free_disk_bytes / GIB:.1f} GiB")
+    table.add_row("fastest format", f"{fastest_format(AUTO)} (model.dtype=auto)")
     table.add_row("GPUs", ", ".join(f"{g.name} ({g.memory_bytes / GIB:.0f} GiB)" for g in machine.gpus) or "none")
     for engine in ENGINES:
         table.add_row(f"{engine} servers", servers_from(engine, has_gpu=bool(machine.gpus)))

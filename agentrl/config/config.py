@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from agentrl.config.algorithm import ExpertConfig, PreferencesConfig, ReferenceConfig, TeacherConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, EnvironmentConfig, MixedEnvironmentConfig
+from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values, without_old_key
 from agentrl.config.trainer import (
     AdamConfig,
@@ -64,12 +65,18 @@ class ModelConfig(Section):
     """Sizes of the new model; only with ``path: scratch``."""
     chat_template: str | None = None
     """In place of the model's own: a Jinja file, or ``chatml``, ``qwen3``, ``llama3`` or ``gemma`` (docs/models.md)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights; ``auto`` becomes bfloat16 on GPUs and on processors that multiply in it, and
+    float32 elsewhere."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
+
+    @field_validator("dtype", mode="before")
+    @classmethod
+    def _dtype_of_this_machine(cls, value: object, info: ValidationInfo) -> object:
+        return fastest_format(info.data.get("device", AUTO)) if value == AUTO else value
 
     @model_validator(mode="after")
     def _scratch_is_used(self) -> Self:

@@ -5,6 +5,8 @@ Frozen weights may be in 4 bits, for adapters (QLoRA, https://arxiv.org/abs/2305
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from agentrl.config.number_format import cpu_has_bfloat16
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import base_of, is_adapter_folder, merged_into
 from agentrl.models.memory import keep_freed_memory
@@ -29,6 +32,7 @@ from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.registry import Extra
 
+_log = logging.getLogger(__name__)
 BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
 
 
@@ -79,6 +83,8 @@ def load_model(
     if is_adapter_folder(path):
         return merged_into(load_model(base_of(path), dtype=dtype, device=device), path)
     target = _device(device)
+    if dtype == "bfloat16" and target.type == "cpu" and not cpu_has_bfloat16():
+        _warn_of_slow_products()
     format_ = getattr(torch, dtype)
     options = {} if quantize is None else _quantized_loading(quantize, dtype=format_, device=target)
     with _loading(path):
@@ -96,6 +102,14 @@ def load_model(
     check_complete(path, told)
     model = _prepared(path, loaded)
     return model if options else model.to(target)
+
+
+@functools.cache
+def _warn_of_slow_products() -> None:
+    _log.warning(
+        "this processor has no instructions for bfloat16: products may take fifty times as long as in float32; "
+        "model.dtype=auto takes the faster format"
+    )
 
 
 def make_model(path: str | Path) -> PreTrainedModel:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +16,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from agentrl.config.number_format import CPU_INFO
+
 SMALLEST = 1 << 16
 """Entries of a matrix from which on the time of its product is worth a detour through Python."""
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 @functools.cache

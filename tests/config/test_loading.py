@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import Config, config_from, dump_config, load_config, shipped_configs
+from agentrl.config import Config, config_from, dump_config, load_config, number_format, shipped_configs
 from agentrl.config.derived import parts_of
 from agentrl.config.load import (
     all_keys,
@@ -550,3 +550,29 @@ def test_a_system_prompt_is_read_from_a_file_and_kept_as_text(tmp_path):
     assert config_from(config.model_dump(mode="json")).agent.system_prompt == "Play well.\n"
     with pytest.raises(ConfigError, match=r"agent.system_prompt: cannot read none.txt: .*No such file"):
         load_config(None, ["environment=a", "agent.system_prompt=file:none.txt"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", "bfloat16"),
+        ("flags\t\t: fpu avx2 avx512f\n", "float32"),
+        ("Features\t: fp asimd bf16\n", "bfloat16"),
+        ("", "float32"),
+    ],
+)
+def test_auto_is_the_format_that_the_processor_computes_fastest_in(flags, expected, tmp_path, monkeypatch):
+    (tmp_path / "cpuinfo").write_text(flags)
+    monkeypatch.setattr(number_format, "CPU_INFO", tmp_path / "cpuinfo")
+    on_cpu = load_config("quickstart", ["model.dtype=auto", "model.device=cpu"])
+    assert on_cpu.model.dtype == expected, "the record of a run says which"
+    assert load_config("quickstart", ["model.dtype=auto", "model.device=cuda"]).model.dtype == "bfloat16"
+
+
+def test_auto_asks_for_gpus_that_are_not_hidden(tmp_path, monkeypatch):
+    monkeypatch.setattr(number_format, "CPU_INFO", tmp_path / "none")
+    monkeypatch.setattr(number_format, "GPU_DRIVERS", (tmp_path,))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert load_config("quickstart", ["model.dtype=auto"]).model.dtype == "bfloat16"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert load_config("quickstart", ["model.dtype=auto"]).model.dtype == "float32"
