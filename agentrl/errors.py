@@ -122,6 +122,10 @@ class TrainingError(AgentRLError):
     """Training cannot go on: non-finite numbers, a failed weight sync, nothing left to train on."""
 
 
+class BudgetSpent(TrainingError):
+    """A budget of the run is spent; the run ends with a checkpoint, and may go on with a larger budget."""
+
+
 class LedgerError(AgentRLError):
     """The tokens sent to the engine are not the ledger's prefix. Never patched over."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from agentrl.errors import (
     A_REWARD,
+    BudgetSpent,
     EnvironmentFailure,
     InfrastructureError,
     UsageError,
@@ -72,6 +73,31 @@ class Scorer(ABC):
         """Score one episode; must not change the trajectory."""
 
 
+class GroupScorer(Scorer):
+    """Scores the finished episodes of a group together, by comparing them.
+
+    It is called once per group, after the last episode has ended and before advantages are computed. Episodes that
+    infrastructure failed are left out. The messages of the episodes are gone by then: it reads their tokens and turns.
+    """
+
+    async def score(self, trajectory: Trajectory, task: Task) -> Score:
+        """Raise `UsageError`: an episode alone has nothing to be compared with."""
+        raise no_group(self)
+
+    @abstractmethod
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> Sequence[Score]:
+        """Score the episodes of one task, in their order; must not change them."""
+
+
+def no_group(scorer: Scorer) -> UsageError:
+    """Make the error of an episode that is not played in a group."""
+    return UsageError(
+        f"{type(scorer).__name__} compares the episodes of a group, and this episode is played alone",
+        expected="at least 2 episodes of the same task: algorithm.group_size in training, samples in evaluations",
+        hint="agent.judge=null leaves out the judge where rewards are not needed, such as in agentrl sft",
+    )
+
+
 class EnvironmentReward(Scorer):
     """The sum of the rewards that the environment gave: the default."""
 
@@ -90,6 +116,25 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     what = f"{type(scorer).__name__}{place.words} on task {task.id}"
     with failures_named(what, place.file):
         score = await scorer.score(trajectory, task)
+    return _checked(score, what, scorer, trajectory)
+
+
+async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
+    """Score the episodes of a group, and check what the scorer returned.
+
+    Raises:
+        EnvironmentFailure: it raised, or returned anything but one `Score` of finite numbers for each episode.
+    """
+    place = defined_in(scorer)
+    what = f"{type(scorer).__name__}{place.words} on task {task.id}"
+    with failures_named(what, place.file):
+        scores = list(await scorer.score_group(trajectories, task))
+    if len(scores) != len(trajectories):
+        raise EnvironmentFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
+    return [_checked(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]
+
+
+def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) -> Score:
     if not isinstance(score, Score):
         raise EnvironmentFailure(
             f"{what} did not return a score",
@@ -117,7 +162,7 @@ def failures_named(what: str, file: str | None) -> Iterator[None]:
     """Turn whatever a user's function raises into a failure that names it, and the line of its file."""
     try:
         yield
-    except (UsageError, InfrastructureError, asyncio.CancelledError):
+    except (UsageError, InfrastructureError, BudgetSpent, asyncio.CancelledError):
         raise
     except BaseException as error:  # the user's code may raise anything; the trajectory records it
         if is_addressed_to(running_task(), error):

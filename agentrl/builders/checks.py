@@ -13,7 +13,7 @@ from agentrl.builders.episodes import build_loop
 from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
 from agentrl.builders.ray.connection import RAY
-from agentrl.builders.rewards import check_reward_weights
+from agentrl.builders.rewards import check_comparison, check_reward_weights
 from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig
@@ -328,6 +328,7 @@ def _check_algorithm(config: Config) -> None:
     """Check that estimator, loss and what they read fit each other."""
     Objective(config.algorithm)
     check_reward_weights(config)
+    check_comparison(config)
     check_signals(config.algorithm, config.trainer, has_adapters=config.model.lora is not None)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
 

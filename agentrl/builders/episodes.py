@@ -6,10 +6,11 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.environments import task_source
-from agentrl.builders.rewards import build_scorer, longest_score_s
+from agentrl.builders.rewards import build_judge, build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config, SamplingConfig
@@ -21,6 +22,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
@@ -49,8 +51,9 @@ def build_runner(
     counters: RolloutCounters | None = None,
     tool_limits: ToolLimits | None = None,
     retries: int | None = None,
+    judge: JudgeClient | None = None,
 ) -> EpisodeRunner:
-    """A runner of episodes, as the ``agent`` section says; what its tools opened is closed with the pool.
+    """A runner of episodes, as the ``agent`` section says; what its tools and its judge opened is closed with the pool.
 
     Raises:
         ConfigError: see `build_loop`.
@@ -62,11 +65,9 @@ def build_runner(
         config.sole_environment.options,
         answer_timeout_s=_answer_timeout_s(config.engine),
     )
-    scorer = build_scorer(config.agent, config.model, pool, policy)
-    if config.agent.judge is not None:
-        limits = replace(limits, score_timeout_s=longest_score_s(config.agent.judge))
-    elif isinstance(scorer, WeightedSum):
-        limits = replace(limits, score_timeout_s=None)  # functions have deadlines, which begin when their turn comes
+    scorer = build_scorer(config.agent, config.model, pool, policy, judge=judge)
+    if config.agent.judge is not None or isinstance(scorer, WeightedSum):
+        limits = replace(limits, score_timeout_s=None)  # requests and functions have deadlines, from when they begin
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
@@ -160,9 +161,15 @@ class RunEnvironment:
 
 
 def build_run_environments(
-    config: Config, policy: EpisodePolicy, *, observer: RolloutObserver | None = None
+    config: Config, policy: EpisodePolicy, *, observer: RolloutObserver | None = None, folder: Path | None = None
 ) -> tuple[RunEnvironment, ...]:
-    """The environments of a run, in the order of its config; they share their waits and counters.
+    """The environments of a run, in the order of its config; they share their waits, counters and judge.
+
+    Args:
+        config: The run.
+        policy: Who plays.
+        observer: Notified of turns and endings.
+        folder: Of the run; a judge keeps its answers there.
 
     Raises:
         UsageError: an environment that is not there.
@@ -172,10 +179,13 @@ def build_run_environments(
     check_tools(config)
     waits, counters, environments = Waits(), RolloutCounters(), []
     tool_limits = ToolLimits(waits.clock)
+    judge = build_judge(config.agent, folder=folder, counters=counters)
     for part in parts_of(config):
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits)
-        runner = build_runner(part.config, pool, policy, observer=observer, counters=counters, tool_limits=tool_limits)
+        runner = build_runner(
+            part.config, pool, policy, observer=observer, counters=counters, tool_limits=tool_limits, judge=judge
+        )
         environments.append(
             RunEnvironment(
                 label=part.label, weight=part.weight, config=part.config, spec=spec, pool=pool, runner=runner

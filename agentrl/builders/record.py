@@ -105,6 +105,7 @@ class UpdateLog:
 
 
 _COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")
+_JUDGE = ("requests", "cached", "unreadable", "without", "pairs", "agreeing", "tokens", "cost", "seconds")
 
 
 class StepClock:
@@ -148,6 +149,7 @@ class StepClock:
             **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
+            **self._judge_metrics(),
             "version": version,
             **_sync_metrics(sync),
             **self._timings(trajectories),
@@ -155,7 +157,28 @@ class StepClock:
 
     def _counts(self) -> dict[str, float]:
         counters = self._parts.counters
-        return {name: float(getattr(counters, name)) for name in _COUNTED}
+        names = (*_COUNTED, *(f"judge_{name}" for name in _JUDGE))
+        return {name: float(getattr(counters, name)) for name in names}
+
+    def _judge_metrics(self) -> dict[str, float]:
+        """What the judge was asked, and what it said; nothing without one."""
+        judge = self._parts.environments[0].config.agent.judge
+        if judge is None:
+            return {}
+        counts, before = self._counts(), self._counts_before
+        found = {name: counts[f"judge_{name}"] - before[f"judge_{name}"] for name in _JUDGE}
+        requests, pairs = found["requests"], found["pairs"]
+        metrics = {f"judge/{name}": found[name] for name in ("requests", "cached", "tokens")}
+        if requests:
+            metrics["judge/unreadable"] = found["unreadable"] / requests
+            metrics[f"{TIMING_PREFIX}judge_s"] = found["seconds"] / requests
+        if pairs:
+            metrics["judge/order_agreement"] = found["agreeing"] / pairs
+        if judge.budget.prompt_price or judge.budget.answer_price:
+            metrics["judge/cost"] = found["cost"]
+        if judge.budget.when_spent == "environment":
+            metrics["judge/without"] = found["without"]
+        return metrics
 
     def _timings(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Seconds of the phases, their share of the step, seconds that episodes waited, and the speed of sampling."""

@@ -63,6 +63,8 @@ RULES: Mapping[str, ResumeRule] = {
         _PLACE,
     ),
     "agent.judge.engine.max_concurrent": _PLACE,
+    "agent.judge.cache": _PLACE,
+    "agent.judge.budget": ResumeRule(True, "how much the judge may use; what was used before counts"),
     "sampling": _PLAY,
     "engine": _PLACE,
     "engine.max_context": _CONTEXT,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import Config, ModelConfig
 from agentrl.config.derived import parts_of
-from agentrl.config.environment import AgentConfig, JudgeConfig, RewardModelConfig
+from agentrl.config.environment import AgentConfig, RewardModelConfig
+from agentrl.config.judge import JudgeConfig
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
@@ -18,16 +20,47 @@ from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.reward import Score, Scorer, fingerprint
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
-from agentrl.rollout.judges import Decode, Judge, require_tokens, transcript
+from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.scorers import make_judge
+from agentrl.rollout.judges.transcripts import Decode, require_tokens, transcript
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
+from agentrl.rollout.waits import RolloutCounters
 from agentrl.task import Task
 from agentrl.training.reward_model import RewardModel
 from agentrl.trajectory import Trajectory
 
+JUDGE_FILE = "judge.jsonl"
+"""In the run's folder: every answer of its judge, and its tokens."""
 
-def build_scorer(config: AgentConfig, model: ModelConfig, pool: EnvPool, policy: EpisodePolicy) -> Scorer:
+
+def build_judge(
+    config: AgentConfig, *, folder: Path | None = None, counters: RolloutCounters | None = None
+) -> JudgeClient | None:
+    """Connect the judge that all episodes of a run share, if the config has one.
+
+    Args:
+        config: Who scores.
+        folder: Of the run; keeps answers, and what was spent.
+        counters: Get the judge's counts.
+    """
+    judge = config.judge
+    if judge is None:
+        return None
+    keeps = judge.cache == "disk" or judge.budget.is_limited
+    file = folder / JUDGE_FILE if folder is not None and keeps else None
+    return JudgeClient(ChatService(_settings(judge)), judge, file=file, counters=counters)
+
+
+def build_scorer(
+    config: AgentConfig,
+    model: ModelConfig,
+    pool: EnvPool,
+    policy: EpisodePolicy,
+    *,
+    judge: JudgeClient | None = None,
+) -> Scorer:
     """The scorer of an ``agent`` section; what it opened is closed with the pool.
 
     Args:
@@ -35,6 +68,7 @@ def build_scorer(config: AgentConfig, model: ModelConfig, pool: EnvPool, policy:
         model: Device and number format of a reward model.
         pool: Of the environment.
         policy: Who plays.
+        judge: Shared by the run; one that keeps its answers in memory when left out.
 
     Raises:
         ConfigError: two are asked for, or the judge's prompt is no template.
@@ -43,9 +77,10 @@ def build_scorer(config: AgentConfig, model: ModelConfig, pool: EnvPool, policy:
     """
     _check_one(config)
     if config.judge is not None:
-        service = ChatService(_settings(config.judge))
-        pool.belongings.push_async_callback(service.close)
-        return Judge(service, config.judge, _decoder(policy))
+        client = judge or build_judge(config)
+        assert client is not None
+        pool.belongings.push_async_callback(client.close)
+        return make_judge(client, config.judge, _decoder(policy))
     if config.reward_model is not None:
         return RewardModelScorer(config.reward_model, model, _decoder(policy))
     thread = ThreadWorker()
@@ -168,6 +203,8 @@ def check_rewards(config: Config) -> None:
         agent, spec = part.config.agent, resolve_environment(part.config.sole_environment.name)
         _check_one(agent)
         find_reward(agent, ThreadWorker())
+        if agent.judge is not None:
+            make_judge(JudgeClient(ChatService(_settings(agent.judge)), agent.judge), agent.judge, lambda ids: "")
         is_scored = agent.judge is not None or agent.reward_model is not None
         if spec.reward_range == (0.0, 0.0) and agent.reward == AgentConfig().reward and not is_scored:
             raise ConfigError(
@@ -176,6 +213,35 @@ def check_rewards(config: Config) -> None:
                 expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
                 hint="see docs/reward-functions.md",
             )
+
+
+def check_comparison(config: Config) -> None:
+    """Check that the episodes that a judge compares come in groups, which the policy alone plays.
+
+    Raises:
+        ConfigError: groups or evaluations of one episode; other rollouts than the policy's, which would have no rank.
+    """
+    judge, algorithm = config.agent.judge, config.algorithm
+    if judge is None or judge.compare is None:
+        return
+    compared = "agent.judge.compare ranks the episodes of a group"
+    if algorithm.group_size < 2:
+        raise ConfigError(compared, got="algorithm.group_size 1", expected="at least 2")
+    if algorithm.expert is not None:
+        raise ConfigError(compared, got="algorithm.expert, whose episodes would have no rank", expected="no expert")
+    if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage)):
+        raise ConfigError(
+            compared,
+            got=f"algorithm.advantage {algorithm.advantage}, whose greedy rollout would have no rank",
+            expected="an estimator without a greedy rollout, such as grpo or rloo",
+        )
+    if config.evaluation.every and config.evaluation.samples < 2:
+        raise ConfigError(
+            compared,
+            got=f"evaluations of {config.evaluation.samples} sample per task",
+            expected="evaluation.samples of at least 2",
+            hint="set evaluation.samples=4, or evaluation.every=0",
+        )
 
 
 def check_reward_weights(config: Config) -> None:
@@ -199,11 +265,6 @@ def check_reward_weights(config: Config) -> None:
                 expected="no weights there",
                 hint=f"set algorithm.advantage_options={{weights: {{{words}}}}}",
             )
-
-
-def longest_score_s(judge: JudgeConfig) -> float:
-    """Seconds that a judge may take for an episode."""
-    return judge.engine.timeout_s * judge.attempts
 
 
 def _settings(judge: JudgeConfig) -> ServiceSettings:

@@ -89,6 +89,7 @@ def build_training(
     keep: Callable[[Group], bool] | None = None,
     pool: ServerPool | None = None,
     ranks: Ranks | None = None,
+    folder: Path | None = None,
     say: Callable[[str], None] = unheard,
 ) -> TrainingParts:
     """Build the parts. Nothing runs yet.
@@ -102,6 +103,7 @@ def build_training(
         keep: Says whether a group is worth training on.
         pool: The engine, where the config asks for servers, or for engines on a cluster.
         ranks: Train together.
+        folder: Of the run; a judge keeps its answers there.
         say: Called with what the user should know before the run begins.
 
     Raises:
@@ -127,7 +129,7 @@ def build_training(
     )
     engine = connected.engine
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
-    environments = build_run_environments(config, policy, observer=observer)
+    environments = build_run_environments(config, policy, observer=observer, folder=folder)
     in_step = config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):
         engine.callers = environments[0].pool.waits

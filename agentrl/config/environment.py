@@ -1,11 +1,10 @@
-"""Settings of environments, agents and curricula, and of the judges and reward models that score episodes."""
+"""Settings of environments, agents and curricula, and of the reward models that score episodes."""
 
 from __future__ import annotations
 
 import enum
 import itertools
 import math
-import re
 from pathlib import Path
 from typing import (
     Annotated,
@@ -15,9 +14,10 @@ from typing import (
     TypeAlias,
 )
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.config.judge import JudgeConfig
 from agentrl.config.section import Finite, Section
 from agentrl.env import Isolation
 
@@ -107,62 +107,6 @@ class CurriculumConfig(Section):
 
 def _grows(numbers: list[int]) -> bool:
     return all(low < high for low, high in itertools.pairwise(numbers))
-
-
-PROMPT = """\
-An agent was given a task. Judge how well it did.
-{% if task.prompt %}
-Task: {{ task.prompt }}
-{% endif %}{% if task.ground_truth %}
-Expected: {{ task.ground_truth }}
-{% endif %}
-What happened, with the agent's own words marked:
-
-{{ transcript }}
-
-Weigh what was achieved, not what was promised. End with a line of the form "Score: N", N from {{ low }} to {{ high }}.
-"""
-
-
-class JudgeConfig(Section):
-    """Asks a model behind an OpenAI-compatible address, which vLLM and SGLang servers have too, for a score."""
-
-    engine: OpenAIEngineConfig
-    """Where it is: ``{url: http://HOST:PORT/v1, model: NAME}``."""
-    prompt: str = PROMPT
-    """Jinja2 template of the question; reads ``task``, ``transcript``, ``reward`` (the environment's), ``outcome``,
-    ``low`` and ``high``."""
-    pattern: str = r"(?i)score\s*[:=]\s*(-?\d+(?:\.\d+)?)"
-    """Regular expression whose last match in the answer holds the score in its first group."""
-    low: Finite = 0.0
-    """The worst score, which is a reward of 0."""
-    high: Finite = 10.0
-    """The best score, which is a reward of 1."""
-    attempts: int = Field(3, ge=1)
-    """Answers that are read before the episode counts as failed by the machinery."""
-    max_tokens: int = Field(512, ge=1)
-    """Tokens of an answer."""
-    temperature: float = Field(0.0, ge=0)
-    """Of the judge."""
-    environment_weight: Finite = 0.0
-    """Weight of the environment's own reward, which is added."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _pattern_has_a_group(cls, pattern: str) -> str:
-        try:
-            groups = re.compile(pattern).groups
-        except re.error as error:
-            raise ValueError(f"agent.judge.pattern {pattern!r} is no regular expression: {error}") from None
-        if groups < 1:
-            raise ValueError(f"agent.judge.pattern {pattern!r} has no group: put the score in parentheses")
-        return pattern
-
-    @model_validator(mode="after")
-    def _scores_have_a_range(self) -> Self:
-        if self.low >= self.high:
-            raise ValueError(f"agent.judge.low ({self.low:g}) must be below agent.judge.high ({self.high:g})")
-        return self
 
 
 class RewardModelConfig(Section):
@@ -369,7 +313,7 @@ class AgentConfig(Section):
     ``[my:exact, {name: my:brief, weight: 0.2}]``. ``environment`` is the sum of the environment's own rewards, which
     counts only where it is named. See docs/reward-functions.md."""
     judge: JudgeConfig | None = None
-    """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/guides.md."""
+    """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/judges.md."""
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
 

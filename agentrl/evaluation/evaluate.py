@@ -32,7 +32,7 @@ from agentrl.models.load import load_model
 from agentrl.remote.chat import error_message
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
-from agentrl.rollout.runner import EpisodeRunner, play_all
+from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
@@ -68,14 +68,13 @@ async def evaluate_panel(
     """
     began = time.perf_counter()
     chosen = assignments(choose_tasks(source, panel.n_tasks, panel.seed), panel.samples, panel.seed)
-    episodes: dict[str, EvaluatedEpisode] = {}
-    for assignment in chosen:
-        found = None if store is None else store.find(assignment.task.id, assignment.member)
-        if found is not None:
-            episodes[assignment.id] = found
-            on_episode(found)
+    episodes = _finished(chosen, store, whole_groups=runner.scores_groups)
+    for found in episodes.values():
+        on_episode(found)
     on_disk = {episode.trajectory.id for episode in episodes.values()}
     left = {assignment.id: assignment for assignment in chosen if assignment.id not in episodes}
+    if runner.scores_groups:  # the samples of a task wait for each other
+        left = dict(sorted(left.items(), key=lambda entry: entry[1].group_id))
     async for trajectory in play_all(runner, left.values(), concurrency=concurrency):
         assignment = left[trajectory.id.rpartition(".")[0]]
         episode = EvaluatedEpisode(task_id=assignment.task.id, sample=assignment.member, trajectory=trajectory)
@@ -85,6 +84,19 @@ async def evaluate_panel(
         on_episode(episode)
     seconds = time.perf_counter() - began
     return summarise(panel, [episodes[assignment.id] for assignment in chosen], seconds, found=on_disk)
+
+
+def _finished(
+    chosen: Sequence[Assignment], store: EpisodeStore | None, *, whole_groups: bool
+) -> dict[str, EvaluatedEpisode]:
+    """Return the episodes that are in the store, by id; of tasks with all samples only, where samples are compared."""
+    if store is None:
+        return {}
+    found = {one.id: episode for one in chosen if (episode := store.find(one.task.id, one.member)) is not None}
+    if not whole_groups:
+        return found
+    partial = {one.group_id for one in chosen if one.id not in found}
+    return {one.id: found[one.id] for one in chosen if one.id in found and one.group_id not in partial}
 
 
 CHECK_S = 10.0

@@ -14,7 +14,7 @@ import orjson
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import SCRATCH, resolve_model
-from agentrl.builders.rewards import check_rewards, reward_fingerprints
+from agentrl.builders.rewards import build_judge, check_rewards, reward_fingerprints
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
@@ -93,7 +93,7 @@ async def run_evaluation(
     try:
         watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
         async with open_policy(config, request.policy, folder) as policy, watched, AsyncExitStack() as stack:
-            runner = build_runner(config, pool, policy)
+            runner = build_runner(config, pool, policy, judge=build_judge(config.agent, folder=folder))
             stack.push_async_callback(runner.loop.close)
             with settled_heap():
                 result = await evaluate_panel(

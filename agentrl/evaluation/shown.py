@@ -66,6 +66,7 @@ async def _played(config: Config, policy: EpisodePolicy) -> list[list[Message]]:
     pool = build_env_pool(config, spec=spec)
     try:
         runner = build_runner(config, pool, policy, observer=heard, retries=0)
+        runner.scorer = EnvironmentReward()  # nobody reads the return, and a judge would be paid for it
         task = task_source(spec, config.sole_environment)[0]
         shots = () if runner.shots is None else await runner.shots.messages(runner, task)
         await runner.run(task, group_id="shown", member=0, seed=0)

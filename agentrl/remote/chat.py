@@ -154,6 +154,18 @@ def error_message(text: str) -> str:
 LONGEST_WAIT_S = 30.0
 
 
+class ServiceRefusal(EngineError):
+    """A request that the service does not accept, whatever it is asked again.
+
+    Attributes:
+        status: The HTTP status.
+    """
+
+    def __init__(self, url: str, status: int, said: str) -> None:
+        super().__init__(f"{url} refused a request", got=said)
+        self.status = status
+
+
 class _Busy(Exception):
     """The service may answer later; carries why, and the seconds that it asked to wait."""
 
@@ -218,14 +230,27 @@ class ChatService(ChatPolicy):
         tools: Sequence[Mapping[str, Any]],
         params: SamplingParams,
         request_id: str,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
     ) -> ChatAnswer:
         """Ask the service; overload, server errors and lost connections are tried again.
 
+        Args:
+            messages: As in `ChatPolicy.chat`, like the next three.
+            tools: Schemas of the tools that may be called.
+            params: Of the sampling.
+            request_id: For messages.
+            json_schema: Sent as ``response_format``: the answer is to be JSON of this schema.
+
         Raises:
             UsageError: wrong key, address or model; a setting that the service does not have.
+            ServiceRefusal: the service does not accept the request.
             EngineError: no usable answer within the deadline and the retries.
         """
         body = encode_request(self.settings.model, messages, tools, params)
+        if json_schema is not None:
+            described = {"name": "answer", "schema": dict(json_schema), "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": described}
         await self.start()
         what = f"request {request_id} to {self.settings.url}"
         async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._places:
@@ -266,7 +291,7 @@ class ChatService(ChatPolicy):
         if status == 404:
             hint = f"check {section}.model, and that {section}.url is the base address, up to and with /v1"
             raise UsageError(f"{self.settings.url} does not know model {self.settings.model!r}", got=said, hint=hint)
-        raise EngineError(f"{self.settings.url} refused a request", got=said)
+        raise ServiceRefusal(self.settings.url, status, said)
 
     async def close(self) -> None:
         """Close the connections."""

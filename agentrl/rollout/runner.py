@@ -1,5 +1,8 @@
 """Plays one episode, whatever happens, and says how it ended.
 
+A `GroupScorer` scores the episodes of a group together: they are played with ``in_group``, and `EpisodeRunner.score_group`
+is called once the last of them has ended. Their observer hears of their end then.
+
 An error is classified here, once: by the outcome that its type carries. What the machinery failed is tried again with
 a new attempt under the same task and seed; then the failed trajectory stands, and does not train. Only what the user
 must change (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions, recorded all the
@@ -27,6 +30,7 @@ from agentrl.errors import (
     AgentRLError,
     ConfigError,
     EnvironmentFailure,
+    InfrastructureError,
     Outcome,
     PolicyError,
     UsageError,
@@ -36,7 +40,15 @@ from agentrl.errors import (
     is_addressed_to,
     running_task,
 )
-from agentrl.reward import EnvironmentReward, Scorer, checked_score
+from agentrl.reward import (
+    EnvironmentReward,
+    GroupScorer,
+    Score,
+    Scorer,
+    checked_group_scores,
+    checked_score,
+    no_group,
+)
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, ending
 from agentrl.rollout.policies import EpisodePolicy
@@ -117,6 +129,8 @@ class EpisodeRunner:
         self.make_sandbox = make_sandbox
         self.shots = shots
         self._role_setups = {setup.role.name: setup for setup in roles}
+        self._unscored: set[str] = set()
+        """Ids of episodes that this runner played, and whose group is not scored yet."""
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
@@ -125,6 +139,7 @@ class EpisodeRunner:
         """Copy the runner for another policy, with counts of its own."""
         other = copy.copy(self)
         other.policy, other.counters, other.observer = policy, RolloutCounters(), RolloutObserver()
+        other._unscored = set()
         return other
 
     async def close(self) -> None:
@@ -143,7 +158,12 @@ class EpisodeRunner:
         """Return True: a runner can play any task."""
         return True
 
-    async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
+    @property
+    def scores_groups(self) -> bool:
+        """True if episodes are scored by comparing them with others of their group."""
+        return isinstance(self.scorer, GroupScorer)
+
+    async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
         """Play the task until an attempt is not failed by infrastructure, or the attempts are used up.
 
         Args:
@@ -151,11 +171,14 @@ class EpisodeRunner:
             group_id: Members of a group share the task.
             member: Number within the group.
             seed: Decides all sampling of the episode; attempts and turns derive their own from it.
+            in_group: The caller calls `score_group` once the group has ended.
 
         Raises:
-            UsageError: an error that no new attempt can fix.
+            UsageError: an error that no new attempt can fix; the episode is alone, and its scorer compares.
             asyncio.CancelledError: the caller cancelled; the observer has received the trajectory.
         """
+        if self.scores_groups and not in_group:
+            raise no_group(self.scorer)
         for attempt in range(self.retries + 1):
             trajectory = Trajectory(
                 id=f"{group_id}/{member}.{attempt}",
@@ -187,15 +210,22 @@ class EpisodeRunner:
         finally:
             trajectory.metrics["seconds"] = self.waits.clock() - began
             self.counters.running -= 1
-            if trajectory.outcome is not None:
-                self.counters.outcomes[trajectory.outcome] += 1
-            self.observer.on_end(trajectory)
+            if self.scores_groups and _can_be_scored(trajectory):
+                self._unscored.add(trajectory.id)
+            else:
+                self._announce_end(trajectory)
             trajectory.forget_messages()
+
+    def _announce_end(self, trajectory: Trajectory) -> None:
+        if trajectory.outcome is not None:
+            self.counters.outcomes[trajectory.outcome] += 1
+        self.observer.on_end(trajectory)
 
     async def _classify(self, trajectory: Trajectory, task: Task, seed: int) -> None:
         try:
             trajectory.outcome = await self._play(trajectory, task, seed)
-            await self._score(trajectory, task)
+            if not self.scores_groups:
+                await self._score(trajectory, task)
         except AgentRLError as error:
             outcome = getattr(error, "outcome", None)
             if not isinstance(outcome, Outcome):
@@ -285,9 +315,45 @@ class EpisodeRunner:
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__):
             async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.score_timeout_s):
                 score = await checked_score(self.scorer, trajectory, task)
-        own = math.fsum(trajectory.own_rewards.values())
-        trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
-        trajectory.reward_components.update(score.components)
+        _give(trajectory, score)
+
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+        """Score the episodes of a group, if the scorer compares them; those that infrastructure failed are left out.
+
+        A group that cannot be scored has failed by infrastructure, with all of its episodes.
+
+        Args:
+            trajectories: All of the group, also those that were played before the run was resumed.
+            task: Theirs.
+
+        Raises:
+            UsageError: an error that no new attempt can fix.
+            BudgetSpent: the scorer may ask nothing more.
+        """
+        found = [trajectory for trajectory in trajectories if _can_be_scored(trajectory)]
+        if not self.scores_groups or not found:
+            return
+        try:
+            await _in_own_task(self._score_together(found, task), f"scoring group {found[0].group_id}")
+        except InfrastructureError as error:
+            for trajectory in found:
+                _fail(trajectory, error.outcome, error)
+        for trajectory in found:
+            if trajectory.id in self._unscored:
+                self._unscored.discard(trajectory.id)
+            else:
+                self.observer.on_start(trajectory)  # of an episode that another process played
+            self._announce_end(trajectory)
+
+    async def _score_together(self, trajectories: Sequence[Trajectory], task: Task) -> None:
+        scorer = self.scorer
+        assert isinstance(scorer, GroupScorer)
+        what = f"scoring a group of task {task.id}"
+        with self.waits.on(WaitKind.SCORER, trajectories[0].group_id, type(scorer).__name__):
+            async with async_boundary(EnvironmentFailure, what, deadline_s=None):
+                scores = await checked_group_scores(scorer, trajectories, task)
+        for trajectory, score in zip(trajectories, scores, strict=True):
+            _give(trajectory, score)
 
 
 async def _known_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
@@ -302,6 +368,17 @@ async def _known_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
     if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
         raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
     return found
+
+
+def _can_be_scored(trajectory: Trajectory) -> bool:
+    return trajectory.outcome is not None and trajectory.outcome.is_trainable
+
+
+def _give(trajectory: Trajectory, score: Score) -> None:
+    """Give an episode its return: the score, and what single roles earned."""
+    own = math.fsum(trajectory.own_rewards.values())
+    trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
+    trajectory.reward_components.update(score.components)
 
 
 def _fail(trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:
@@ -347,27 +424,60 @@ async def play_all(
 ) -> AsyncIterator[Trajectory]:
     """Play all assignments, at most `concurrency` at a time; yield trajectories as episodes end.
 
+    Where the scorer compares episodes, those of one ``group_id`` come together, once the last of them has ended.
     Leaving the loop early cancels the running episodes. A `UsageError` of an episode is raised.
+
+    Raises:
+        UsageError: the scorer compares episodes, and one has no other to be compared with.
     """
+    assignments = list(assignments)
+    groups = _Groups(runner, assignments)
     remaining = iter(assignments)
-    running: set[asyncio.Task[Trajectory]] = set()
-    done: set[asyncio.Task[Trajectory]] = set()
+    running: set[asyncio.Task[list[Trajectory]]] = set()
+    done: set[asyncio.Task[list[Trajectory]]] = set()
     try:
         while True:
             for one in remaining:
-                episode = runner.run(one.task, group_id=one.group_id, member=one.member, seed=one.seed)
-                running.add(asyncio.create_task(episode))
+                running.add(asyncio.create_task(groups.play(one)))
                 if len(running) >= concurrency:
                     break
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
-                yield ended.result()
+                for trajectory in ended.result():
+                    yield trajectory
     finally:
         for unfinished in running:
             unfinished.cancel()
         await asyncio.gather(*running, *done, return_exceptions=True)
+
+
+class _Groups:
+    """Holds back the episodes of a group until the last one has ended, where the scorer compares them."""
+
+    def __init__(self, runner: EpisodeRunner, assignments: Sequence[Assignment]) -> None:
+        self._runner = runner
+        self._left = Counter(one.group_id for one in assignments)
+        self._found: dict[str, list[Trajectory]] = {group_id: [] for group_id in self._left}
+        if runner.scores_groups and 1 in self._left.values():
+            raise no_group(runner.scorer)
+
+    async def play(self, one: Assignment) -> list[Trajectory]:
+        """Play an episode, and return those that are ready: itself, none, or its whole group."""
+        runner, group_id = self._runner, one.group_id
+        trajectory = await runner.run(
+            one.task, group_id=group_id, member=one.member, seed=one.seed, in_group=runner.scores_groups
+        )
+        if not runner.scores_groups:
+            return [trajectory]
+        self._found[group_id].append(trajectory)
+        self._left[group_id] -= 1
+        if self._left[group_id]:
+            return []
+        found = sorted(self._found.pop(group_id), key=lambda trajectory: trajectory.id)
+        await runner.score_group(found, one.task)
+        return found
 
 
 def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:

@@ -6,7 +6,8 @@
                         ▲                                                                                 │
                         └──────────────────────── set_version(v + 1) ◄────────────────────────────────────┘
 
-A group is of one environment, and is played by that environment's runner. What groups say about their tasks is handed
+A group is of one environment, and is played by that environment's runner, which also scores it as a whole where its
+scorer compares episodes. What groups say about their tasks is handed
 to the task sampler when a batch is complete, all at once and in the order of groups.
 
 With `max_staleness` 0 a batch is exactly the groups that were started for it, and comes sorted by task order and
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -259,6 +260,8 @@ class GroupScheduler:
                     self._start_episode(group, member)
             for name in group.missing_extras:
                 self._start_episode(group, name)
+            if group.is_complete:  # of a run that was saved while the group was being scored
+                self._start(self._finish(group), f"scoring group {group.id}")
 
     def _may_start(self) -> bool:
         """Apply the staleness rule; a group that failed or was dropped leaves its place to another."""
@@ -277,8 +280,11 @@ class GroupScheduler:
         return tuple(name for name, player in players.items() if player.plays(draw.task))
 
     def _start_episode(self, group: Group, player: int | str) -> None:
+        self._start(self._play(group, player), f"episode {group.id}/{player}")
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._unfinished += 1
-        episode = asyncio.create_task(self._play(group, player), name=f"episode {group.id}/{player}")
+        episode = asyncio.create_task(work, name=name)
         self._episodes.add(episode)
         episode.add_done_callback(self._episode_done)
 
@@ -305,14 +311,21 @@ class GroupScheduler:
             label = group.draw.environment
             if isinstance(player, int):
                 runner = self.runners[label]
-                group.members[player] = await runner.run(group.task, group_id=group.id, member=player, seed=seed)
+                group.members[player] = await runner.run(
+                    group.task, group_id=group.id, member=player, seed=seed, in_group=runner.scores_groups
+                )
             else:
                 extra, number = self._extra_runners[label][player], group.size + group.extra_names.index(player)
                 group.extra_rollouts[player] = await extra.run(group.task, group_id=group.id, member=number, seed=seed)
         finally:
             self._places.release()
         if group.is_complete:
-            self._complete(group)
+            await self._finish(group)
+
+    async def _finish(self, group: Group) -> None:
+        """Score a group whose episodes have all ended, where they are compared, and hand it over."""
+        await self.runners[group.draw.environment].score_group(group.trajectories, group.task)
+        self._complete(group)
 
     def _complete(self, group: Group) -> None:
         del self._running[group.position]

@@ -189,6 +189,24 @@ class RolloutCounters:
     """Groups without a single episode that can train."""
     groups_stale: int = 0
     groups_filtered: int = 0
+    judge_requests: int = 0
+    """Answers of a judge's service."""
+    judge_cached: int = 0
+    """Verdicts that were known, or that another episode was already asking for."""
+    judge_unreadable: int = 0
+    """Answers that had to be asked again."""
+    judge_tokens: int = 0
+    """Tokens of questions and answers."""
+    judge_without: int = 0
+    """Episodes that the environment alone rewarded, because the budget was spent."""
+    judge_pairs: int = 0
+    """Pairs of episodes that were compared in both orders."""
+    judge_agreeing: int = 0
+    """Those of which both orders named the same winner, or both a tie."""
+    judge_cost: float = 0.0
+    """By the prices in ``agent.judge.budget``."""
+    judge_seconds: float = 0.0
+    """Summed over requests."""
 
     def snapshot(self) -> dict[str, float]:
         """Return all counts by metric name."""

@@ -22,7 +22,7 @@ from agentrl.builders.trainers import build_on_ranks
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.render.tokens import TextEncoder
-from agentrl.rollout.judges import transcript
+from agentrl.rollout.judges.transcripts import transcript
 from agentrl.runs.learning_run import Learner, LearningRun
 from agentrl.training.distributed import Ranks
 from agentrl.training.preferences import Pair

@@ -37,7 +37,7 @@ from agentrl.builders.resume_rules import rule_of
 from agentrl.builders.run import Interruption, Run, RunResult, stop_signals
 from agentrl.builders.training import build_training
 from agentrl.config.load import dump_config
-from agentrl.errors import TrainingError, described_error
+from agentrl.errors import BudgetSpent, TrainingError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.learning import LearningWatch
@@ -113,6 +113,7 @@ class Orchestrator:
         Raises:
             UsageError: something that the user must change: a missing model, a full disk.
             TrainingError: numbers that are not finite, a failed weight sync, nothing to train on, a rank that was lost.
+            BudgetSpent: the judge's budget is spent; a checkpoint is saved.
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
@@ -169,6 +170,7 @@ class Orchestrator:
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
             ranks=processes.ranks,
+            folder=self.folder.path,
             say=self._say,
         )
         stack.push_async_callback(self._parts.close)
@@ -223,9 +225,12 @@ class Orchestrator:
                 self._raise_if_stopped()
                 self._writer.look()
                 await self._one_step()
-        except _Interrupted:
+        except (_Interrupted, BudgetSpent) as end:
             await self._parts.scheduler.close()
             self._save()
+            if isinstance(end, BudgetSpent):
+                self._writer.wait()
+                raise
             return True
         return False
 

@@ -1,0 +1,308 @@
+"""Scorers that ask a language model: about each episode alone, or about the episodes of a group.
+
+A judge that cannot be understood is a failure of the infrastructure, never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.config.judge import JudgeConfig, RubricItem, check_items
+from agentrl.errors import BudgetSpent, ConfigError, EngineError, UsageError
+from agentrl.reward import GroupScorer, Score, Scorer
+from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.forms import (
+    REASON,
+    REASON_CHARS,
+    Field,
+    FieldsForm,
+    Form,
+    ScoreForm,
+    Weights,
+    verdict_form,
+    verdict_weights,
+)
+from agentrl.rollout.judges.ranking import Comparison, listwise, pairwise
+from agentrl.rollout.judges.transcripts import Decode, Piece, marked_transcript, pieces_of, require_tokens
+from agentrl.rollout.tools import all_of
+from agentrl.task import Task
+from agentrl.trajectory import Trajectory
+
+REASON_FIELD = Field(name=REASON, kind="string", longest=REASON_CHARS, meaning="why, before you decide")
+MOST_GROUPS = 10_000
+"""Groups of which is remembered whether they are judged; far more than can be played at once."""
+
+_log = logging.getLogger(__name__)
+
+
+def make_judge(client: JudgeClient, settings: JudgeConfig, decode: Decode) -> Scorer:
+    """Make the scorer of an ``agent.judge`` section.
+
+    Args:
+        client: Asks the judge.
+        settings: The section.
+        decode: Text of the policy's tokens.
+
+    Raises:
+        ConfigError: the prompt is no template, or the verdict describes no form.
+    """
+    if settings.compare is not None:
+        return RankingJudge(client, settings, decode)
+    return Judge(client, settings, decode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """What a judge is asked about an episode: one form, or several in requests of their own; and what it is worth."""
+
+    forms: Sequence[Form]
+    weights: Weights
+
+
+class Judge(Scorer):
+    """Scores each episode by itself: a score in free text, a typed verdict, or a rubric."""
+
+    def __init__(self, client: JudgeClient, settings: JudgeConfig, decode: Decode) -> None:
+        self._client, self._settings, self._decode = client, settings, decode
+        self._question = Question(settings)
+        self._without = GroupsWithout(client, settings)
+        self._fixed = None if settings.kind == "rubric" else _fixed_inquiry(settings)
+
+    async def score(self, trajectory: Trajectory, task: Task) -> Score:
+        """Return the judge's reward, 1 at best, plus the weighted reward of the environment."""
+        require_tokens(trajectory, "a judge")
+        if self._without.begins_without(trajectory.group_id):
+            return self._without.score(trajectory)
+        inquiry = self._fixed or _rubric_inquiry(self._settings, task)
+        try:
+            parts = await self._parts(trajectory, task, inquiry)
+        except BudgetSpent as spent:
+            return self._without.after_spending(trajectory, spent)
+        if not self._without.note_judged(trajectory.group_id):
+            return self._without.score(trajectory)  # another episode of its group has got no verdict any more
+        named = {f"judge/{name}": value for name, value in parts.items()} if self._settings.is_typed else {}
+        return _total(inquiry.weights.reward(parts), trajectory, self._settings, named)
+
+    async def _parts(self, trajectory: Trajectory, task: Task, inquiry: Inquiry) -> dict[str, float]:
+        """Ask the judge, and return the values that count, between 0 and 1."""
+        question = self._question.about(trajectory, task, list(pieces_of(trajectory, self._decode)))
+        answers = await all_of([self._client.ask(question, form, trajectory.id) for form in inquiry.forms])
+        return inquiry.weights.parts({name: value for answer in answers for name, value in answer.items()})
+
+
+class RankingJudge(GroupScorer):
+    """Ranks the episodes of a group; the reward is the rank, between 0 and 1."""
+
+    def __init__(self, client: JudgeClient, settings: JudgeConfig, decode: Decode) -> None:
+        if settings.compare is None:
+            raise ConfigError("agent.judge.compare is not set", expected="pairwise or listwise")
+        self._client, self._settings, self._decode = client, settings, decode
+        self._compare = settings.compare
+        self._question = Question(settings)
+        self._without = GroupsWithout(client, settings)
+
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
+        """Return the ranks, plus the weighted rewards of the environment.
+
+        Raises:
+            EngineError: fewer than two episodes are left, or a comparison cannot be read.
+        """
+        group_id = trajectories[0].group_id
+        if len(trajectories) < 2:
+            raise EngineError(
+                f"group {group_id} cannot be ranked",
+                got="1 episode that infrastructure has not failed",
+                expected="at least 2",
+                hint="see the errors of its other episodes",
+            )
+        for trajectory in trajectories:
+            require_tokens(trajectory, "a judge")
+        if self._without.begins_without(group_id):
+            return [self._without.score(trajectory) for trajectory in trajectories]
+        try:
+            ranks = await self._ranks(trajectories, task, group_id)
+        except BudgetSpent as spent:
+            return [self._without.after_spending(trajectory, spent) for trajectory in trajectories]
+        found = zip(ranks, trajectories, strict=True)
+        return [_total(rank, trajectory, self._settings, {}) for rank, trajectory in found]
+
+    async def _ranks(self, trajectories: Sequence[Trajectory], task: Task, group_id: str) -> list[float]:
+        shown = [tuple(pieces_of(trajectory, self._decode)) for trajectory in trajectories]
+        comparison = Comparison(
+            client=self._client,
+            question=lambda attempts: self._question.comparing(attempts, task),
+            reasons=self._settings.reasons,
+            name=group_id,
+        )
+        if self._compare.how == "listwise":
+            return await listwise(comparison, shown, rounds=self._compare.rounds or 3)
+        return await pairwise(comparison, shown, opponents=self._compare.opponents)
+
+
+def _total(judged: float, trajectory: Trajectory, settings: JudgeConfig, parts: Mapping[str, float]) -> Score:
+    earned = trajectory.environment_reward
+    return Score(
+        reward=judged + settings.environment_weight * earned,
+        components={"judge": judged, "environment": earned, **parts},
+    )
+
+
+class GroupsWithout:
+    """Decides, once the budget is spent, which episodes the environment alone rewards.
+
+    Rewards of a group are compared, so a group has verdicts for all of its episodes or for none. An episode of a group
+    that has verdicts already gets no reward, and does not train.
+    """
+
+    def __init__(self, client: JudgeClient, settings: JudgeConfig) -> None:
+        self._client, self._settings = client, settings
+        self._judged: dict[str, bool] = {}
+
+    def begins_without(self, group_id: str) -> bool:
+        """Return True if an episode of the group needs no verdict."""
+        if group_id not in self._judged and self._client.goes_on_without:
+            self._note(group_id, is_judged=False)
+        return self._judged.get(group_id) is False
+
+    def note_judged(self, group_id: str) -> bool:
+        """Note that an episode has a verdict; False if its group goes without."""
+        return self._judged[group_id] if group_id in self._judged else self._note(group_id, is_judged=True)
+
+    def after_spending(self, trajectory: Trajectory, spent: BudgetSpent) -> Score:
+        """Return the score of an episode whose verdict could not be paid for any more.
+
+        Raises:
+            BudgetSpent: the run is to stop then.
+        """
+        if self._settings.budget.when_spent == "stop":
+            raise spent
+        group_id = trajectory.group_id
+        is_judged = self._judged[group_id] if group_id in self._judged else self._note(group_id, is_judged=False)
+        return Score(reward=None) if is_judged else self.score(trajectory)
+
+    def score(self, trajectory: Trajectory) -> Score:
+        """Return the weighted reward of the environment alone."""
+        earned = trajectory.environment_reward
+        self._client.counters.judge_without += 1
+        return Score(reward=self._settings.environment_weight * earned, components={"environment": earned})
+
+    def _note(self, group_id: str, *, is_judged: bool) -> bool:
+        if not is_judged and False not in self._judged.values():
+            _log.warning(
+                "the budget of the judge is spent (%s): from group %s on, episodes are rewarded by the environment alone",
+                self._client.spent,
+                group_id,
+            )
+        self._judged[group_id] = is_judged
+        if len(self._judged) > MOST_GROUPS:
+            del self._judged[next(iter(self._judged))]
+        return is_judged
+
+
+class Question:
+    """The template of a judge's question.
+
+    Raises:
+        ConfigError: it is no Jinja2 template.
+    """
+
+    def __init__(self, settings: JudgeConfig) -> None:
+        self._settings = settings
+        try:
+            environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
+            self._template = environment.from_string(settings.question)
+        except TemplateError as error:
+            raise ConfigError("agent.judge.prompt is no Jinja2 template", got=str(error)) from error
+
+    def about(self, trajectory: Trajectory, task: Task, pieces: Sequence[Piece]) -> str:
+        """Return the question about one episode."""
+        return self._filled(
+            task=asdict(task),
+            transcript=marked_transcript([pieces], max_chars=self._settings.max_transcript_chars),
+            reward=trajectory.environment_reward,
+            outcome="" if trajectory.outcome is None else trajectory.outcome.value,
+            low=f"{self._settings.low:g}",
+            high=f"{self._settings.high:g}",
+        )
+
+    def comparing(self, attempts: Sequence[Sequence[Piece]], task: Task) -> str:
+        """Return the question about several attempts of one task."""
+        shown = marked_transcript(attempts, max_chars=self._settings.max_transcript_chars)
+        return self._filled(task=asdict(task), transcript=shown, count=len(attempts))
+
+    def _filled(self, **values: Any) -> str:
+        try:
+            return self._template.render(**values).strip()
+        except TemplateError as error:
+            raise UsageError(
+                "agent.judge.prompt cannot be filled in",
+                got=str(error),
+                expected=f"{', '.join(values)} only",
+            ) from error
+
+
+def _fixed_inquiry(settings: JudgeConfig) -> Inquiry:
+    """Return what is asked about every episode alike."""
+    if settings.verdict is None:
+        form = ScoreForm(settings.pattern, settings.low, settings.high)
+        score = Field(name="score", kind="number", low=settings.low, high=settings.high)
+        return Inquiry(forms=[form], weights=Weights(fields={"score": score}, weights={"score": 1.0}))
+    typed = verdict_form(settings)
+    return Inquiry(forms=[typed], weights=verdict_weights(settings, typed))
+
+
+def _rubric_inquiry(settings: JudgeConfig, task: Task) -> Inquiry:
+    """Return what is asked about an episode of a task: the items of the rubric, and those of the task."""
+    items = [*(settings.rubric.items if settings.rubric else ()), *_task_items(settings, task)]
+    fields = {item.name: _item_field(item) for item in items}
+    first = [REASON_FIELD] if settings.reasons else []
+    groups = [list(fields.values())] if settings.rubric_requests == "together" else [[f] for f in fields.values()]
+    weights = {item.name: item.weight for item in items}
+    return Inquiry(
+        forms=[FieldsForm([*first, *group]) for group in groups],
+        weights=Weights(
+            fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)
+        ),
+    )
+
+
+def _item_field(item: RubricItem) -> Field:
+    if item.scale is None:
+        return Field(name=item.name, kind="boolean", meaning=item.criterion)
+    return Field(name=item.name, kind="number", low=item.scale[0], high=item.scale[1], meaning=item.criterion)
+
+
+_ITEMS = TypeAdapter(list[RubricItem])
+
+
+def _task_items(settings: JudgeConfig, task: Task) -> list[RubricItem]:
+    """Return the items in the column ``agent.judge.task_rubric`` of a task: a list, or its JSON.
+
+    Raises:
+        UsageError: there are none although nothing else is asked, or they are no items.
+    """
+    if settings.task_rubric is None:
+        return []
+    given = task.columns.get(settings.task_rubric)
+    what = f"column {settings.task_rubric} of task {task.id} holds no rubric"
+    if given is None:
+        if settings.rubric is not None:
+            return []
+        raise UsageError(what, got="no such column", hint="add agent.judge.rubric for tasks without items of their own")
+    try:
+        items = _ITEMS.validate_python(json.loads(given) if isinstance(given, str) else list(given))
+        check_items([*(settings.rubric.items if settings.rubric else ()), *items])
+    except (ValidationError, ValueError, TypeError) as error:
+        words = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise UsageError(
+            what, got=words, expected="[{name: …, criterion: …, weight: …}, …]", hint="see docs/judges.md"
+        ) from error
+    return items
