@@ -1,0 +1,405 @@
+"""Forms of a judge's answers: what the judge is told, the JSON schema for guided decoding, and strict reading.
+
+An answer is read as a whole. What is not of the form raises `Unreadable`, whose text the judge reads when it is asked
+again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from pydantic import BaseModel, ValidationError
+
+from agentrl.config.judge import NAME, JudgeConfig
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.registry import load
+
+EXAMPLE = "agent.judge.verdict={reason: string, score: number 0..10}"
+REASON = "reason"
+REASON_CHARS = 400
+
+
+class Unreadable(Exception):
+    """What is wrong with an answer, in words for the judge."""
+
+
+class Form(ABC):
+    """What an answer must look like."""
+
+    instructions: str
+    """Told after the question; may be empty."""
+    schema: Mapping[str, Any] | None
+    """JSON schema of the answer; ``None`` where it is free text."""
+
+    @abstractmethod
+    def read(self, answer: str) -> Mapping[str, Any]:
+        """Return the fields of an answer; raise `Unreadable` where it is not of the form."""
+
+
+class ScoreForm(Form):
+    """Free text with a score that a pattern finds: the last one in the answer."""
+
+    schema = None
+    instructions = ""
+
+    def __init__(self, pattern: str, low: float, high: float) -> None:
+        self._pattern, self._low, self._high = re.compile(pattern), low, high
+
+    def read(self, answer: str) -> Mapping[str, Any]:
+        """Return the score."""
+        matches = list(self._pattern.finditer(answer))
+        try:
+            score = float(matches[-1].group(1)) if matches else None
+        except (TypeError, ValueError):
+            score = None
+        if score is None or not self._low <= score <= self._high:
+            raise Unreadable(
+                "Your answer has no score that can be read. End with one line of the form "
+                f'"Score: N", N from {self._low:g} to {self._high:g}.'
+            )
+        return {"score": score}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """A field of a typed answer."""
+
+    name: str
+    kind: Literal["number", "integer", "boolean", "string"]
+    low: float = -math.inf
+    high: float = math.inf
+    longest: int | None = None
+    """Characters of a text, as the judge is told; a longer one is accepted."""
+    choices: tuple[str, ...] = ()
+    """The only texts, for strings."""
+    meaning: str = ""
+
+    @property
+    def is_scored(self) -> bool:
+        """It is a number between bounds, or a boolean."""
+        return self.kind == "boolean" or (math.isfinite(self.low) and math.isfinite(self.high))
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Its JSON schema."""
+        found: dict[str, Any] = {"type": self.kind}
+        bounds = {"minimum": self.low, "maximum": self.high}
+        found |= {name: _plain(bound) for name, bound in bounds.items() if math.isfinite(bound)}
+        if self.longest is not None:
+            found["maxLength"] = self.longest
+        if self.choices:
+            found["enum"] = list(self.choices)
+        return found
+
+    @property
+    def words(self) -> str:
+        """What the judge is told about it."""
+        if self.choices:
+            kind = "one of " + ", ".join(map(json.dumps, self.choices))
+        elif self.kind == "boolean":
+            kind = "true or false"
+        elif self.kind == "string":
+            kind = "text" if self.longest is None else f"text of at most {self.longest} characters"
+        else:
+            kind = f"{'a whole number' if self.kind == 'integer' else 'a number'}{_range_words(self.low, self.high)}"
+        return f'"{self.name}": {kind}' + (f" ({self.meaning})" if self.meaning else "")
+
+    def check(self, value: Any) -> None:
+        """Raise `Unreadable` if a value is not of the field."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = {
+            "boolean": isinstance(value, bool),
+            "string": isinstance(value, str) and (not self.choices or value in self.choices),
+            "number": is_number and self.low <= value <= self.high,
+            "integer": is_number and float(value).is_integer() and self.low <= value <= self.high,
+        }
+        if not fits[self.kind]:
+            raise Unreadable(f"{json.dumps(value)[:80]} is no value for {self.words}.")
+
+    def normalised(self, value: Any) -> float:
+        """Scale a value to between 0 and 1."""
+        return float(value) if self.kind == "boolean" else (value - self.low) / (self.high - self.low)
+
+
+def _plain(bound: float) -> float | int:
+    return int(bound) if float(bound).is_integer() else bound
+
+
+def _range_words(low: float, high: float) -> str:
+    if math.isfinite(low) and math.isfinite(high):
+        return f" from {low:g} to {high:g}"
+    return f" of at least {low:g}" if math.isfinite(low) else f" of at most {high:g}" if math.isfinite(high) else ""
+
+
+class FieldsForm(Form):
+    """A JSON object with these fields and no others, in this order."""
+
+    def __init__(self, fields: Sequence[Field], *, meaning: str = "") -> None:
+        self.fields = {field.name: field for field in fields}
+        self.schema = {
+            "type": "object",
+            "properties": {field.name: field.schema for field in fields},
+            "required": [field.name for field in fields],
+            "additionalProperties": False,
+        }
+        told = "\n".join(f"- {field.words}" for field in fields)
+        self.instructions = f"{meaning}Answer with one JSON object and nothing else. Its fields, in this order:\n{told}"
+
+    def read(self, answer: str) -> Mapping[str, Any]:
+        """Return the fields."""
+        found = read_object(answer)
+        if missing := [name for name in self.fields if name not in found]:
+            raise Unreadable(f"Your answer lacks {', '.join(missing)}.")
+        if unknown := [name for name in found if name not in self.fields]:
+            raise Unreadable(f"Your answer has a field {unknown[0][:80]!r}, which was not asked for.")
+        for name, field in self.fields.items():
+            field.check(found[name])
+        return found
+
+
+class ModelForm(Form):
+    """A JSON object that a pydantic model accepts, validators included."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._model = model
+        self.schema = model.model_json_schema()
+        self.fields = {field.name: field for field in _fields_of_schema(self.schema, strict=False)}
+        told = json.dumps(self.schema, ensure_ascii=False)
+        self.instructions = f"Answer with one JSON object of this JSON schema, and nothing else:\n{told}"
+
+    def read(self, answer: str) -> Mapping[str, Any]:
+        """Return the fields."""
+        found = read_object(answer)
+        try:
+            checked = self._model.model_validate_json(json.dumps(found), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the object"
+            raise Unreadable(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
+        dumped = checked.model_dump(by_alias=True)
+        for name, field in self.fields.items():
+            if field.is_scored:
+                field.check(dumped.get(name))
+        return dumped
+
+
+class RankingForm(Form):
+    """A JSON object with a ranking of all attempts, the best first."""
+
+    def __init__(self, count: int, *, reasons: bool) -> None:
+        self._count = count
+        labels = list(range(1, count + 1))
+        ranking = {"type": "array", "items": {"type": "integer", "enum": labels}, "minItems": count, "maxItems": count}
+        reason = {REASON: {"type": "string", "maxLength": REASON_CHARS}} if reasons else {}
+        properties = {**reason, "ranking": ranking}
+        self.schema = {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+            "additionalProperties": False,
+        }
+        first = f'- "{REASON}": text of at most {REASON_CHARS} characters\n' if reasons else ""
+        self.instructions = (
+            "Answer with one JSON object and nothing else. Its fields, in this order:\n"
+            f'{first}- "ranking": the numbers of all {count} attempts, from the best to the worst, each once'
+        )
+
+    def read(self, answer: str) -> Mapping[str, Any]:
+        """Return the ranking."""
+        found = read_object(answer)
+        ranking = found.get("ranking")
+        numbers = ranking if isinstance(ranking, list) else []
+        if any(type(number) is not int for number in numbers) or sorted(numbers) != list(range(1, self._count + 1)):
+            raise Unreadable(
+                f'{json.dumps(ranking)[:80]} is no "ranking": it must hold each number from 1 to {self._count} once.'
+            )
+        return found
+
+
+def read_object(answer: str) -> dict[str, Any]:
+    """Read an answer that is one JSON object; a reasoning model's thinking before it and a Markdown fence may stand.
+
+    Raises:
+        Unreadable: it is something else, has a key twice, or a number that is not finite.
+    """
+    text = re.sub(r"\A\s*<think>.*?</think>", "", answer, flags=re.DOTALL).strip()
+    if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, flags=re.DOTALL):
+        text = fenced[1]
+    try:
+        found = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise Unreadable(f"Your answer is not one JSON object: {error}.") from error
+    except RecursionError as error:
+        raise Unreadable("Your answer is nested too deeply.") from error
+    if not isinstance(found, dict):
+        raise Unreadable("Your answer is JSON, but no object.")
+    return found
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Unreadable("Your answer has a field twice.")
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise Unreadable(f"Your answer has {name}, which is no JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """How fields become a reward: the weighted mean of those with positive weights, minus penalties.
+
+    With x_i the value of field i between 0 and 1, the reward is sum_i w_i x_i / sum_{w_i > 0} w_i. It is 1 at best, and
+    `lowest` at worst: 0 without negative weights.
+    """
+
+    fields: Mapping[str, Field]
+    weights: Mapping[str, float]
+    gates: frozenset[str] = frozenset()
+    """Fields without which the reward is the lowest."""
+
+    @property
+    def lowest(self) -> float:
+        """The worst reward."""
+        return math.fsum(w for w in self.weights.values() if w < 0) / self._positive
+
+    @property
+    def _positive(self) -> float:
+        return math.fsum(w for w in self.weights.values() if w > 0)
+
+    def parts(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Return the values of the fields that count, between 0 and 1."""
+        return {name: self.fields[name].normalised(values[name]) for name in self.weights}
+
+    def reward(self, parts: Mapping[str, float]) -> float:
+        """Return the reward of such values."""
+        if any(parts[name] < 1 for name in self.gates):
+            return self.lowest
+        return math.fsum(weight * parts[name] for name, weight in self.weights.items()) / self._positive
+
+
+def verdict_form(config: JudgeConfig) -> FieldsForm | ModelForm:
+    """Return the form of ``agent.judge.verdict``.
+
+    Raises:
+        ConfigError: it describes no form that can be read.
+        UsageError: there is no such class.
+    """
+    verdict = config.verdict
+    if isinstance(verdict, str):
+        return ModelForm(_model(verdict))
+    if not verdict:
+        raise ConfigError("agent.judge.verdict has no fields", got=verdict, expected=EXAMPLE)
+    if isinstance(verdict.get("properties"), dict):
+        return FieldsForm(_fields_of_schema(verdict, strict=True))
+    return FieldsForm([_field(name, words) for name, words in verdict.items()])
+
+
+def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> Weights:
+    """Return how the fields of a verdict become a reward.
+
+    Raises:
+        ConfigError: ``agent.judge.reward`` names no field, or one that is no number between bounds.
+    """
+    scored = [field.name for field in form.fields.values() if field.is_scored]
+    given = config.reward
+    if given is None:
+        if len(scored) != 1:
+            raise ConfigError(
+                "agent.judge.reward must say which field of the verdict is the reward",
+                got=f"{len(scored)} fields that are numbers between bounds or booleans"
+                + (f": {', '.join(scored)}" if scored else ""),
+                expected="agent.judge.reward=NAME, or {NAME: WEIGHT, …}",
+            )
+        given = scored[0]
+    weights = {given: 1.0} if isinstance(given, str) else dict(given)
+    for name, weight in weights.items():
+        if name not in scored:
+            raise ConfigError(
+                f"agent.judge.reward names {name!r}",
+                got="a field without bounds" if name in form.fields else "no field of the verdict",
+                expected=f"one of {', '.join(scored)}" if scored else "a number between bounds, such as number 0..10",
+                hint=did_you_mean(name, scored),
+            )
+        if not math.isfinite(weight) or weight == 0:
+            raise ConfigError(f"the weight of {name} in agent.judge.reward is wrong", got=weight, expected="not 0")
+    if not any(weight > 0 for weight in weights.values()):
+        raise ConfigError("agent.judge.reward has no weight above 0", got=weights, expected="a field that rewards")
+    return Weights(fields=form.fields, weights=weights)
+
+
+_TYPE = re.compile(r"(number|integer)\s+(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)|(boolean)|(string)(?:\s+(\d+))?")
+
+
+def _field(name: str, words: Any) -> Field:
+    found = _TYPE.fullmatch(words.strip()) if isinstance(words, str) else None
+    if found is None or not re.match(NAME, name):
+        raise ConfigError(
+            f"agent.judge.verdict describes no field {name}",
+            got=repr(words),
+            expected="number 0..10, integer 1..5, boolean, string, or string 200 for at most 200 characters",
+        )
+    if found[4] or found[5]:
+        longest = None if found[6] is None else int(found[6])
+        return Field(name=name, kind="boolean" if found[4] else "string", longest=longest)
+    low, high = float(found[2]), float(found[3])
+    if low >= high:
+        raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=words, expected="number 0..10")
+    return Field(name=name, kind="integer" if found[1] == "integer" else "number", low=low, high=high)
+
+
+_KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", "description"})
+
+
+def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[Field]:
+    """Return the fields of an object's schema; those that are not plain are refused, or left out where not strict."""
+    found = []
+    required = schema.get("required", [])
+    for name, part in schema["properties"].items():
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        plain = kind in ("number", "integer", "boolean", "string") and part.keys() <= _KNOWN and name in required
+        if not plain and strict:
+            raise ConfigError(
+                f"field {name} of the schema in agent.judge.verdict is not understood",
+                got=json.dumps(part) + ("" if name in required else ", not required"),
+                expected="a required number, integer, boolean or string with minimum, maximum, maxLength or enum alone",
+                hint="describe anything else by a pydantic model: agent.judge.verdict=module:Class",
+            )
+        if kind in ("number", "integer", "boolean", "string"):
+            found.append(_field_of_schema(name, part))
+    return found
+
+
+def _field_of_schema(name: str, part: Mapping[str, Any]) -> Field:
+    low, high = part.get("minimum", -math.inf), part.get("maximum", math.inf)
+    if part["type"] in ("number", "integer") and low >= high:
+        raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=f"{low} to {high}")
+    choices = tuple(str(choice) for choice in part.get("enum", ())) if part["type"] == "string" else ()
+    return Field(
+        name=name,
+        kind=part["type"],
+        low=low,
+        high=high,
+        longest=part.get("maxLength"),
+        choices=choices,
+        meaning=part.get("description", ""),
+    )
+
+
+def _model(name: str) -> type[BaseModel]:
+    found = load(name) if ":" in name else None
+    if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        raise ConfigError(
+            "agent.judge.verdict is no pydantic model",
+            got=f"{name}, {'which is ' + type(found).__name__ if ':' in name else 'which names none'}",
+            expected=f"module:Class of a pydantic model, the path of a .json file, or {EXAMPLE}",
+        )
+    return found

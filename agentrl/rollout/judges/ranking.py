@@ -1,0 +1,156 @@
+"""Ranking of a group: pairs in both orders, or lists in several orders; the rank as a reward between 0 and 1.
+
+Position bias cancels, because each pair is shown in both orders, and each list in shuffled ones. Episodes with equal
+transcripts have equal rewards, and are not compared with each other.
+
+- Pairwise, every pair: the win rate, r_i = mean over j != i of s_ij, where s_ij is the mean of both orders' results, 1
+  for a win, 0.5 for a tie, 0 for a loss.
+- Pairwise, some pairs: strengths p_i of the Bradley-Terry model, P(i beats j) = p_i / (p_i + p_j), fitted to the pairs
+  by Hunter's minorisation (2004, equation 3) with a weak prior; r_i = mean over j != i of p_i / (p_i + p_j).
+- Listwise: r_i = mean over rounds of (n - place_i) / (n - 1), with place 1 for the best of n different episodes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.forms import REASON, REASON_CHARS, Field, FieldsForm, RankingForm
+from agentrl.rollout.judges.transcripts import Piece
+from agentrl.rollout.tools import all_of
+
+Attempt: TypeAlias = tuple[Piece, ...]
+Pair: TypeAlias = tuple[int, int]
+TIE = 0.5
+RESULT = {"1": 1.0, "2": 0.0, "tie": TIE}
+PRIOR = 0.1
+"""Wins and losses of each episode against an imaginary one of strength 1, so that unbeaten ones have a finite one."""
+ITERATIONS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How attempts of one task are shown to a judge."""
+
+    client: JudgeClient
+    question: Callable[[Sequence[Attempt]], str]
+    """The question about attempts, in their order."""
+    reasons: bool
+    name: str
+    """The group, for messages; also decides orders."""
+
+
+async def pairwise(comparison: Comparison, attempts: Sequence[Attempt], *, opponents: int | None) -> list[float]:
+    """Compare attempts two at a time, each pair in both orders.
+
+    Args:
+        comparison: How.
+        attempts: At least two.
+        opponents: Others that each attempt meets, an even number; all of them when left out.
+    """
+    count = len(attempts)
+    pairs = pairs_of(count, opponents, seed=comparison.name)
+    results = await all_of([_result(comparison, attempts[i], attempts[j]) for i, j in pairs])
+    found = dict(zip(pairs, results, strict=True))
+    if len(pairs) == count * (count - 1) // 2:
+        return win_rates(found, count)
+    return bradley_terry(found, count)
+
+
+async def _result(comparison: Comparison, first: Attempt, second: Attempt) -> float:
+    """Return 1 where the first of two attempts wins, 0 where the second does, and the mean of both orders."""
+    if first == second:
+        return TIE
+    reason = [Field(name=REASON, kind="string", longest=REASON_CHARS, meaning="why")] if comparison.reasons else []
+    better = Field(name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt")
+    form = FieldsForm([*reason, better])
+    orders = ((first, second), (second, first))
+    answers = await all_of(
+        [comparison.client.ask(comparison.question(order), form, comparison.name) for order in orders]
+    )
+    forward, backward = (RESULT[answer["better"]] for answer in answers)
+    counters = comparison.client.counters
+    counters.judge_pairs += 1
+    counters.judge_agreeing += forward == 1 - backward
+    return (forward + 1 - backward) / 2
+
+
+def pairs_of(count: int, opponents: int | None, *, seed: str) -> list[Pair]:
+    """Return the pairs that are compared: all of them, or each with as many others on a shuffled circle.
+
+    >>> pairs_of(3, None, seed="")
+    [(0, 1), (0, 2), (1, 2)]
+    >>> from collections import Counter
+    >>> sorted(Counter(i for pair in pairs_of(5, 2, seed="g") for i in pair).values())
+    [2, 2, 2, 2, 2]
+    """
+    if opponents is None or opponents >= count - 1:
+        return [(i, j) for i in range(count) for j in range(i + 1, count)]
+    circle = list(range(count))
+    random.Random(f"opponents/{seed}").shuffle(circle)
+    return [
+        (circle[i], circle[(i + distance) % count]) for i in range(count) for distance in range(1, opponents // 2 + 1)
+    ]
+
+
+def win_rates(results: Mapping[Pair, float], count: int) -> list[float]:
+    """Return the mean result of each against all others.
+
+    >>> win_rates({(0, 1): 1.0, (0, 2): 0.5, (1, 2): 0.0}, 3)
+    [0.75, 0.0, 0.75]
+    """
+    won = [0.0] * count
+    for (i, j), result in results.items():
+        won[i] += result
+        won[j] += 1 - result
+    return [value / (count - 1) for value in won]
+
+
+def bradley_terry(results: Mapping[Pair, float], count: int) -> list[float]:
+    """Return the expected win rate of each against all others, by strengths fitted to the pairs that were compared."""
+    met: list[list[int]] = [[] for _ in range(count)]
+    won = [PRIOR] * count
+    for (i, j), result in results.items():
+        met[i].append(j)
+        met[j].append(i)
+        won[i] += result
+        won[j] += 1 - result
+    strength = [1.0] * count
+    for _ in range(ITERATIONS):
+        strength = [
+            won[i] / math.fsum([2 * PRIOR / (strength[i] + 1), *(1 / (strength[i] + strength[j]) for j in met[i])])
+            for i in range(count)
+        ]
+    return [
+        math.fsum(strength[i] / (strength[i] + strength[j]) for j in range(count) if j != i) / (count - 1)
+        for i in range(count)
+    ]
+
+
+async def listwise(comparison: Comparison, attempts: Sequence[Attempt], *, rounds: int) -> list[float]:
+    """Rank all attempts at once, in a new order each round.
+
+    Args:
+        comparison: How.
+        attempts: At least two.
+        rounds: Rankings that are averaged.
+    """
+    different = list(dict.fromkeys(attempts))
+    if len(different) == 1:
+        return [TIE] * len(attempts)
+    found = await all_of([_ranking(comparison, different, number) for number in range(rounds)])
+    means = {attempt: math.fsum(ranks[attempt] for ranks in found) / rounds for attempt in different}
+    return [means[attempt] for attempt in attempts]
+
+
+async def _ranking(comparison: Comparison, attempts: Sequence[Attempt], number: int) -> dict[Attempt, float]:
+    shuffled = list(attempts)
+    random.Random(f"round/{number}/{comparison.name}").shuffle(shuffled)
+    count = len(shuffled)
+    form = RankingForm(count, reasons=comparison.reasons)
+    answer = await comparison.client.ask(comparison.question(shuffled), form, comparison.name)
+    return {shuffled[label - 1]: (count - place) / (count - 1) for place, label in enumerate(answer["ranking"], 1)}
