@@ -27,7 +27,7 @@ class JudgeHandler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         question = body["messages"][0]["content"]
         JudgeHandler.asked += 1
-        says = "Score: 8" if "[agent]" in question and JudgeHandler.asked % 4 else "No."
+        says = "Score: 8" if "[agent] #" in question and JudgeHandler.asked % 4 else "No."
         answer = {"choices": [{"message": {"role": "assistant", "content": says}, "finish_reason": "stop"}]}
         data = json.dumps(answer).encode()
         self.send_response(200)

@@ -21,6 +21,7 @@ from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.reward import Score, Scorer, fingerprint
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.ranking import ROUNDS, pairs_of
 from agentrl.rollout.judges.scorers import make_judge
 from agentrl.rollout.judges.transcripts import Decode, require_tokens, transcript
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
@@ -213,6 +214,39 @@ def check_rewards(config: Config) -> None:
                 expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
                 hint="see docs/reward-functions.md",
             )
+
+
+def judge_rows(config: Config) -> list[tuple[str, str, str]]:
+    """Return what a dry run says about the judge: what, how many, from."""
+    judge, algorithm = config.agent.judge, config.algorithm
+    if judge is None:
+        return []
+    each = requests_per_group(judge, algorithm.group_size)
+    tasks, steps = config.trainer.tasks_per_step, config.trainer.steps
+    kind = judge.kind if judge.compare is None else judge.compare.how
+    rows = [
+        ("judge", kind, f"{judge.engine.model} at {judge.engine.url}"),
+        (
+            "judge's requests per group",
+            f"{each:,}",
+            f"algorithm.group_size {algorithm.group_size}, if all are readable",
+        ),
+        ("judge's requests", f"{each * tasks * steps:,}", f"{steps:,} steps of {tasks:,} groups, without evaluations"),
+    ]
+    budget = judge.budget
+    limits = {"requests": budget.max_requests, "tokens": budget.max_tokens_total, "cost": budget.max_cost}
+    words = ", ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit is not None)
+    return [*rows, ("judge's budget", words, f"then {budget.when_spent}")] if words else rows
+
+
+def requests_per_group(judge: JudgeConfig, size: int) -> int:
+    """Count the requests about a group, where each is readable and none is known; items of tasks are not known."""
+    if judge.compare is None:
+        items = len(judge.rubric.items) if judge.rubric is not None else 1
+        return size * (items if judge.rubric_requests == "each" else 1)
+    if judge.compare.how == "listwise":
+        return judge.compare.rounds or ROUNDS
+    return 2 * len(pairs_of(size, judge.compare.opponents, seed=""))
 
 
 def check_comparison(config: Config) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from agentrl.builders.checks import check_training
 from agentrl.builders.environments import task_source
 from agentrl.builders.machine import check_machine, gpu_rows
+from agentrl.builders.rewards import judge_rows
 from agentrl.builders.run import Run, RunResult, check_tasks, resume_run, start_run
 from agentrl.builders.workers import followed_launcher
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
@@ -87,9 +88,8 @@ def train(
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
     if dry_run:
-        print_dry_run(
-            config, [*rows(config), *gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)]
-        )
+        on_gpus = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
+        print_dry_run(config, [*rows(config), *judge_rows(config), *on_gpus])
         return
     if gpus is not None:
         raise UsageError("--gpus is for --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")

@@ -139,11 +139,17 @@ class HintingService(OpenAIEngine):
     """Client of a service that explains its refusals by what to set."""
 
     async def chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams, request_id: str
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        json_schema: Mapping[str, Any] | None = None,
     ) -> ChatAnswer:
         """Answer a conversation, as `OpenAIEngine` does; that a service takes no tools is a `UsageError`."""
         try:
-            return await super().chat(messages, tools, params, request_id)
+            return await super().chat(messages, tools, params, request_id, json_schema=json_schema)
         except EngineError as error:
             said = str(error.got)
             if "tool-call-parser" in said or "enable-auto-tool-choice" in said:

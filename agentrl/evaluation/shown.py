@@ -13,6 +13,7 @@ from agentrl.engine import StopReason
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.message import Message
+from agentrl.reward import EnvironmentReward
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn
 from agentrl.rollout.scripted_policies import ScriptedConversation, ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.shots import with_shots

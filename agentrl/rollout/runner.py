@@ -1,7 +1,7 @@
 """Plays one episode, whatever happens, and says how it ended.
 
-A `GroupScorer` scores the episodes of a group together: they are played with ``in_group``, and `EpisodeRunner.score_group`
-is called once the last of them has ended. Their observer hears of their end then.
+A `GroupScorer` scores the episodes of a group together: they are played with ``in_group``, and the caller calls
+`EpisodeRunner.score_group` once the last of them has ended. Their observer hears of their end then.
 
 An error is classified here, once: by the outcome that its type carries. What the machinery failed is tried again with
 a new attempt under the same task and seed; then the failed trajectory stands, and does not train. Only what the user

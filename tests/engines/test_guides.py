@@ -10,10 +10,11 @@ import torch
 from support.tokenizers import build_tokenizer
 
 from agentrl.config.algorithm import TeacherConfig
-from agentrl.config.environment import JudgeConfig
+from agentrl.config.judge import JudgeConfig
 from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.remote.chat import ChatService, ServiceSettings
-from agentrl.rollout.judges import Judge
+from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.scorers import make_judge
 from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.teacher import TeacherServers
 from agentrl.task import Task
@@ -115,7 +116,7 @@ def judge_at(url, **settings):
         ServiceSettings(**engine, timeout_s=60.0, retries=1, section="agent.judge.engine"), first_wait_s=0.01
     )
     config = JudgeConfig(engine=engine, max_tokens=16, **settings)
-    return Judge(service, config, lambda ids: " ".join(map(str, ids))), service
+    return make_judge(JudgeClient(service, config), config, lambda ids: " ".join(map(str, ids))), service
 
 
 @pytest.mark.parametrize("engine", ["vllm"])

@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentrl.config.environment import JudgeConfig
+from agentrl.config.judge import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, Outcome, UsageError
 from agentrl.remote.chat import ChatService, ServiceSettings
-from agentrl.rollout.judges import Judge, transcript
+from agentrl.rollout.judges.client import JudgeClient
+from agentrl.rollout.judges.scorers import make_judge
+from agentrl.rollout.judges.transcripts import transcript
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -59,7 +61,8 @@ async def judge_of(*answers, status=200, **settings):
         first_wait_s=0.001,
     )
     try:
-        yield Judge(service, JudgeConfig(engine={**ENGINE, "url": url}, **settings), decode), seen
+        config = JudgeConfig(engine={**ENGINE, "url": url}, **settings)
+        yield make_judge(JudgeClient(service, config), config, decode), seen
     finally:
         await service.close()
         await runner.cleanup()
@@ -74,7 +77,8 @@ async def test_a_judge_reads_the_episode_and_its_score_becomes_a_reward():
     told = message["content"]
     assert "Task: Reach the hill." in told
     assert "Expected: hill" in told
-    assert "[world]\nReach the hill\n\n[agent]\ngo north\n\n[world]\nyou are there" in told
+    (mark,) = {line.split()[-1] for line in told.splitlines() if line.startswith("---")}
+    assert f"[world] {mark}\nReach the hill\n\n[agent] {mark}\ngo north\n\n[world] {mark}\nyou are there" in told
 
 
 def test_what_branches_share_is_read_once():
@@ -132,7 +136,7 @@ async def test_a_prompt_may_read_nothing_but_what_there_is():
         with pytest.raises(UsageError, match=r"cannot be filled in: got 'tasks' is undefined"):
             await judge.score(episode(), TASK)
     with pytest.raises(ConfigError, match="no Jinja2 template"):
-        Judge(None, JudgeConfig(engine=ENGINE, prompt="{% if %}"), decode)
+        make_judge(None, JudgeConfig(engine=ENGINE, prompt="{% if %}"), decode)
 
 
 @pytest.mark.parametrize(

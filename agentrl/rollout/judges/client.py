@@ -4,7 +4,7 @@
                                                               ▲                          │
                                                               └──── asked again ◄────────┘
 
-Every answer is paid for once, so each is written to the file at once, readable or not: a resumed run reads there what it
+Every answer is paid for, so each is written to the file at once, readable or not: a resumed run reads there what it
 knows and what it has spent.
 """
 
@@ -188,11 +188,11 @@ class JudgeClient:
         except ServiceRefusal as refusal:
             if schema is None or settings.guided == "always" or refusal.status not in NO_SCHEMA:
                 raise
-            answer = await self._service.chat(messages, (), params, request_id)  # refused again: something else is wrong
+            answer = await self._service.chat(messages, (), params, request_id)  # raises if something else is wrong
             if self._is_guided:
                 self._is_guided = False
                 _log.warning(
-                    "the judge's service refuses response_format (%s): verdicts are asked for in words alone from now on",
+                    "the judge refuses response_format (%s): verdicts are asked for in words alone from now on",
                     refusal.got,
                 )
             return answer

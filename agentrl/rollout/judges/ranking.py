@@ -30,6 +30,8 @@ RESULT = {"1": 1.0, "2": 0.0, "tie": TIE}
 PRIOR = 0.1
 """Wins and losses of each episode against an imaginary one of strength 1, so that unbeaten ones have a finite one."""
 ITERATIONS = 500
+ROUNDS = 3
+"""Of listwise comparisons, by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

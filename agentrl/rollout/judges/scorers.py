@@ -30,7 +30,7 @@ from agentrl.rollout.judges.forms import (
     verdict_form,
     verdict_weights,
 )
-from agentrl.rollout.judges.ranking import Comparison, listwise, pairwise
+from agentrl.rollout.judges.ranking import ROUNDS, Comparison, listwise, pairwise
 from agentrl.rollout.judges.transcripts import Decode, Piece, marked_transcript, pieces_of, require_tokens
 from agentrl.rollout.tools import all_of
 from agentrl.task import Task
@@ -143,7 +143,7 @@ class RankingJudge(GroupScorer):
             name=group_id,
         )
         if self._compare.how == "listwise":
-            return await listwise(comparison, shown, rounds=self._compare.rounds or 3)
+            return await listwise(comparison, shown, rounds=self._compare.rounds or ROUNDS)
         return await pairwise(comparison, shown, opponents=self._compare.opponents)
 
 
@@ -197,7 +197,7 @@ class GroupsWithout:
     def _note(self, group_id: str, *, is_judged: bool) -> bool:
         if not is_judged and False not in self._judged.values():
             _log.warning(
-                "the budget of the judge is spent (%s): from group %s on, episodes are rewarded by the environment alone",
+                "the budget of the judge is spent (%s): from group %s on, the environment alone rewards episodes",
                 self._client.spent,
                 group_id,
             )
@@ -268,9 +268,7 @@ def _rubric_inquiry(settings: JudgeConfig, task: Task) -> Inquiry:
     weights = {item.name: item.weight for item in items}
     return Inquiry(
         forms=[FieldsForm([*first, *group]) for group in groups],
-        weights=Weights(
-            fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)
-        ),
+        weights=Weights(fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)),
     )
 
 
