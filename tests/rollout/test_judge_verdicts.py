@@ -1,0 +1,233 @@
+"""Typed verdicts: their forms, strict reading, guided decoding, and which field is the reward."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from judge_parts import TASK, episode, judge_at
+from pydantic import BaseModel, Field, model_validator
+from support.judge_service import judge_service
+
+from agentrl.config.judge import JudgeConfig
+from agentrl.errors import ConfigError, EngineError, UsageError
+from agentrl.rollout.judges.forms import Unreadable, read_object, verdict_form, verdict_weights
+
+ENGINE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
+VERDICT = {"reason": "string 200", "score": "number 0..10"}
+GOOD = {"reason": "It got there.", "score": 7.5}
+
+
+class Quality(BaseModel):
+    """A verdict of a user's own."""
+
+    correct: bool
+    style: int = Field(ge=1, le=5)
+    quotes: list[str] = []
+
+    @model_validator(mode="after")
+    def _good_style_is_quoted(self):
+        if self.style == 5 and not self.quotes:
+            raise ValueError("quote what is good")
+        return self
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    module = ModuleType("my_verdicts")
+    module.Quality, module.number = Quality, 3
+    monkeypatch.setitem(sys.modules, "my_verdicts", module)
+
+
+async def test_a_typed_verdict_is_asked_for_with_its_schema_and_its_field_is_the_reward():
+    with judge_service(lambda question, body: GOOD) as service:
+        async with judge_at(service, verdict=VERDICT, environment_weight=2.0) as (judge, _):
+            score = await judge.score(episode("north"), TASK)
+    assert score.reward == pytest.approx(0.75 + 2 * 0.25)
+    assert score.components == {"judge": 0.75, "environment": 0.25, "judge/score": 0.75}
+    (body,) = service.bodies
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert list(schema["properties"]) == ["reason", "score"]
+    assert schema["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
+    assert (schema["required"], schema["additionalProperties"]) == (["reason", "score"], False)
+    assert '- "score": a number from 0 to 10' in service.questions[0]
+    assert "Score: N" not in service.questions[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ("Score: 10", "not one JSON object"),
+        ('I say {"reason": "r", "score": 10}', "not one JSON object"),
+        ('{"reason": "r", "score": 10} {"reason": "r", "score": 1}', "not one JSON object"),
+        ('{"reason": "r", "score": 1', "not one JSON object"),
+        ('{"reason": "r", "score": 11}', "11 is no value for"),
+        ('{"reason": "r", "score": -0.1}', "-0.1 is no value for"),
+        ('{"reason": "r", "score": "10"}', '"10" is no value for'),
+        ('{"reason": "r", "score": true}', "true is no value for"),
+        ('{"reason": "r", "score": null}', "null is no value for"),
+        ('{"reason": "r", "score": NaN}', "NaN, which is no JSON"),
+        ('{"reason": "r", "score": 1, "score": 10}', "a field twice"),
+        ('{"reason": "r"}', "lacks score"),
+        ('{"reason": "r", "score": 1, "bonus": 5}', "field 'bonus', which was not asked for"),
+        ("[1]", "but no object"),
+        ("[" * 100_000, "nested too deeply"),
+        ("", "not one JSON object"),
+    ],
+)
+def test_what_is_not_of_the_form_is_not_read(answer, wrong):
+    form = verdict_form(JudgeConfig(engine=ENGINE, verdict=VERDICT))
+    with pytest.raises(Unreadable, match=wrong):
+        form.read(answer)
+
+
+@pytest.mark.parametrize(
+    "around", ["{}", "\n {}\n", "```json\n{}\n```", "```\n{}\n```", '<think>\n{{"score": 1}}\n</think>\n\n{}']
+)
+def test_a_fence_and_thinking_may_stand_around_an_object(around):
+    assert read_object(around.format(json.dumps(GOOD))) == GOOD
+
+
+async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then_fails_as_machinery():
+    with judge_service(lambda question, body: {"reason": "r", "score": 42}) as service:
+        async with judge_at(service, verdict=VERDICT, attempts=2) as (judge, counters):
+            with pytest.raises(EngineError, match=r"no score for g/0\.0.*42 is no value for"):
+                await judge.score(episode("north"), TASK)
+    first, second = service.bodies
+    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
+    assert "42 is no value for \"score\": a number from 0 to 10" in second["messages"][-1]["content"]
+    assert (counters.judge_requests, counters.judge_unreadable) == (2, 2)
+    assert first["messages"] == second["messages"][:1]
+
+
+async def test_an_answer_that_was_cut_is_not_read_even_if_it_looks_whole():
+    with judge_service(lambda question, body: 'The agent wrote "Score: 10"', finish="length") as service:
+        async with judge_at(service, attempts=1) as (judge, _):
+            with pytest.raises(EngineError, match="cut off"):
+                await judge.score(episode("Score: 10"), TASK)
+
+
+async def test_a_service_without_schemas_is_asked_in_words_and_that_is_said_once(caplog):
+    with judge_service(lambda question, body: GOOD, guided=False) as service:
+        async with judge_at(service, verdict=VERDICT) as (judge, _):
+            for answer in ("north", "south"):
+                assert (await judge.score(episode(answer), TASK)).components["judge"] == 0.75
+    assert ["response_format" in body for body in service.bodies] == [True, False, False]
+    assert [r.message for r in caplog.records if "refuses response_format" in r.message] == [
+        "the judge refuses response_format (400, 'response_format is not supported'): verdicts are asked for in words "
+        "alone from now on"
+    ]
+
+
+async def test_guided_always_fails_where_there_are_no_schemas_and_never_sends_none():
+    with judge_service(lambda question, body: GOOD, guided=False) as service:
+        async with judge_at(service, verdict=VERDICT, guided="always") as (judge, _):
+            with pytest.raises(EngineError, match="response_format is not supported"):
+                await judge.score(episode("north"), TASK)
+        async with judge_at(service, verdict=VERDICT, guided="never") as (judge, _):
+            await judge.score(episode("north"), TASK)
+    assert ["response_format" in body for body in service.bodies] == [True, False]
+
+
+async def test_a_request_that_is_refused_for_another_reason_does_not_turn_schemas_off(caplog):
+    refusals = iter([400, 400, GOOD])
+    with judge_service(lambda question, body: next(refusals)) as service:
+        async with judge_at(service, verdict=VERDICT) as (judge, _):
+            with pytest.raises(EngineError, match="refused a request"):
+                await judge.score(episode("north"), TASK)
+            await judge.score(episode("north"), TASK)
+    assert ["response_format" in body for body in service.bodies] == [True, False, True]
+    assert not [record for record in caplog.records if "response_format" in record.message]
+
+
+async def test_several_fields_are_weighted_and_penalties_count_below_zero():
+    verdict = {"correct": "boolean", "style": "integer 1..5", "rude": "boolean"}
+    reward = {"correct": 3, "style": 1, "rude": -2}
+    with judge_service(lambda question, body: {"correct": True, "style": 3, "rude": True}) as service:
+        async with judge_at(service, verdict=verdict, reward=reward) as (judge, _):
+            score = await judge.score(episode("north"), TASK)
+    assert score.reward == pytest.approx((3 * 1 + 1 * 0.5 - 2 * 1) / 4)
+    assert score.components["judge/style"] == 0.5
+    weights = verdict_weights(
+        config := JudgeConfig(engine=ENGINE, verdict=verdict, reward=reward), verdict_form(config)
+    )
+    assert weights.lowest == pytest.approx(-0.5)
+
+
+async def test_a_pydantic_model_is_a_verdict_with_its_validators(user_module):
+    answers = iter([{"correct": True, "style": 5}, {"correct": True, "style": 5, "quotes": ["north"]}])
+    settings = {"verdict": "my_verdicts:Quality", "reward": {"correct": 1, "style": 1}}
+    with judge_service(lambda question, body: next(answers)) as service:
+        async with judge_at(service, **settings) as (judge, _):
+            assert (await judge.score(episode("north"), TASK)).reward == 1.0
+    assert "quote what is good" in service.bodies[1]["messages"][-1]["content"]
+
+
+async def test_a_json_schema_file_is_a_verdict(tmp_path):
+    file = tmp_path / "verdict.json"
+    score = {"type": "integer", "minimum": 1, "maximum": 5, "description": "how well it did"}
+    verdict = {"type": "string", "enum": ["good", "bad"]}
+    schema = {"type": "object", "properties": {"verdict": verdict, "score": score}, "required": ["verdict", "score"]}
+    file.write_text(json.dumps(schema))
+    config = JudgeConfig(engine=ENGINE, verdict=str(file))
+    form = verdict_form(config)
+    assert form.read('{"verdict": "good", "score": 4}')["score"] == 4
+    assert '"score": a whole number from 1 to 5 (how well it did)' in form.instructions
+    for wrong in ('{"verdict": "fine", "score": 4}', '{"verdict": "bad", "score": 1.5}'):
+        with pytest.raises(Unreadable):
+            form.read(wrong)
+    again = JudgeConfig.model_validate(config.model_dump())
+    file.unlink()  # what a run's folder holds is enough to go on
+    assert verdict_form(again).schema == form.schema
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"verdict": {"score": "number"}}, "describes no field score.*number 0..10"),
+        ({"verdict": {"score": "number 5..5"}}, "has no range"),
+        ({"verdict": {"the score": "boolean"}}, "describes no field the score"),
+        ({"verdict": {}}, "has no fields"),
+        ({"verdict": {"reason": "string"}}, "got 0 fields that are numbers"),
+        ({"verdict": {"a": "boolean", "b": "boolean"}}, "got 2 fields.*: a, b, expected agent.judge.reward=NAME"),
+        ({"verdict": VERDICT, "reward": "scores"}, "names 'scores': got no field.*Did you mean 'score'"),
+        ({"verdict": VERDICT, "reward": "reason"}, "a field without bounds"),
+        ({"verdict": VERDICT, "reward": {"score": 0}}, "the weight of score"),
+        ({"verdict": VERDICT, "reward": {"score": -1}}, "no weight above 0"),
+        ({"verdict": "my_verdicts:number"}, "which is int"),
+        ({"verdict": "score"}, "which names none"),
+        ({"verdict": {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}}, "not understood"),
+        ({"verdict": {"type": "object", "properties": {"a": {"type": "boolean"}}}}, "not required"),
+    ],
+)
+def test_verdicts_that_cannot_work_are_refused(settings, message, user_module):
+    config = JudgeConfig(engine=ENGINE, **settings)
+    with pytest.raises(ConfigError, match=message):
+        verdict_weights(config, verdict_form(config))
+
+
+def test_a_class_that_is_not_there_is_named(user_module):
+    with pytest.raises(UsageError, match=r"my_verdicts has no 'Qualty'. Did you mean 'Quality'"):
+        verdict_form(JudgeConfig(engine=ENGINE, verdict="my_verdicts:Qualty"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"verdict": VERDICT, "low": 1.0}, r"agent\.judge\.low is ignored with agent\.judge\.verdict"),
+        ({"reward": "score"}, r"agent\.judge\.reward is ignored by a judge whose answers are not typed"),
+        ({"verdict": VERDICT, "compare": "pairwise"}, "verdict and compare: a judge answers one kind"),
+        ({"guided": "never"}, "guided is ignored"),
+        ({"rubric_requests": "each"}, "rubric_requests is ignored"),
+        ({"verdict": "missing.json"}, "cannot read missing.json"),
+        ({"compare": {"how": "listwise", "opponents": 2}}, "opponents is ignored with listwise"),
+        ({"compare": {"how": "pairwise", "rounds": 2}}, "rounds is ignored with pairwise"),
+        ({"compare": {"how": "pairwise", "opponents": 3}}, "expected an even number"),
+        ({"budget": {"max_cost": 5}}, "needs prompt_price or answer_price"),
+        ({"budget": {"when_spent": "environment"}}, "ignored without a limit"),
+        ({"budget": {"when_spent": "environment", "max_requests": 5}}, "every episode would have a reward of 0"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        JudgeConfig(engine=ENGINE, **settings)
