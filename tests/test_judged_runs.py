@@ -6,7 +6,9 @@ import shutil
 import pytest
 from support.judge_service import agents_words, attempts_in, judge_service, mark_of
 
+from agentrl.builders.checks import check_training
 from agentrl.builders.run import resume_run
+from agentrl.config import load_config
 from agentrl.errors import BudgetSpent, ConfigError, Outcome, TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
@@ -38,7 +40,7 @@ def more_vowels(question, body):
     return {"better": "tie" if first == second else "1" if first > second else "2"}
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_learns_from_comparisons_and_each_episode_is_written_with_its_rank(tiny_run, staleness):
     with judge_service(more_vowels) as service:
         settings = judge(service, compare="pairwise", reasons=False)
@@ -100,14 +102,13 @@ def test_groups_that_cannot_be_ranked_end_the_run_and_are_never_rewarded(tiny_ru
         (["evaluation={every: 1, tasks: 2}"], "evaluations of 1 sample per task"),
     ],
 )
-def test_where_there_is_no_group_a_comparison_is_refused(tiny_run, words, message):
-    with judge_service(more_vowels) as service:
-        run = tiny_run(judge(service, compare="pairwise"), *words)
-        with pytest.raises(ConfigError, match=message):
-            train(run)
-    assert not service.bodies
+def test_where_there_is_no_group_a_comparison_is_refused(words, message):
+    compare = "agent.judge={engine: {url: http://127.0.0.1:1/v1, model: m}, compare: pairwise}"
+    with pytest.raises(ConfigError, match=message):
+        check_training(load_config("quickstart", [compare, *words]))
 
 
+@pytest.mark.slow
 def test_an_evaluation_compares_the_samples_of_a_task(tiny_run):
     with judge_service(more_vowels) as service:
         run = tiny_run(
@@ -122,7 +123,9 @@ def test_an_evaluation_compares_the_samples_of_a_task(tiny_run):
     assert line["eval/failed"] == 0
 
 
-RUBRIC = {"items": [{"name": "vowels", "criterion": "Are there?"}, {"name": "short", "criterion": "Is it?", "weight": 2}]}
+RUBRIC = {
+    "items": [{"name": "vowels", "criterion": "Are there?"}, {"name": "short", "criterion": "Is it?", "weight": 2}]
+}
 
 
 def fills_in(question, body):
@@ -151,7 +154,7 @@ def test_items_of_a_rubric_are_metrics_and_a_resumed_run_pays_for_nothing_twice(
     assert len((run.folder.path / "judge.jsonl").read_text().splitlines()) == asked
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_spent_budget_ends_a_run_with_a_checkpoint_and_a_larger_one_goes_on(tiny_run, staleness):
     with judge_service(more_vowels) as service:
         settings = judge(service, compare="pairwise", reasons=False, budget={"max_requests": 20})
@@ -171,6 +174,7 @@ def test_a_spent_budget_ends_a_run_with_a_checkpoint_and_a_larger_one_goes_on(ti
     assert len({t.id for t in scored}) == len(scored)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_a_judge_says_so_in_its_metrics(tiny_run):
     with judge_service(lambda question, body: "Score: 5") as service:
         budget = {"max_requests": 6, "when_spent": "environment"}

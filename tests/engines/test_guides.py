@@ -115,7 +115,7 @@ def judge_at(url, **settings):
     service = ChatService(
         ServiceSettings(**engine, timeout_s=60.0, retries=1, section="agent.judge.engine"), first_wait_s=0.01
     )
-    config = JudgeConfig(engine=engine, max_tokens=16, **settings)
+    config = JudgeConfig(engine=engine, **{"max_tokens": 16, **settings})
     return make_judge(JudgeClient(service, config), config, lambda ids: " ".join(map(str, ids))), service
 
 
@@ -145,3 +145,37 @@ async def test_a_judge_scores_and_one_that_talks_nonsense_or_is_gone_gives_no_re
     finally:
         await service.close()
         reservation.release()
+
+
+@pytest.mark.parametrize("engine", ["vllm"])
+async def test_guided_decoding_makes_every_verdict_readable_even_of_a_random_model(engine, serve, url, model_folder):
+    """Its weights are random: without the schema it writes nothing that can be read."""
+    await serve(model_folder)
+    task = Task(id="t-1", environment="w", prompt="Do it.")
+    group = [episode() for _ in range(3)]
+    for number, trajectory in enumerate(group):
+        trajectory.sequences[0].extend([6 + number], Source.OBSERVATION)
+    rubric = {"items": [{"name": "done", "criterion": "Is it done?"}, {"name": "fast", "criterion": "Is it fast?"}]}
+    common = {"guided": "always", "attempts": 1, "max_tokens": 64}
+    for settings in (
+        {"verdict": {"score": "integer 0..10"}},
+        {"verdict": {"score": "integer 1..5", "done": "boolean"}, "reward": {"score": 1, "done": 1}},
+        {"rubric": rubric, "reasons": False},
+        {"compare": "pairwise", "reasons": False},
+    ):
+        judge, service = judge_at(url, **settings, **common)
+        try:
+            if "compare" in settings:
+                scores = await judge.score_group(group, task)
+                assert sum(score.reward for score in scores) == pytest.approx(1.5)
+            else:
+                scores = [await judge.score(group[0], task)]
+            assert all(0 <= score.reward <= 1 for score in scores)
+        finally:
+            await service.close()
+    judge, service = judge_at(url, verdict={"score": "integer 0..10"}, guided="never", attempts=1)
+    try:
+        with pytest.raises(EngineError, match=r"the judge gave no score for g/0\.0"):
+            await judge.score(group[0], task)
+    finally:
+        await service.close()

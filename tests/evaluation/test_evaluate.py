@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
 from agentrl.evaluation.session import default_tasks
 from agentrl.message import Message, user
+from agentrl.reward import GroupScorer, Score
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
+from agentrl.trajectory import Trajectory
 
 
 class Coin(gym.Env[str, str]):
@@ -160,3 +162,52 @@ def test_impossible_panels_are_refused() -> None:
     twin = Task(id="same", environment="world")
     with pytest.raises(UsageError, match="two tasks of one id"):
         assignments([twin, twin], 1, 0)
+
+
+class Places(GroupScorer):
+    """Rewards the place in the group, and keeps the groups that it was given."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+
+    async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
+        self.groups.append([trajectory.id for trajectory in trajectories])
+        return [Score(reward=float(place)) for place in range(len(trajectories))]
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+async def test_samples_of_a_task_are_compared_where_the_scorer_does_that(
+    runner: EpisodeRunner, concurrency: int
+) -> None:
+    runner.scorer = scorer = Places()
+    result = await evaluate_panel(runner, SOURCE, PANEL, concurrency=concurrency)
+    assert [episode.trajectory.reward for episode in result.episodes] == [0.0] * 6 + [1.0] * 6
+    expected = [[f"evaluation/{task.id}/{n}.0" for n in range(2)] for task in choose_tasks(SOURCE, 6, 0)]
+    assert sorted(scorer.groups) == sorted(expected)
+
+
+async def test_one_sample_cannot_be_compared(runner: EpisodeRunner) -> None:
+    runner.scorer = Places()
+    panel = Panel(environment="coin/train", policy="random", model=None, n_tasks=6, samples=1, seed=0)
+    with pytest.raises(UsageError, match=r"Places compares the episodes of a group.*samples in evaluations"):
+        await evaluate_panel(runner, SOURCE, panel, concurrency=3)
+    assert Coin.resets == []
+
+
+async def test_an_interrupted_comparison_plays_whole_groups_again(runner: EpisodeRunner, tmp_path: Path) -> None:
+    runner.scorer = scorer = Places()
+    file = tmp_path / "episodes.jsonl"
+    store = EpisodeStore(file)
+    whole = await evaluate_panel(runner, SOURCE, PANEL, concurrency=3, store=store)
+    store.close()
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(lines[:-3]))  # of one task nothing, of another one sample is left
+    scorer.groups.clear()
+    store = EpisodeStore(file)
+    again = await evaluate_panel(runner, SOURCE, PANEL, concurrency=3, store=store)
+    store.close()
+    assert len(scorer.groups) == 2
+    assert [e.trajectory.reward for e in again.episodes] == [e.trajectory.reward for e in whole.episodes]
+    scorer.groups.clear()
+    await evaluate_panel(runner, SOURCE, PANEL, concurrency=3, store=EpisodeStore(file))
+    assert scorer.groups == []

@@ -22,7 +22,7 @@ FAKES = [
 
 
 def credulous(question, body):
-    """A judge that minds the marks, and gives whatever the examiner's own lines say: 1 unless the world saw the hill."""
+    """A judge that minds the marks, and believes the world alone."""
     mark = mark_of(question)
     (attempt,) = attempts_in(question)
     worlds = re.findall(rf"^\[world\] {mark}$\n(.*?)(?=^\[agent\] {mark}$|\Z)", attempt, flags=re.M | re.S)

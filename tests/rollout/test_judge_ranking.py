@@ -128,7 +128,9 @@ async def test_one_comparison_that_cannot_be_read_fails_the_group(answer):
                 await judge.score_group(group_of("a", "b"), TASK)
 
 
-@pytest.mark.parametrize("ranking", [[1, 2], [1, 2, 2], [0, 1, 2], [1, 2, 3, 4], ["1", "2", "3"], [True, 2, 3], None, 1])
+@pytest.mark.parametrize(
+    "ranking", [[1, 2], [1, 2, 2], [0, 1, 2], [1, 2, 3, 4], ["1", "2", "3"], [True, 2, 3], None, 1]
+)
 async def test_a_list_that_is_no_ranking_fails_the_group(ranking):
     with judge_service(lambda question, body: {"reason": "r", "ranking": ranking}) as service:
         async with judge_at(service, compare="listwise", attempts=1) as (judge, _):
@@ -155,10 +157,14 @@ class Lengths(GroupScorer):
         """Longest first."""
         await asyncio.sleep(0)
         lengths = [trajectory.sampled_tokens for trajectory in trajectories]
-        return [Score(reward=float(length == max(lengths))) for length in lengths] if self._gives is None else self._gives
+        return (
+            [Score(reward=float(length == max(lengths))) for length in lengths] if self._gives is None else self._gives
+        )
 
 
-@pytest.mark.parametrize("gives", [[], [Score(reward=1.0)], [Score(reward=float("nan")), Score(reward=0.0)], [1.0, 0.0]])
+@pytest.mark.parametrize(
+    "gives", [[], [Score(reward=1.0)], [Score(reward=float("nan")), Score(reward=0.0)], [1.0, 0.0]]
+)
 async def test_a_scorer_of_groups_that_gives_something_else_has_failed(gives):
     with pytest.raises(EnvironmentFailure):
         await checked_group_scores(Lengths(gives), group_of("a", "bb"), TASK)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 from judge_parts import TASK, episode, judge_at
@@ -150,6 +151,17 @@ def test_a_file_that_is_no_rubric_is_refused(tmp_path, text):
         path.write_text(text)
     with pytest.raises(ValueError, match="rubric"):
         JudgeConfig(engine=ENGINE, rubric=str(path))
+
+
+def test_the_example_is_a_rubric():
+    example = Path(__file__).parents[2] / "examples" / "rubric.yaml"
+    items = JudgeConfig(engine=ENGINE, rubric=str(example)).rubric.items
+    assert [(item.name, item.weight, item.scale, item.required) for item in items] == [
+        ("correct", 3, None, True),
+        ("grounded", 2, [1, 5], False),
+        ("short", 1, None, False),
+        ("repeats", -1, None, False),
+    ]
 
 
 def test_a_runs_config_holds_the_rubric_itself(file, tmp_path):

@@ -95,7 +95,7 @@ async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then
                 await judge.score(episode("north"), TASK)
     first, second = service.bodies
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
-    assert "42 is no value for \"score\": a number from 0 to 10" in second["messages"][-1]["content"]
+    assert '42 is no value for "score": a number from 0 to 10' in second["messages"][-1]["content"]
     assert (counters.judge_requests, counters.judge_unreadable) == (2, 2)
     assert first["messages"] == second["messages"][:1]
 

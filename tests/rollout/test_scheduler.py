@@ -37,11 +37,26 @@ class Player:
         self.running = self.most_running = 0
         self.seeds = {}
         self.blocked = None
+        self.scores_groups = False
+        self.scoring = None
+        self.scored = []
 
     def plays(self, task):
         return True
 
-    async def run(self, task, *, group_id, member, seed):
+    async def score_group(self, trajectories, task):
+        """Rank the members, if groups are scored; waits for `scoring`."""
+        if not self.scores_groups:
+            return
+        if self.scoring is not None:
+            await self.scoring.wait()
+        found = [t for t in trajectories if t.outcome.is_trainable]
+        self.scored.append((task.id, [t.id for t in found]))
+        for place, trajectory in enumerate(found):
+            trajectory.reward = float(place)
+
+    async def run(self, task, *, group_id, member, seed, in_group=False):
+        assert in_group == self.scores_groups
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         self.seeds[group_id, member] = seed
@@ -404,9 +419,9 @@ class Mixed(Player):
         super().__init__(decide)
         self.versions = versions
 
-    async def run(self, task, *, group_id, member, seed):
+    async def run(self, task, *, group_id, member, seed, in_group=False):
         self.version = self.versions(int(group_id.partition("-")[0]), member)
-        return await super().run(task, group_id=group_id, member=member, seed=seed)
+        return await super().run(task, group_id=group_id, member=member, seed=seed, in_group=in_group)
 
 
 @pytest.mark.parametrize("oldest", [0, 1])
@@ -523,3 +538,40 @@ def test_the_metrics_of_an_environment_are_means_over_its_own_groups():
         equal = [len({t.reward for t in group.trainable}) == 1 for group in own]
         assert metrics[f"env/{label}/zero_variance"] == sum(equal) / len(own)
         assert metrics[f"env/{label}/reward"] == pytest.approx(sum(rewards) / len(rewards))
+
+
+def ranked_player():
+    def decide(task_id, member):
+        return (Outcome.ENGINE_ERROR if member == 1 else Outcome.FINISHED), None
+
+    player = Player(decide)
+    player.scores_groups = True
+    return player
+
+
+async def test_a_group_that_is_compared_is_scored_once_all_of_it_has_ended(make):
+    player = ranked_player()
+    scheduler = make(player, group_size=3, batch=2)
+    groups = await scheduler.next_batch()
+    assert [[t.reward for t in group.trajectories] for group in groups] == [[0.0, None, 1.0]] * 2
+    assert sorted(names for _, names in player.scored) == [[f"{group.id}/0.0", f"{group.id}/2.0"] for group in groups]
+
+
+async def test_a_group_that_was_being_scored_when_the_run_was_saved_is_scored_by_the_next_one(make):
+    player = ranked_player()
+    player.scoring = asyncio.Event()
+    scheduler = make(player, group_size=3, batch=2)
+    scheduler.start_episodes()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    await scheduler.close()
+    assert [len(record["members"]) for record in state["unfinished"]] == [3, 3]
+    assert player.scored == []
+    again = ranked_player()
+    restored = make(again, group_size=3, batch=2)
+    restored.load_state_dict(state)
+    groups = await restored.next_batch()
+    assert [[t.reward for t in group.trajectories] for group in groups] == [[0.0, None, 1.0]] * 2
+    assert len(again.scored) == 2
+    assert again.seeds == {}  # nothing was played again

@@ -7,7 +7,9 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-ATTEMPT = re.compile(r"^--- (?:transcript|attempt \d+) begins (#\w+)$(.*?)^--- (?:transcript|attempt \d+) ends \1$", re.M | re.S)
+ATTEMPT = re.compile(
+    r"^--- (?:transcript|attempt \d+) begins (#\w+)$(.*?)^--- (?:transcript|attempt \d+) ends \1$", re.M | re.S
+)
 
 
 def attempts_in(question):
