@@ -112,6 +112,16 @@ async def test_items_of_a_task_that_are_none_are_the_users_to_change(file, colum
     assert not service.bodies
 
 
+@pytest.mark.parametrize(("max_tokens", "longest"), [(512, 400), (100, 200)])
+async def test_a_reason_leaves_tokens_for_the_scores(file, max_tokens, longest):
+    with judge_service(says()) as service:
+        async with judge_at(service, rubric=file, max_tokens=max_tokens) as (judge, _):
+            await judge.score(episode("north"), TASK)
+    schema = service.bodies[0]["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["reason"] == {"type": "string", "maxLength": longest}
+    assert f'"reason": text of at most {longest} characters' in service.questions[0]
+
+
 async def test_one_item_without_an_answer_fails_the_episode():
     items = [{"name": name, "criterion": f"{name}?"} for name in VALUES]
 

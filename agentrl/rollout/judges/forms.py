@@ -21,8 +21,8 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import load
 
 EXAMPLE = "agent.judge.verdict={reason: string, score: number 0..10}"
-REASON = "reason"
 REASON_CHARS = 400
+"""Characters of a reason, where the answer's tokens allow as many."""
 
 
 class Unreadable(Exception):
@@ -189,22 +189,29 @@ class ModelForm(Form):
         return dumped
 
 
+def reason_field(config: JudgeConfig) -> Field | None:
+    """Return the field of the judge's reasons, if it gives any; its length leaves tokens for the other fields."""
+    if not config.reasons:
+        return None
+    longest = min(REASON_CHARS, 2 * config.max_tokens)
+    return Field(name="reason", kind="string", longest=longest, meaning="why, before you decide")
+
+
 class RankingForm(Form):
     """A JSON object with a ranking of all attempts, the best first."""
 
-    def __init__(self, count: int, *, reasons: bool) -> None:
+    def __init__(self, count: int, reason: Field | None) -> None:
         self._count = count
         labels = list(range(1, count + 1))
         ranking = {"type": "array", "items": {"type": "integer", "enum": labels}, "minItems": count, "maxItems": count}
-        reason = {REASON: {"type": "string", "maxLength": REASON_CHARS}} if reasons else {}
-        properties = {**reason, "ranking": ranking}
+        properties = {**({} if reason is None else {reason.name: reason.schema}), "ranking": ranking}
         self.schema = {
             "type": "object",
             "properties": properties,
             "required": list(properties),
             "additionalProperties": False,
         }
-        first = f'- "{REASON}": text of at most {REASON_CHARS} characters\n' if reasons else ""
+        first = "" if reason is None else f"- {reason.words}\n"
         self.instructions = (
             "Answer with one JSON object and nothing else. Its fields, in this order:\n"
             f'{first}- "ranking": the numbers of all {count} attempts, from the best to the worst, each once'

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.forms import REASON, REASON_CHARS, Field, FieldsForm, RankingForm
+from agentrl.rollout.judges.forms import Field, FieldsForm, RankingForm
 from agentrl.rollout.judges.transcripts import Piece
 from agentrl.rollout.tools import all_of
 
@@ -41,7 +41,8 @@ class Comparison:
     client: JudgeClient
     question: Callable[[Sequence[Attempt]], str]
     """The question about attempts, in their order."""
-    reasons: bool
+    reason: Field | None
+    """What the judge writes before it decides."""
     name: str
     """The group, for messages; also decides orders."""
 
@@ -67,7 +68,7 @@ async def _result(comparison: Comparison, first: Attempt, second: Attempt) -> fl
     """Return 1 where the first of two attempts wins, 0 where the second does, and the mean of both orders."""
     if first == second:
         return TIE
-    reason = [Field(name=REASON, kind="string", longest=REASON_CHARS, meaning="why")] if comparison.reasons else []
+    reason = [] if comparison.reason is None else [comparison.reason]
     better = Field(name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt")
     form = FieldsForm([*reason, better])
     orders = ((first, second), (second, first))
@@ -153,6 +154,6 @@ async def _ranking(comparison: Comparison, attempts: Sequence[Attempt], number: 
     shuffled = list(attempts)
     random.Random(f"round/{number}/{comparison.name}").shuffle(shuffled)
     count = len(shuffled)
-    form = RankingForm(count, reasons=comparison.reasons)
+    form = RankingForm(count, comparison.reason)
     answer = await comparison.client.ask(comparison.question(shuffled), form, comparison.name)
     return {shuffled[label - 1]: (count - place) / (count - 1) for place, label in enumerate(answer["ranking"], 1)}

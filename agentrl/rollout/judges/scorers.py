@@ -20,13 +20,12 @@ from agentrl.errors import BudgetSpent, ConfigError, EngineError, UsageError
 from agentrl.reward import GroupScorer, Score, Scorer
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.forms import (
-    REASON,
-    REASON_CHARS,
     Field,
     FieldsForm,
     Form,
     ScoreForm,
     Weights,
+    reason_field,
     verdict_form,
     verdict_weights,
 )
@@ -36,7 +35,6 @@ from agentrl.rollout.tools import all_of
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
-REASON_FIELD = Field(name=REASON, kind="string", longest=REASON_CHARS, meaning="why, before you decide")
 MOST_GROUPS = 10_000
 """Groups of which is remembered whether they are judged; far more than can be played at once."""
 
@@ -139,7 +137,7 @@ class RankingJudge(GroupScorer):
         comparison = Comparison(
             client=self._client,
             question=lambda attempts: self._question.comparing(attempts, task),
-            reasons=self._settings.reasons,
+            reason=reason_field(self._settings),
             name=group_id,
         )
         if self._compare.how == "listwise":
@@ -263,7 +261,8 @@ def _rubric_inquiry(settings: JudgeConfig, task: Task) -> Inquiry:
     """Return what is asked about an episode of a task: the items of the rubric, and those of the task."""
     items = [*(settings.rubric.items if settings.rubric else ()), *_task_items(settings, task)]
     fields = {item.name: _item_field(item) for item in items}
-    first = [REASON_FIELD] if settings.reasons else []
+    reason = reason_field(settings)
+    first = [] if reason is None else [reason]
     groups = [list(fields.values())] if settings.rubric_requests == "together" else [[f] for f in fields.values()]
     weights = {item.name: item.weight for item in items}
     return Inquiry(
