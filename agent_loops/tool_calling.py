@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, example_call
 from agentrl.errors import ConfigError, ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
@@ -85,7 +84,7 @@ class ToolCalling(AgentLoop):
                 hint="set agent.options={action_name: …}",
             )
         tools = [*episode.tools.values(), *([act] if act else [])]
-        instructions = [_instructions(episode), self._rule(episode, act)]
+        instructions = [_instructions(episode), self._rule(episode, act), _helpers(episode)]
         conversation = episode.open(opening(instructions, await self._shown(episode, first)), tools=tools)
         goal = goal_of(episode, first) if self.restate_goal else ""
         prefill = self._begun_call(episode, act) if self.prefill and act else ""
@@ -161,7 +160,7 @@ class ToolCalling(AgentLoop):
         if act is not None:
             return episode.written(self.demonstrate(ActionHint.parse(episode.action_hint).example))
         first = next(iter(episode.tools.values()))
-        return episode.written(Message(role="assistant", tool_calls=(_example_call(first),)))
+        return episode.written(Message(role="assistant", tool_calls=(example_call(first),)))
 
     def _begun_call(self, episode: Episode, act: Tool) -> str:
         """Return a call of the tool that takes actions, up to the action."""
@@ -186,14 +185,18 @@ def _instructions(episode: Episode) -> str:
     return episode.spec.tool_instructions or episode.spec.instructions
 
 
+def _helpers(episode: Episode) -> str:
+    """Return how to call other agents, where there are some."""
+    helpers = [tool for name, tool in episode.tools.items() if name in episode.roles]
+    if not helpers:
+        return ""
+    example = episode.written(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))
+    return (
+        f"Other agents can help you: {', '.join(tool.name for tool in helpers)}. To ask one, call the tool with its"
+        f" name. It sees nothing but your call, so write all that it needs to know. For example:\n{example}\n"
+        "Its answer comes back as the result of the call."
+    )
+
+
 def _answered(call: ToolCall, observation: Content) -> Message:
     return Message(role="tool", content=observation, tool_call_id=call.id, name=call.name)
-
-
-def _example_call(tool: Tool) -> ToolCall:
-    """Return a call of a tool with values of the right types."""
-    parameters = tool.schema["function"]["parameters"]
-    needed = {name: parameters["properties"][name] for name in parameters.get("required", ())}
-    values: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
-    arguments = {name: values.get(str(schema.get("type")), f"({name})") for name, schema in needed.items()}
-    return ToolCall(name=tool.name, arguments=arguments)

@@ -42,10 +42,8 @@ class AgentRole:
     name: str
     system_prompt: str | None = None
     """Replaces the system message of the role's conversations."""
-    description: str = ""
-    """What the role is for; other roles that may call it read this."""
     tools: Mapping[str, Tool] | None = None
-    """Its tools by name; ``None`` for those of the episode."""
+    """Its tools by name; ``None`` for those of the episode. A tool with the name of another role calls that role."""
     trained: bool = True
     """``False``: its tokens carry no loss, and its own rewards count for nobody."""
     max_answer_tokens: int | None = None
@@ -153,6 +151,15 @@ def plainly_written(message: Message) -> str:
     return "\n".join([*([message.text] if message.text else []), *calls])
 
 
+def example_call(tool: Tool) -> ToolCall:
+    """Return a call of a tool with values of the right types, to show how one is written."""
+    parameters = tool.schema["function"]["parameters"]
+    needed = {name: parameters["properties"][name] for name in parameters.get("required", ())}
+    values: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
+    arguments = {name: values.get(str(schema.get("type")), f"({name})") for name, schema in needed.items()}
+    return ToolCall(name=tool.name, arguments=arguments)
+
+
 class Episode(ABC):
     """Interface of a running episode for its agent loop. One object per episode."""
 
@@ -165,7 +172,7 @@ class Episode(ABC):
     goal: str | None
     """What there is to do, in the environment's words; ``None`` when it does not say so apart."""
     roles: Mapping[str, AgentRole]
-    """The loop's roles by name."""
+    """The loop's roles by name, and those that they call; empty for one agent alone."""
     players: Mapping[str, str]
     """Role of each player that the environment names in ``info["rewards"]``, where it is not the player's name."""
 

@@ -109,7 +109,7 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = ("max_tokens", "max_concurrent")
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names that OpenAI-style services accept."""
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -239,7 +239,7 @@ class Tool:
             raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
         self.name = _snake_case(target.__name__) if name is None else name
-        if not _NAME.fullmatch(self.name):
+        if not TOOL_NAME.fullmatch(self.name):
             hint = "give it another: agentrl.tool(name=…)"
             raise UsageError(
                 "a tool's name", got=repr(self.name), expected="1 to 64 letters, digits, _ and -", hint=hint

@@ -57,3 +57,24 @@ def test_a_role_can_be_left_out_of_training(tiny_run):
 def test_what_does_not_fit_is_refused(tiny_run, setting, message):
     with pytest.raises(ConfigError, match=message):
         train(tiny_run(*LOOP, setting, name="refused"))
+
+
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("agent.loop=react_text", r"agent\.roles\.scout\.as_tool: the agent loop react_text lets nobody call tools"),
+        ("agent.roles={scout: {as_tool: {description: ''}}}", "at least 1 character"),
+        ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "only takes actions"),
+        ("agent.roles={scout: {as_tool: {description: x}, tools: [scout]}}", "the role scout can call itself"),
+        ("agent.roles={'my scout': {as_tool: {description: x}}}", "name of a tool"),
+        ("agent.roles={assistant: {as_tool: {description: x}}}", "cannot be called by others"),
+        ("agent.roles={scout: {as_tool: {description: x, arguments: {'a b': y}}}}", "need names"),
+        ("agent.shots=2", r"agent\.shots is ignored"),
+    ],
+)
+def test_roles_that_cannot_be_called_are_refused(tiny_run, setting, message):
+    described = "agent={loop: tool_calling, options: {}, roles: {scout: {as_tool: {description: Looks.}}}}"
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_run(described, setting, name="refused"))

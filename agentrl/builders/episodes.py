@@ -25,7 +25,7 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, names_of_roles
 from agentrl.rollout.shots import Shots
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.tools import ToolLimits
@@ -73,9 +73,9 @@ def build_runner(
         if isinstance(one, Toolset):
             pool.belongings.push_async_callback(one.close)
     loop = build_loop(config.agent, pool.spec.answer_format)
-    if loop.roles:
-        limits = replace(limits, max_turns=config.agent.max_turns)  # the environment counts its own steps
     roles = build_roles(config.agent, loop)
+    if names_of_roles(loop, config.agent.called_roles):
+        limits = replace(limits, max_turns=config.agent.max_turns)  # the environment counts its own steps
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
         pool.belongings.push_async_callback(toolset.close)
     return EpisodeRunner(

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, AgentRole
-from agentrl.builders.tools import build_tools
+from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
-from agentrl.config.environment import AgentConfig, RoleConfig
+from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.message import Message
 from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
-from agentrl.rollout.runner import RoleSetup, make_agent_loop
+from agentrl.rollout.role_tools import RoleTool
+from agentrl.rollout.runner import RoleSetup, make_agent_loop, names_of_roles
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.openai import OpenAIEngine
+from agentrl.tool import TOOL_NAME, Tool, Toolset
 
 
 def build_roles(agent: AgentConfig, loop: AgentLoop) -> list[RoleSetup]:
@@ -29,23 +31,44 @@ def build_roles(agent: AgentConfig, loop: AgentLoop) -> list[RoleSetup]:
     """
     _check_fits(agent, loop)
     _check_one_tool_of_a_name(agent)
-    return [_build_role(agent, name, role) for name, role in (agent.roles or {}).items()]
+    _check_calls_end(agent)
+    called = {name: _role_tool(name, role.as_tool) for name, role in (agent.roles or {}).items() if role.as_tool}
+    return [_build_role(agent, name, role, called) for name, role in (agent.roles or {}).items()]
+
+
+def _role_tool(name: str, config: RoleToolConfig) -> RoleTool:
+    return RoleTool(name, description=config.description, arguments=config.arguments, max_turns=config.max_turns)
 
 
 def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
     """Check that the loop has the roles that the config names, and ignores nothing that is said about them."""
-    if loop.roles and agent.shots:
+    names = names_of_roles(loop, agent.called_roles)
+    if names and agent.shots:
         raise ConfigError(
             f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, and it has several",
-            got=agent.shots,
+            got=f"{agent.shots}, with the roles {', '.join(names)}",
             expected="agent.shots=0, or a loop of one agent",
         )
     for name, role in (agent.roles or {}).items():
-        if name not in loop.roles:
+        if name not in names or (role.as_tool is not None and names.count(name) > 1):
             raise ConfigError(
-                f"agent.roles.{name}: the agent loop {agent.loop} has no such role",
-                expected=", ".join(loop.roles) or "a loop of several agents, or no agent.roles",
-                hint=did_you_mean(name, list(loop.roles)),
+                f"agent.roles.{name}: the agent loop {agent.loop} has no such role"
+                if role.as_tool is None
+                else f"agent.roles.{name}.as_tool: a role of the agent loop {agent.loop} cannot be called by others",
+                expected=", ".join(names) or "a loop of several agents, or as_tool: {description: …}",
+                hint=did_you_mean(name, [other for other in names if other != name]),
+            )
+        if role.as_tool is not None and not TOOL_NAME.fullmatch(name):
+            raise ConfigError(
+                f"agent.roles.{name}.as_tool: a role that others call needs the name of a tool",
+                got=repr(name),
+                expected="1 to 64 letters, digits, _ and -",
+            )
+        if role.as_tool is not None and not loop.offers_tools:
+            raise ConfigError(
+                f"agent.roles.{name}.as_tool: the agent loop {agent.loop} lets nobody call tools",
+                got=f"agent.loop={agent.loop}",
+                expected="agent.loop=tool_calling, or another loop that offers tools",
             )
         if role.tools and not loop.offers_tools:
             raise ConfigError(
@@ -55,16 +78,18 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
             )
 
 
-def _build_role(agent: AgentConfig, name: str, config: RoleConfig) -> RoleSetup:
+def _build_role(agent: AgentConfig, name: str, config: RoleConfig, called: Mapping[str, RoleTool]) -> RoleSetup:
     role = AgentRole(
         name=name,
         system_prompt=config.system_prompt,
-        description=config.description,
         trained=config.is_trained,
         max_answer_tokens=config.max_answer_tokens,
     )
-    tools = None if config.tools is None else build_tools(agent.model_copy(update={"tools": config.tools}))
-    return RoleSetup(role=role, tools=tools, policy=_build_policy(config))
+    tools: list[Tool | Toolset] | None = None
+    if config.tools is not None:
+        own = agent.model_copy(update={"tools": without_roles(agent, config.tools)})
+        tools = [*build_tools(own), *(called[entry] for entry in called if entry in config.tools)]
+    return RoleSetup(role=role, tools=tools, policy=_build_policy(config), called_as=called.get(name))
 
 
 def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
@@ -132,6 +157,25 @@ def _check_one_tool_of_a_name(agent: AgentConfig) -> None:
                 )
 
 
+def _check_calls_end(agent: AgentConfig) -> None:
+    """Check that no role can call itself, through others or at once: such calls would go on until the turns end."""
+    roles, called = agent.roles or {}, agent.called_roles
+    calls = {name: [other for other in called if other in (roles[name].tools or ())] for name in called}
+    for first in called:
+        reached, ahead = set[str](), list(calls[first])
+        while ahead:
+            name = ahead.pop()
+            if name not in reached:
+                reached.add(name)
+                ahead += calls[name]
+        if first in reached:
+            raise ConfigError(
+                f"agent.roles.{first}.tools: the role {first} can call itself",
+                got=f"{first} calls {', '.join(calls[first])}",
+                expected="roles that call each other in one direction",
+            )
+
+
 def check_roles(config: Config) -> None:
     """Check what a config says about roles, before anything is played.
 
@@ -144,7 +188,7 @@ def check_roles(config: Config) -> None:
         agent = part.config.agent
         loop = make_agent_loop(agent.loop, agent.options)
         _check_fits(agent, loop)
-        roles += loop.roles
+        roles += names_of_roles(loop, agent.called_roles)
     for name in config.algorithm.role_weights:
         if name not in roles:
             raise ConfigError(

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
-from agentrl.config.environment import AgentConfig
+from agentrl.config.environment import AgentConfig, ToolEntries
 from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.sandbox import Sandbox, open_sandbox, read_spec
@@ -91,8 +91,13 @@ def uses_sandbox(tools: Sequence[Tool | Toolset]) -> bool:
 
 def agents_of(agent: AgentConfig) -> list[AgentConfig]:
     """Return the ``agent`` section, and for each role with tools of its own the section with those."""
-    own = [role.tools for role in (agent.roles or {}).values() if role.tools is not None]
+    own = [without_roles(agent, role.tools) for role in (agent.roles or {}).values() if role.tools is not None]
     return [agent, *(agent.model_copy(update={"tools": tools, "roles": None}) for tools in own)]
+
+
+def without_roles(agent: AgentConfig, entries: ToolEntries) -> ToolEntries:
+    """Return the entries of a role's ``tools`` that are tools themselves, without the roles that it may call."""
+    return [entry for entry in entries if entry not in agent.called_roles]
 
 
 def check_tools(config: Config) -> None:

@@ -224,15 +224,38 @@ def _read_prompt(value: Any) -> Any:
 SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
 
 
+def _one_request() -> dict[str, str]:
+    return {"request": "What it should do, with everything that it needs to know. It sees nothing else."}
+
+
+class RoleToolConfig(Section):
+    """A role that other roles call like a tool: arguments in, its final answer out. See docs/roles.md."""
+
+    description: str = Field(min_length=1)
+    """What it is for; the caller reads this as the tool's description."""
+    arguments: dict[str, str] = Field(default_factory=_one_request, min_length=1)
+    """What a call says, as texts: the name of each argument, and what it is. One ``request`` when left out."""
+    max_turns: int = Field(8, ge=1)
+    """Answers in one call; ``agent.max_turns`` counts them, too."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _arguments_have_names(cls, arguments: dict[str, str]) -> dict[str, str]:
+        if wrong := [name for name in arguments if not name.isidentifier()]:
+            raise ValueError(f"arguments of a role in agent.roles need names such as request, not {wrong[0]!r}")
+        return arguments
+
+
 class RoleConfig(Section):
-    """One of several agents of an episode; the loop says which there are. See docs/roles.md."""
+    """One of several agents of an episode: a role of the loop, or one that others call. See docs/roles.md."""
 
     system_prompt: SystemPrompt = None
     """Replaces the loop's system message for the role; ``file:PATH`` reads it from a file."""
-    description: str = ""
-    """What the role is for; a role that may call this one reads it as a tool's description."""
+    as_tool: RoleToolConfig | None = None
+    """Makes it a tool of the other roles: ``{description: Finds facts.}``. Its name is the role's."""
     tools: ToolEntries | None = None
-    """Its own tools, as in ``agent.tools``; those of the episode when left out, none with ``[]``."""
+    """Its own tools, as in ``agent.tools``, and roles that it may call; those of the episode when left out, none with
+    ``[]``."""
     trained: bool | None = None
     """Whether its tokens train; left out, they do unless another policy speaks."""
     max_answer_tokens: int | None = Field(None, ge=1)
@@ -252,6 +275,10 @@ class RoleConfig(Section):
         if self.speaks_elsewhere and self.trained:
             raise ValueError(
                 "a role with a policy or an engine of its own cannot train: remove trained from agent.roles"
+            )
+        if self.policy is not None and self.as_tool is not None:
+            raise ValueError(
+                "a role with as_tool answers requests in agent.roles, and policy only takes actions: remove one of them"
             )
         if self.engine is None and self.temperature != 1.0:
             raise ValueError("temperature of a role is ignored without its engine in agent.roles: remove it")
@@ -278,7 +305,8 @@ class AgentConfig(Section):
     sandbox: dict[str, Any] | None = None
     """Where tools such as ``python`` run, one per episode: ``{type: local}``, and what its type takes."""
     roles: dict[str, RoleConfig] | None = None
-    """Several agents: what is special about each role of the loop, by name. See docs/roles.md."""
+    """Several agents: what is special about each role of the loop, by name, and roles that others call as tools. See
+    docs/roles.md."""
     tool_parser: str = "auto"
     """How tool calls are written: hermes, mistral, harmony, … (docs/concepts/model-families.md); ``auto`` asks the
     model's family."""
@@ -316,6 +344,11 @@ class AgentConfig(Section):
     """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/judges.md."""
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
+
+    @property
+    def called_roles(self) -> list[str]:
+        """Names of the roles that others call as tools."""
+        return [name for name, role in (self.roles or {}).items() if role.as_tool is not None]
 
     @model_validator(mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, d
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.role_tools import RoleTool, ask_role
 from agentrl.rollout.shots import with_shots
 from agentrl.rollout.tools import Called, EpisodeTools, ToolLimits, all_of, batches
 from agentrl.rollout.turns import TurnLog
@@ -100,7 +101,7 @@ class RuntimeEpisode(Episode):
         turn.reward += result.reward
         refused = not result.info.get("valid", True)
         if refused:
-            turn.valid = False
+            (self.turns.acting or turn).valid = False
             self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
         if self.roles and "rewards" in result.info:
@@ -129,7 +130,15 @@ class RuntimeEpisode(Episode):
     def _tools_of(self, turn: Turn | None) -> Mapping[str, Tool]:
         """Return what the role of a turn may call."""
         role = None if turn is None else self.roles.get(turn.role)
-        return self.tools if role is None or role.tools is None else role.tools
+        return self.tools if role is None else self._tools_for(role)
+
+    def _tools_for(self, role: AgentRole) -> Mapping[str, Tool]:
+        """Return what a role may call; one that others call gets no roles unless its own tools name them."""
+        if role.tools is not None:
+            return role.tools
+        if not isinstance(self._configured.get(role.name), RoleTool):
+            return self.tools
+        return {name: tool for name, tool in self.tools.items() if not isinstance(tool, RoleTool)}
 
     async def _call_together(self, calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> list[Message]:
         turn = self.turns.require_latest()
@@ -139,10 +148,22 @@ class RuntimeEpisode(Episode):
         self.turns.counters.tool_calls += len(calls)
         self.turns.add_metric("tool_calls", len(calls))
         try:
-            called = await all_of([self._opened.carry_out(call, tools) for call in calls])
+            called = await all_of([self._carry_out(call, tools) for call in calls])
         finally:
-            turn.timings.tool += clock() - began
+            if not isinstance(tools.get(calls[0].name), RoleTool):  # the seconds of a role are those of its turns
+                turn.timings.tool += clock() - began
         return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
+
+    async def _carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
+        """Call a tool, or let a role answer; the turn that called is then again the one that acts."""
+        tool = tools.get(call.name)
+        if not isinstance(tool, RoleTool):
+            return await self._opened.carry_out(call, tools)
+        caller = self.turns.acting
+        try:
+            return await ask_role(self, tool, call, self._tools_for(self.roles[tool.name]))
+        finally:
+            self.turns.acting = caller
 
     async def _record(self, turn: Turn, call: ToolCall, called: Called) -> Message:
         """Put the result of a call where it belongs; raise `EpisodeEnd` if it ends the episode."""
@@ -208,7 +229,7 @@ class RuntimeEpisode(Episode):
             rest = messages[1:] if messages and messages[0].role == "system" else messages
             messages = [system(role.system_prompt), *rest]
         if tools is None:
-            tools = list((self.tools if role.tools is None else role.tools).values()) if self.loop.offers_tools else ()
+            tools = list(self._tools_for(role).values()) if self.loop.offers_tools else ()
         policy = self._role_policies.get(role.name, self._policy)
         opened = policy.open(self, messages, tools)
         return RecordedConversation(opened, self.turns.trajectory, messages, role=role)

@@ -52,6 +52,7 @@ from agentrl.reward import (
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, ending
 from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.role_tools import RoleTool
 from agentrl.rollout.shots import Shots
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
@@ -59,7 +60,7 @@ from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool, Toolset
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import SOLE_ROLE, Trajectory
 
 logger = logging.getLogger(__name__)
 TOOLSET_S = 120.0
@@ -75,6 +76,13 @@ class RoleSetup:
     """Its own tools; ``None`` for those of the episode."""
     policy: EpisodePolicy | None = None
     """Answers instead of the run's policy; such a role does not train."""
+    called_as: RoleTool | None = None
+    """What other roles call it by; ``None`` for a role of the loop."""
+
+
+def names_of_roles(loop: AgentLoop, called: Sequence[str]) -> list[str]:
+    """Return who speaks in an episode: the loop's roles, or its sole agent, and those that they call; empty for one."""
+    return [*(loop.roles or [SOLE_ROLE]), *called] if loop.roles or called else []
 
 
 class EpisodeRunner:
@@ -119,7 +127,9 @@ class EpisodeRunner:
         self.loop = loop
         self.policy = policy
         self.limits = limits or EpisodeLimits()
-        self.tools = tools
+        called = [setup.called_as for setup in roles if setup.called_as is not None]
+        self.tools = [*tools, *called]
+        self.role_names = names_of_roles(loop, [tool.name for tool in called])
         self.scorer = scorer or EnvironmentReward()
         self.retries = retries
         self.waits = pool.waits
@@ -248,7 +258,7 @@ class EpisodeRunner:
                 tool_limits=self.tool_limits,
                 make_sandbox=self.make_sandbox,
                 shots=shots,
-                roles={name: await self._known_role(name) for name in self.loop.roles},
+                roles={name: await self._known_role(name) for name in self.role_names},
                 role_policies=self._role_policies(),
             )
             try:

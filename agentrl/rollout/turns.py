@@ -151,7 +151,7 @@ class TurnLog:
         self.latest: Turn | None = None
         """The turn that was taken last, of those that train."""
         self.acting: Turn | None = None
-        """The turn that was taken last."""
+        """The turn whose actions and calls are carried out: the one that was taken last, or that called its role."""
         self.is_over = False
         """The episode has ended: an answer that comes now is too late to be recorded."""
         self._seed = seed
@@ -200,8 +200,8 @@ class TurnLog:
         """Count an unusable answer and mark its turn; too many end the episode."""
         self.counters.invalid_answers += 1
         self.add_metric("invalid_answers", 1)
-        if self.latest is not None:
-            self.latest.valid = False
+        if self.acting is not None:
+            self.acting.valid = False
         self.budget.count_invalid()
 
     def add_metric(self, name: str, value: float) -> None:

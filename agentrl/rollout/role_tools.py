@@ -1,0 +1,127 @@
+"""Roles that other roles call like tools: arguments in, the final answer out, in a conversation of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.agent_loop import Conversation, Episode, EpisodeEnd, example_call
+from agentrl.errors import Outcome, ToolError
+from agentrl.message import Message, ToolCall, system, user
+from agentrl.rollout.tools import Called
+from agentrl.tool import Tool, ToolResult, ToolRules
+
+
+class RoleTool(Tool):
+    """A role as other roles see it. The episode carries its calls out, one after the other.
+
+    Args:
+        role: Its name, and the tool's.
+        description: What it is for.
+        arguments: The name of each argument, and what it is; all are texts.
+        max_turns: Answers in one call.
+    """
+
+    def __init__(self, role: str, *, description: str, arguments: Mapping[str, str], max_turns: int) -> None:
+        self.name = role
+        self.max_turns = max_turns
+        self.rules = ToolRules()
+        self.options = {}
+        properties = {name: {"type": "string", "description": what} for name, what in arguments.items()}
+        parameters = {"type": "object", "properties": properties, "required": list(arguments)}
+        self.schema = {
+            "type": "function",
+            "function": {"name": role, "description": description, "parameters": parameters},
+        }
+
+    @property
+    def is_stateful(self) -> bool:
+        """Return False: a call begins anew."""
+        return False
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Return False: the role's own tools say what they need."""
+        return False
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments, if they are the right texts; a `ToolError` names each wrong one for the policy."""
+        known = self.schema["function"]["parameters"]["properties"]
+        problems = [f"{name} is no argument" for name in arguments if name not in known]
+        problems += [f"{name} is missing" for name in known if name not in arguments]
+        problems += [f"{name} must be text" for name in known if not isinstance(arguments.get(name, ""), str)]
+        problems += [f"{name} is empty" for name in known if arguments.get(name) == ""]
+        if problems:
+            raise ToolError(f"wrong arguments for {self.name}: {'; '.join(problems)}. It takes {', '.join(known)}")
+        return {name: arguments[name] for name in known}
+
+    def request(self, arguments: Mapping[str, str]) -> str:
+        """Return a call as the role reads it: the text of a sole argument, or all with their names."""
+        if len(arguments) == 1:
+            return next(iter(arguments.values()))
+        return "\n".join(f"{name}: {text}" for name, text in arguments.items())
+
+
+async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
+    """Let a role answer a call; what the caller can mend comes back as the text of a failed call.
+
+    Args:
+        episode: Where it speaks.
+        tool: The role.
+        call: What it is asked.
+        tools: What it may call itself.
+
+    Raises:
+        EpisodeEnd: the turns or the time of the whole episode are spent, or a tool of the role ends it.
+    """
+    try:
+        request = tool.request(tool.validate(call.arguments))
+        opening = [system(_introduction(tool)), user(f"{request}\n\n{_rule(episode, tool, tools)}")]
+        return Called(tool=tool, result=ToolResult(await _final_answer(episode, tool, opening)))
+    except ToolError as error:
+        return Called(tool=tool, result=ToolResult(f"Error: {error}"), failed=True)
+
+
+def _introduction(tool: RoleTool) -> str:
+    """Return the system message of a role whose config has none."""
+    return f"You are {tool.name}, and help another agent. {tool.schema['function']['description']}"
+
+
+def _rule(episode: Episode, tool: RoleTool, tools: Mapping[str, Tool]) -> str:
+    if not tools:
+        return "How to answer: in plain words. Your whole answer is passed on to the agent that asks you."
+    example = episode.written(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
+    return (
+        f"How to answer: when you need a tool, call it. For example:\n{example}\n"
+        "You then see the result, and answer again. When you know enough, answer in plain words without a call: this"
+        f" answer is passed on to the agent that asks you, and nothing else. You may answer {tool.max_turns} times."
+    )
+
+
+async def _final_answer(episode: Episode, tool: RoleTool, opening: list[Message]) -> str:
+    try:
+        conversation = episode.open(opening, role=tool.name)
+        for _ in range(tool.max_turns):
+            if (text := await _next_answer(episode, conversation)) is not None:
+                break
+        else:
+            raise ToolError(f"{tool.name} came to no answer in {tool.max_turns} turns")
+    except EpisodeEnd as end:
+        if end.outcome is not Outcome.TRUNCATED_TOKENS:
+            raise
+        raise ToolError(f"{tool.name} came to no answer: its conversation grew too long") from end
+    if not text:
+        raise ToolError(f"{tool.name} said nothing")
+    return text
+
+
+async def _next_answer(episode: Episode, conversation: Conversation) -> str | None:
+    """Let the role take a turn; return its final answer, or ``None`` while it calls tools."""
+    answer = await conversation.generate()
+    if answer.tool_calls:
+        conversation.add(*await episode.call_tools(answer.tool_calls))
+    if answer.problems:
+        problem = f"Your tool call could not be read, so it was not carried out. {' '.join(answer.problems)}"
+        episode.invalid(problem)
+        conversation.add(user(problem))
+    return None if answer.tool_calls or answer.problems else answer.text.strip()
