@@ -9,6 +9,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     "agent_loop": {
         "external": "agentrl.agent_loops.external:External",
         "react_text": "agentrl.agent_loops.react_text:ReactText",
+        "self_play": "agentrl.agent_loops.self_play:SelfPlay",
         "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",
         "step_independent": "agentrl.agent_loops.step_independent:StepIndependent",
         "tool_calling": "agentrl.agent_loops.tool_calling:ToolCalling",

@@ -83,7 +83,7 @@ class ToolCalling(AgentLoop):
                 expected="a name of its own",
                 hint="set agent.options={action_name: …}",
             )
-        tools = [*episode.tools.values(), *([act] if act else [])]
+        tools = [*episode.tools_of().values(), *([act] if act else [])]
         instructions = [_instructions(episode), self._rule(episode, act), _helpers(episode)]
         conversation = episode.open(opening(instructions, await self._shown(episode, first)), tools=tools)
         goal = goal_of(episode, first) if self.restate_goal else ""
@@ -159,7 +159,7 @@ class ToolCalling(AgentLoop):
         """Return a call as the model writes it: of the tool that takes actions, or of the first of the tools."""
         if act is not None:
             return episode.written(self.demonstrate(ActionHint.parse(episode.action_hint).example))
-        first = next(iter(episode.tools.values()))
+        first = next(iter(episode.tools_of().values()))
         return episode.written(Message(role="assistant", tool_calls=(example_call(first),)))
 
     def _begun_call(self, episode: Episode, act: Tool) -> str:
@@ -187,7 +187,7 @@ def _instructions(episode: Episode) -> str:
 
 def _helpers(episode: Episode) -> str:
     """Return how to call other agents, where there are some."""
-    helpers = [tool for name, tool in episode.tools.items() if name in episode.roles]
+    helpers = [tool for name, tool in episode.tools_of().items() if name in episode.roles]
     if not helpers:
         return ""
     example = episode.written(Message(role="assistant", tool_calls=(example_call(helpers[0]),)))

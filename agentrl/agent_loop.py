@@ -173,6 +173,10 @@ class Episode(ABC):
     """What there is to do, in the environment's words; ``None`` when it does not say so apart."""
     roles: Mapping[str, AgentRole]
     """The loop's roles by name, and those that they call; empty for one agent alone."""
+    player_names: Sequence[str]
+    """The environment's players, in their order; empty where one plays alone."""
+    player: str | None
+    """Which of them acts next, and reads the latest observation."""
     players: Mapping[str, str]
     """Role of each player that the environment names in ``info["rewards"]``, where it is not the player's name."""
 
@@ -218,6 +222,14 @@ class Episode(ABC):
 
         Raises:
             UsageError: there is no such role, or a loop with `offers_tools` leaves `tools` out although there are some.
+        """
+
+    @abstractmethod
+    def tools_of(self, role: str = SOLE_ROLE) -> Mapping[str, Tool]:
+        """Return what a role may call: its own tools, or else `tools`.
+
+        Raises:
+            UsageError: there is no such role.
         """
 
     def written(self, message: Message) -> str:

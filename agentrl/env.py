@@ -19,6 +19,10 @@ may offer is found by name, never required:
 The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, whether
 the action was understood) and ``reward_components`` (numbers by name); that of `reset` ``goal`` (str, what loops repeat
 where the first observation is out of sight; empty when every observation says enough).
+
+Several players: ``info["players"]`` of `reset` lists their names, in their order. Each info then says in ``player`` who
+acts next, and the observation is what this player reads. A step's ``rewards`` holds what single players got, by name;
+its reward is everybody's.
 """
 
 from __future__ import annotations

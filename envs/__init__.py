@@ -37,6 +37,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
         "terminal": "agentrl.envs.terminal.environment:SPEC",
         "textarena": "agentrl.envs.adapters.textarena:SPEC",
+        "tic_tac_toe": "agentrl.envs.puzzles.tic_tac_toe:SPEC",
         "verifiers": "agentrl.envs.adapters.verifiers:SPEC",
         "webshop": "agentrl.envs.webshop.spec:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",

@@ -59,8 +59,6 @@ def test_what_does_not_fit_is_refused(tiny_run, setting, message):
         train(tiny_run(*LOOP, setting, name="refused"))
 
 
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

@@ -60,6 +60,8 @@ class RuntimeEpisode(Episode):
         self._configured = {tool.name: tool for tool in tools}
         self.tools = self._configured
         self.roles = roles or {}
+        self.player_names: Sequence[str] = ()
+        self.player: str | None = None
         self.players: Mapping[str, str] = {}
         self._role_policies = role_policies or {}
         self.action_hint = ""
@@ -86,6 +88,7 @@ class RuntimeEpisode(Episode):
         self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
         self.info.update(result.info)
+        self.player_names, self.player = tuple(result.info.get("players", ())), result.info.get("player")
         self.observation = result.observation
         return _after_prompt(self.task.prompt, self._cut(result.observation))
 
@@ -110,6 +113,7 @@ class RuntimeEpisode(Episode):
             self._add_component(name, float(value))
         self.turns.state_key = stepped.state_key
         self.info.update(result.info)
+        self.player = result.info.get("player")
         self.observation = result.observation
         shown = self._cut(result.observation)
         self.last_result = result if shown is result.observation else replace(result, observation=shown)
@@ -129,11 +133,13 @@ class RuntimeEpisode(Episode):
 
     def _tools_of(self, turn: Turn | None) -> Mapping[str, Tool]:
         """Return what the role of a turn may call."""
-        role = None if turn is None else self.roles.get(turn.role)
-        return self.tools if role is None else self._tools_for(role)
+        return self.tools if turn is None or turn.role not in self.roles else self.tools_of(turn.role)
+
+    def tools_of(self, role: str = SOLE_ROLE) -> Mapping[str, Tool]:
+        """Return what a role may call; one that others call gets no roles unless its own tools name them."""
+        return self._tools_for(self._role(role)) if role != SOLE_ROLE or self.roles else self.tools
 
     def _tools_for(self, role: AgentRole) -> Mapping[str, Tool]:
-        """Return what a role may call; one that others call gets no roles unless its own tools name them."""
         if role.tools is not None:
             return role.tools
         if not isinstance(self._configured.get(role.name), RoleTool):

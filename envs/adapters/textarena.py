@@ -1,11 +1,11 @@
-"""The games of `textarena`: those for one player, and those for several against scripted opponents."""
+"""The games of `textarena`: those for one player, and those for several, who all act or play scripted opponents."""
 
 from __future__ import annotations
 
 import functools
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, TypeAlias
 
@@ -24,7 +24,7 @@ from .nltk_data import missing_corpus
 EXTRA = Extra(name="textarena", module="textarena")
 Opponent: TypeAlias = Callable[[str, Random], str]
 """Its move, given all that it was told since its last one, and a generator."""
-RANDOM = "random"
+RANDOM, SELF = "random", "self"
 MOST_PLAYERS = 8
 _MOVES = re.compile(r"(?:available|valid|legal) moves:?(.*)", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\[\]]+\]")
@@ -37,7 +37,8 @@ class TextArena(gymnasium.Env[str, str]):
 
     Args:
         game: A game's id. The policy is player 0.
-        opponent: Plays all others: ``random`` takes any move that the game lists, ``module:attr`` is an `Opponent`.
+        opponent: Plays all others: ``random`` takes any move that the game lists, ``module:attr`` is an `Opponent`. With
+            ``self`` all players act, in a loop such as `self_play`.
         options: Of the game.
 
     Raises:
@@ -50,11 +51,14 @@ class TextArena(gymnasium.Env[str, str]):
         self.name = game
         self.observation_space = Text(65536, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
-        self._opponent: Opponent = take_listed_move if opponent == RANDOM else registry.load(opponent)
+        self.all_act = opponent == SELF
+        self._opponent: Opponent = take_listed_move if opponent in (RANDOM, SELF) else registry.load(opponent)
         self._random, self._rng = GlobalRandom(), Random()
         with self._random.installed():
             self._game = _made(game, options)
             self.players = self._count_players()
+            if self.all_act and self.players == 1:
+                raise UsageError(f"the game {game} is for one player", got="opponent=self", expected="another opponent")
         self._over = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -66,7 +70,8 @@ class TextArena(gymnasium.Env[str, str]):
         with self._random.installed():
             self._game.reset(num_players=self.players, seed=drawn)
             self._over = self._let_others_play(is_over=False)
-            return self._told(), {"success": False, "task_type": self.name}
+            players = {"players": [str(player) for player in range(self.players)]} if self.all_act else {}
+            return self._told(self._mover()), {**self._info(valid=True), **players}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Make a move; the others then make theirs.
@@ -77,34 +82,51 @@ class TextArena(gymnasium.Env[str, str]):
         if self._over:
             raise UsageError(f"the game {self.name} is over", expected="reset before the next step")
         with self._random.installed():
+            mover = self._mover()
             is_over, _ = self._game.step(action=_LONG_NUMBER.sub(r"\1", action))
-            refused = not is_over and self._game.state.current_player_id == 0 and self._was_refused()
+            refused = not is_over and self._game.state.current_player_id == mover and self._was_refused(mover)
             self._over = self._let_others_play(is_over=bool(is_over))
-            text = self._told()
+            text = self._told(self._mover())
             return self._ended(text) if self._over else (text, 0.0, False, False, self._info(valid=not refused))
 
     def _ended(self, text: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         rewards, info = self._game.close()
+        if self.all_act:
+            return self._ended_for_all(text, rewards or {}, info)
         mine = info.get(0, {})
         reward = float((rewards or {}).get(0, 0.0))
         parts = [part for part in (text, str(mine.get("reason") or "")) if part]
         ending = self._info(valid=not mine.get("invalid_move"), success=reward >= 1)
         return "\n".join(parts) or "The game is over.", reward, True, False, ending
 
+    def _ended_for_all(
+        self, text: str, rewards: Mapping[int, float], info: Mapping[int, Mapping[str, Any]]
+    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        reasons = dict.fromkeys(str(told.get("reason") or "") for told in info.values())
+        own = {str(player): float(reward) for player, reward in rewards.items()}
+        is_valid = not any(told.get("invalid_move") for told in info.values())
+        ending = {**self._info(valid=is_valid, success=is_valid and 1.0 in own.values()), "rewards": own}
+        return "\n".join(part for part in (text, *reasons) if part) or "The game is over.", 0.0, True, False, ending
+
     def _info(self, *, valid: bool, success: bool = False) -> dict[str, Any]:
-        return {"success": success, "task_type": self.name, "valid": valid}
+        next_player = {"player": str(self._mover())} if self.all_act else {}
+        return {"success": success, "task_type": self.name, "valid": valid, **next_player}
+
+    def _mover(self) -> int:
+        """The player who acts next, of those that the policy plays."""
+        return int(self._game.state.current_player_id) if self.all_act else 0
 
     def _let_others_play(self, *, is_over: bool) -> bool:
         """Whether the game is over when it is the policy's turn again."""
-        while not is_over and (player := self._game.state.current_player_id) != 0:
+        while not self.all_act and not is_over and (player := self._game.state.current_player_id) != 0:
             is_over, _ = self._game.step(action=self._opponent(self._told(player), self._rng))
         return is_over
 
-    def _was_refused(self) -> bool:
+    def _was_refused(self, player: int) -> bool:
         """Whether what the player is told next is that the move was not allowed."""
-        return any("invalid move" in text for _, text, kind in self._game.state.observations[0] if "ADMIN" in str(kind))
+        return any("invalid move" in text for _, text, kind in self._game.state.observations[player] if "ADMIN" in str(kind))
 
-    def _told(self, player: int = 0) -> str:
+    def _told(self, player: int) -> str:
         """What a player was told since the last time, without the player's own words."""
         told = self._game.state.observations[player]
         self._game.state.observations[player] = []
@@ -164,7 +186,7 @@ SPEC = EnvironmentSpec(
     tasks=functools.partial(seed_tasks, "textarena"),
     description=(
         "The games of textarena, such as Mastermind-v0, Sudoku-v0, TicTacToe-v0 or Chess-v0. Option game: a game's id;"
-        " opponent: random, or a function of yours; other options are the game's own."
+        " opponent: random, self, or a function of yours; other options are the game's own."
     ),
     instructions="You play a text game.",
     reward_range=(-1.0, 1.0),

@@ -134,6 +134,8 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         if turn.taken < len(parts):
             turn.notes.append(f"Actions taken: {turn.taken} of {len(parts)}.")
         info = {"success": turn.last.won, "task_type": self.game.task_type, "valid": turn.last.legal}
+        if self.game.players:
+            info |= {"player": self.game.to_move, "rewards": dict(turn.last.rewards)}
         return self._situation(turn.notes), reward, turn.last.over, truncated, info
 
     def admissible_actions(self) -> list[str] | None:
@@ -171,7 +173,10 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
 
     def _opening_info(self) -> dict[str, Any]:
         goal = self.game.introduction().removesuffix(self.game.text()).strip()
-        return {"success": False, "task_type": self.game.task_type, "goal": goal}
+        info = {"success": False, "task_type": self.game.task_type, "goal": goal}
+        if self.game.players:
+            info |= {"players": list(self.game.players), "player": self.game.to_move}
+        return info
 
     def _introduction(self) -> Content:
         if self.form is ObservationForm.TEXT:

@@ -19,8 +19,9 @@ def expert(self): ...          # plays by the texts alone
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from agentrl.env import Expert
@@ -41,6 +42,8 @@ class Played(NamedTuple):
     over: bool = False
     won: bool = False
     legal: bool = True
+    rewards: Mapping[str, float] = MappingProxyType({})
+    """What single players get, in a game of several; `reward` is then everybody's."""
 
 
 class Puzzle(ABC):
@@ -57,6 +60,10 @@ class Puzzle(ABC):
     illegal_reward: ClassVar[float] = 0.0
     loss_reward: ClassVar[float] = 0.0
     """Reward of losing. Reaching the limit pays the same, so that refusing to play is no better than losing."""
+    players: Sequence[str] = ()
+    """Who acts, in a game of several players; empty where one plays alone."""
+    to_move: str
+    """In such a game: who acts next, and reads `text`."""
     looks: ClassVar[Fields] = {}
     """How the letters of `text` look in a picture; without, the puzzle is shown as text only."""
 

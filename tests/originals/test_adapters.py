@@ -170,6 +170,21 @@ def test_textarena_is_played_against_a_random_opponent() -> None:
         assert 3 <= steps <= 5
 
 
+def test_all_players_of_textarena_can_act() -> None:
+    env: Any = resolve_environment("textarena").make(game="TicTacToe-v0", opponent="self")
+    observation, info = env.reset(seed=0)
+    assert (info["players"], info["player"]) == (["0", "1"], "0")
+    assert "You are Player 0" in observation
+    seen = [env.step(action) for action in ("[0]", "[0]", "[1]", "[4]", "[2]", "[8]")]
+    assert [step[4]["player"] for step in seen[:-1]] == ["1", "1", "0", "1", "0"]
+    assert [step[4]["valid"] for step in seen] == [True, False, True, True, True, True]
+    assert "You are Player 1" in seen[0][0]
+    assert (seen[-1][1], seen[-1][2], seen[-1][4]["rewards"]) == (0.0, True, {"0": 1.0, "1": -1.0})
+    assert seen[-1][4]["success"]
+    with pytest.raises(UsageError, match="is for one player"):
+        resolve_environment("textarena").make(game="Mastermind-v0", opponent="self")
+
+
 def test_textarena_tells_a_move_that_is_not_allowed() -> None:
     env: Any = resolve_environment("textarena").make(game="Mastermind-v0")
     env.reset(seed=0)

@@ -75,7 +75,14 @@ def text_of(renderer, trajectory, role):
 async def test_a_role_answers_a_call_with_its_own_tools_in_its_own_conversation(played, renderer):
     trajectory = await played(ASK, call("look", where="hall"), "It is empty.", FORWARD, roles=[scout()])
     assert trajectory.outcome is Outcome.FINISHED
-    assert [turn.role for turn in trajectory.turns] == ["assistant", "scout", "scout", "assistant", "assistant", "assistant"]
+    assert [turn.role for turn in trajectory.turns] == [
+        "assistant",
+        "scout",
+        "scout",
+        "assistant",
+        "assistant",
+        "assistant",
+    ]
     (main,), (other,) = (text_of(renderer, trajectory, role) for role in ("assistant", "scout"))
     assert "Nothing in hall." in other
     assert "Is the hall empty?" in other

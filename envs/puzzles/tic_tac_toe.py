@@ -1,0 +1,185 @@
+"""Tic-tac-toe for one player against an opponent, or for two who both act."""
+
+from __future__ import annotations
+
+import functools
+import re
+from random import Random
+
+from agentrl.errors import UsageError
+from agentrl.message import Content
+
+from .bounds import within
+from .environment import puzzle_spec
+from .planner import read
+from .rules import ChancePuzzle, Played
+
+CROSS, NOUGHT = "X", "O"
+EMPTY = "."
+SIZE = 9
+LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+RANDOM, EXPERT, SELF = "random", "expert", "self"
+STRIKES = 2
+"""Moves in a row that are not allowed, with which a player loses."""
+
+
+class TicTacToe(ChancePuzzle):
+    """The rules of tic-tac-toe: 1 for a win, -1 for a loss, 0 for a draw. A game begins with a few random moves.
+
+    Args:
+        opponent: ``random``, ``expert``, or ``self`` for a game whose two players both act (`self_play`).
+        opening: At most so many moves are made before the game begins.
+    """
+
+    name = "tic_tac_toe"
+    fields = ("board", "to_move", "mine", "strikes", "dice")
+    action_hint = "the number of a free field, for example: 5"
+    max_steps = 20
+    loss_reward = -1.0
+
+    board: str
+    mine: str
+    """The mark of the only player; empty where two act."""
+    strikes: int
+
+    def __init__(self, *, opponent: str = RANDOM, opening: int = 3) -> None:
+        if opponent not in (RANDOM, EXPERT, SELF):
+            raise UsageError("tic_tac_toe has no such opponent", got=repr(opponent), expected="random, expert or self")
+        self.opponent = opponent
+        self.opening = within("opening of tic_tac_toe", opening, 1, 4)
+        self.players = (CROSS, NOUGHT) if opponent == SELF else ()
+
+    def start(self, rng: Random) -> None:
+        """Make a few moves; the player whose turn it is goes on."""
+        self.board, self.to_move, self.strikes = EMPTY * SIZE, CROSS, 0
+        for _ in range(rng.randint(0, self.opening)):
+            self._put(rng.choice(free(self.board)))
+        self.mine = "" if self.players else self.to_move
+        self.dice = rng.getrandbits(48) if self.opponent == RANDOM else 0
+
+    def play(self, action: str) -> Played:
+        """Take a field; without a second player, the opponent then takes one."""
+        number = int(action) - 1 if re.fullmatch(r"[1-9]", action) else None
+        if number is None or self.board[number] != EMPTY:
+            return self._refuse("That is no number of a field." if number is None else f"Field {action} is taken.")
+        played = self._move(number)
+        if self.players or played.over:
+            return played
+        answer = self._move(self._reply())
+        return answer._replace(note=f"{played.note} {answer.note}")
+
+    def _refuse(self, why: str) -> Played:
+        """Count a move that is not allowed: the next one loses the game, which nobody wins."""
+        self.strikes += 1
+        if self.strikes < STRIKES:
+            return Played(note=f"{why} Play one of the free fields: {', '.join(self.actions())}.", legal=False)
+        lost = {self.to_move: self.loss_reward, other(self.to_move): 0.0} if self.players else {}
+        note = f"{why} {self.to_move} loses by a second move in a row that is not allowed."
+        return Played(0.0 if self.players else self.loss_reward, note, over=True, legal=False, rewards=lost)
+
+    def _move(self, field: int) -> Played:
+        mark = self.to_move
+        self._put(field)
+        self.strikes = 0
+        note = f"{mark} took field {field + 1}."
+        if winner(self.board) is None and free(self.board):
+            return Played(note=note)
+        gain = 0.0 if winner(self.board) is None else 1.0
+        note = f"{note} {mark} wins." if gain else f"{note} That is a draw."
+        if self.players:
+            return Played(note=note, over=True, won=bool(gain), rewards={mark: gain, other(mark): -gain})
+        return Played(gain if mark == self.mine else -gain, note, over=True, won=gain > 0 and mark == self.mine)
+
+    def _put(self, field: int) -> None:
+        self.board = self.board[:field] + self.to_move + self.board[field + 1 :]
+        self.to_move = other(self.to_move)
+
+    def _reply(self) -> int:
+        if self.opponent == EXPERT:
+            return best_move(self.board, self.to_move)
+        fields = free(self.board)
+        return fields[self.roll(len(fields))]
+
+    def text(self) -> str:
+        """The board with the numbers of its free fields, and who reads it."""
+        shown = [str(i + 1) if mark == EMPTY else mark for i, mark in enumerate(self.board)]
+        rows = "\n".join(" ".join(shown[start : start + 3]) for start in range(0, SIZE, 3))
+        return f"{rows}\nYou are {self.mine or self.to_move}."
+
+    def actions(self) -> list[str]:
+        """The free fields."""
+        return [str(field + 1) for field in free(self.board)]
+
+    def expert(self) -> TicTacToeExpert:
+        """Plays perfectly."""
+        return TicTacToeExpert()
+
+
+def other(mark: str) -> str:
+    """Return the other player's mark."""
+    return NOUGHT if mark == CROSS else CROSS
+
+
+def free(board: str) -> list[int]:
+    """Return the indices of the free fields."""
+    return [field for field, mark in enumerate(board) if mark == EMPTY]
+
+
+def winner(board: str) -> str | None:
+    """Return the mark of three in a row, if there is one.
+
+    >>> winner("XXXOO...."), winner("XOXOXOOXO")
+    ('X', None)
+    """
+    return next((board[a] for a, b, c in LINES if board[a] == board[b] == board[c] != EMPTY), None)
+
+
+@functools.cache
+def value(board: str, mark: str) -> int:
+    """Return what the position is worth to `mark`, whose turn it is: the sooner a win comes, the more."""
+    if winner(board) is not None:
+        return -1 - len(free(board))
+    return max((-value(_after(board, field, mark), other(mark)) for field in free(board)), default=0)
+
+
+def best_move(board: str, mark: str) -> int:
+    """Return the best move; the first of equals."""
+    return max(free(board), key=lambda field: -value(_after(board, field, mark), other(mark)))
+
+
+def _after(board: str, field: int, mark: str) -> str:
+    return board[:field] + mark + board[field + 1 :]
+
+
+class TicTacToeExpert:
+    """Looks at all moves that can follow."""
+
+    def act(self, observation: Content) -> str:
+        """The best move.
+
+        Raises:
+            UsageError: the text shows no board.
+        """
+        text = read(observation)
+        shown = re.search(r"((?:[XO1-9] [XO1-9] [XO1-9]\n){3})You are ([XO])\.", text)
+        if shown is None:
+            raise UsageError("the text shows no board", got=repr(text))
+        board = "".join(mark if mark in (CROSS, NOUGHT) else EMPTY for mark in shown[1].split())
+        return str(best_move(board, shown[2]) + 1)
+
+
+SPEC = puzzle_spec(
+    TicTacToe,
+    description=(
+        "Tic-tac-toe from random openings, against a random or a perfect opponent, or for two players who both act"
+        " (opponent=self, with the agent loop self_play)."
+    ),
+    instructions=(
+        "You play tic-tac-toe on nine fields, in turns with another player. X and O are taken fields, and a number is a"
+        " free field. You win with three of your marks in a row, in a column or in a diagonal. Each turn you take one"
+        " free field by its number. A move that is not allowed is a warning, and a second one in a row loses the game."
+    ),
+    reward_range=(-1.0, 1.0),
+    scores={"random": 0.45, "expert": 0.88},
+)
+make = SPEC.make
