@@ -39,6 +39,7 @@ ENTRY_POINTS = {
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/TextArena-v0": "agentrl.envs.adapters.textarena:TextArena",
+    "agentrl/TicTacToe-v0": "agentrl.envs.puzzles.tic_tac_toe:make",
     "agentrl/WebShop-v0": "agentrl.envs.webshop.environment:WebShopEnv",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }

@@ -37,8 +37,8 @@ class TextArena(gymnasium.Env[str, str]):
 
     Args:
         game: A game's id. The policy is player 0.
-        opponent: Plays all others: ``random`` takes any move that the game lists, ``module:attr`` is an `Opponent`. With
-            ``self`` all players act, in a loop such as `self_play`.
+        opponent: Plays all others: ``random`` takes any move that the game lists, ``module:attr`` is an `Opponent`.
+            With ``self`` all players act, in a loop such as `self_play`.
         options: Of the game.
 
     Raises:
@@ -124,7 +124,9 @@ class TextArena(gymnasium.Env[str, str]):
 
     def _was_refused(self, player: int) -> bool:
         """Whether what the player is told next is that the move was not allowed."""
-        return any("invalid move" in text for _, text, kind in self._game.state.observations[player] if "ADMIN" in str(kind))
+        return any(
+            "invalid move" in text for _, text, kind in self._game.state.observations[player] if "ADMIN" in str(kind)
+        )
 
     def _told(self, player: int) -> str:
         """What a player was told since the last time, without the player's own words."""

@@ -12,7 +12,7 @@ from agentrl.message import Content
 from .bounds import within
 from .environment import puzzle_spec
 from .planner import read
-from .rules import ChancePuzzle, Played
+from .rules import ChancePuzzle, Illegal, Played
 
 CROSS, NOUGHT = "X", "O"
 EMPTY = "."
@@ -20,7 +20,7 @@ SIZE = 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 RANDOM, EXPERT, SELF = "random", "expert", "self"
 STRIKES = 2
-"""Moves in a row that are not allowed, with which a player loses."""
+"""Moves in a row that are not allowed, with which one of two players loses."""
 
 
 class TicTacToe(ChancePuzzle):
@@ -69,13 +69,16 @@ class TicTacToe(ChancePuzzle):
         return answer._replace(note=f"{played.note} {answer.note}")
 
     def _refuse(self, why: str) -> Played:
-        """Count a move that is not allowed: the next one loses the game, which nobody wins."""
+        """Refuse a move that is not allowed. Of two players, one who makes another one loses, and nobody wins."""
+        why = f"{why} Play one of the free fields: {', '.join(self.actions())}."
+        if not self.players:
+            raise Illegal(why)
         self.strikes += 1
         if self.strikes < STRIKES:
-            return Played(note=f"{why} Play one of the free fields: {', '.join(self.actions())}.", legal=False)
-        lost = {self.to_move: self.loss_reward, other(self.to_move): 0.0} if self.players else {}
-        note = f"{why} {self.to_move} loses by a second move in a row that is not allowed."
-        return Played(0.0 if self.players else self.loss_reward, note, over=True, legal=False, rewards=lost)
+            return Played(note=why, legal=False)
+        note = f"{self.to_move} loses by a second move in a row that is not allowed."
+        rewards = {self.to_move: self.loss_reward, other(self.to_move): 0.0}
+        return Played(note=note, over=True, legal=False, rewards=rewards)
 
     def _move(self, field: int) -> Played:
         mark = self.to_move
@@ -104,7 +107,7 @@ class TicTacToe(ChancePuzzle):
         """The board with the numbers of its free fields, and who reads it."""
         shown = [str(i + 1) if mark == EMPTY else mark for i, mark in enumerate(self.board)]
         rows = "\n".join(" ".join(shown[start : start + 3]) for start in range(0, SIZE, 3))
-        return f"{rows}\nYou are {self.mine or self.to_move}."
+        return f"{rows}\nYou are {self.mine or self.to_move}. Which free field do you take?"
 
     def actions(self) -> list[str]:
         """The free fields."""
@@ -177,7 +180,7 @@ SPEC = puzzle_spec(
     instructions=(
         "You play tic-tac-toe on nine fields, in turns with another player. X and O are taken fields, and a number is a"
         " free field. You win with three of your marks in a row, in a column or in a diagonal. Each turn you take one"
-        " free field by its number. A move that is not allowed is a warning, and a second one in a row loses the game."
+        " free field by its number. Take no field that is taken: that only costs you turns, or the game."
     ),
     reward_range=(-1.0, 1.0),
     scores={"random": 0.45, "expert": 0.88},

@@ -43,7 +43,9 @@ def game(renderer):
             turn = int(request.request_id.rpartition("-")[2])
             return [*renderer.encoder.encode(answers[min(turn, len(answers) - 1)]), renderer.boundary.end_id]
 
-        pool = EnvPool(replace(SPEC, make=EmptyBoard), options={"opponent": "self"} if env_options is None else env_options)
+        pool = EnvPool(
+            replace(SPEC, make=EmptyBoard), options={"opponent": "self"} if env_options is None else env_options
+        )
         runner = EpisodeRunner(
             pool=pool,
             loop=make_agent_loop("self_play", {"format": "plain", **(options or {})}),
@@ -67,7 +69,7 @@ async def test_the_winner_gets_what_the_loser_pays(game, renderer):
     first, second = (renderer.encoder.decode(sequence.ids_list()) for sequence in trajectory.sequences)
     assert "You are X." in first
     assert "You are O." not in first
-    assert "X took field 1.\nX 2 3\n4 5 6\n7 8 9\nYou are O." in second
+    assert "X took field 1.\nX 2 3\n4 5 6\n7 8 9\nYou are O. Which" in second
     assert "O took field 4.\nX 2 3\nO 5 6\n7 8 9\nYou are X." in first
     assert sum(int(s.loss_mask.sum()) for s in trajectory.sequences) == sum(t.end - t.start for t in trajectory.turns)
 
