@@ -8,6 +8,7 @@ if __name__ != "agentrl.agent_loops":
 PLUGINS: dict[str, dict[str, str]] = {
     "agent_loop": {
         "external": "agentrl.agent_loops.external:External",
+        "memory": "agentrl.agent_loops.memory:Memory",
         "react_text": "agentrl.agent_loops.react_text:ReactText",
         "self_play": "agentrl.agent_loops.self_play:SelfPlay",
         "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",

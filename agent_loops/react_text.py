@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Answer, Episode
 from agentrl.engine import StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Content, Message, user
 
+from .compaction import Compaction, compacted
 from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
 
 _FIRST_ACTION = re.compile(r"<action>(.*?)(?:</action>|\n|$)")
@@ -62,6 +65,7 @@ class ReactText(AgentLoop):
             off for small models that learn the protocol from demonstrations.
         prefill: Text that each answer begins with, such as ``<action>`` for a model that does not keep to the form by
             itself; it is not trained. The action then ends at ``</action>`` or with its line.
+        compact: Let the policy sum a long conversation up, and go on from its summary: ``{above: 2000, tokens: 256}``.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class ReactText(AgentLoop):
         restate_goal: bool = False,
         explain: bool = True,
         prefill: str = "",
+        compact: Mapping[str, Any] | None = None,
     ) -> None:
         try:
             self.format = AnswerFormat(format)
@@ -85,13 +90,15 @@ class ReactText(AgentLoop):
         self.restate_goal = restate_goal
         self.explain = explain
         self.prefill = prefill
+        self.compaction = Compaction.from_option(compact)
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         observation = await episode.reset()
         goal = goal_of(episode, observation) if self.restate_goal else ""
         actions = await action_list(episode) if self.list_actions else ""
-        conversation = episode.open(opening(self.instructions(episode), with_lines(observation, [actions])))
+        messages = opening(self.instructions(episode), with_lines(observation, [actions]))
+        conversation = compacted(episode, episode.open(messages), messages, self.compaction)
         while True:
             reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, example_call
 from agentrl.errors import ConfigError, ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
 
+from .compaction import Compaction, compacted
 from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
 
 
@@ -42,6 +44,7 @@ class ToolCalling(AgentLoop):
             prompt, and a smaller task.
         prefill: Begin each answer with a call of the tool that takes actions, for a model that does not call tools by
             itself; what was begun for it is not trained.
+        compact: As in `ReactText`.
     """
 
     offers_tools = True
@@ -55,6 +58,7 @@ class ToolCalling(AgentLoop):
         restate_goal: bool = False,
         offer: Sequence[str] | None = None,
         prefill: bool = False,
+        compact: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(prefill, bool):
             raise ConfigError("prefill is no yes or no", got=repr(prefill), expected="true or false")
@@ -63,6 +67,7 @@ class ToolCalling(AgentLoop):
         self.restate_goal = restate_goal
         self.offer = offer
         self.prefill = prefill
+        self.compaction = Compaction.from_option(compact)
 
     async def run(self, episode: Episode) -> None:
         """Play one episode.
@@ -85,7 +90,8 @@ class ToolCalling(AgentLoop):
             )
         tools = [*episode.tools_of().values(), *([act] if act else [])]
         instructions = [_instructions(episode), self._rule(episode, act), _helpers(episode)]
-        conversation = episode.open(opening(instructions, await self._shown(episode, first)), tools=tools)
+        messages = opening(instructions, await self._shown(episode, first))
+        conversation = compacted(episode, episode.open(messages, tools=tools), messages, self.compaction)
         goal = goal_of(episode, first) if self.restate_goal else ""
         prefill = self._begun_call(episode, act) if self.prefill and act else ""
         while True:

@@ -113,6 +113,8 @@ class TurnOptions:
     """Likewise."""
     on_progress: Callable[[AnswerSoFar], None] | None = None
     """Called while the answer is sampled, by policies that know its tokens."""
+    demonstration: Callable[[], str] | None = None
+    """What a scripted policy says in a turn that takes no action, in place of the environment's next action."""
     role: str = SOLE_ROLE
     """Who speaks; set by the conversation of a role."""
 
@@ -249,6 +251,10 @@ class Episode(ABC):
         """
 
     @abstractmethod
+    def parts(self, text: str, max_tokens: int) -> list[str]:
+        """Split a text into parts of at most `max_tokens` tokens, between words where there are some."""
+
+    @abstractmethod
     def give_reward(
         self, reward: float, *, turn: int | None = None, role: str | None = None, success: bool | None = None
     ) -> None:
@@ -286,6 +292,8 @@ class AgentLoop(ABC):
     """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""
     sequence_per_turn: ClassVar[bool] = False
     """Every turn is a sequence of its own; in other loops an episode is one growing sequence."""
+    turns_are_steps: ClassVar[bool] = True
+    """No more than one turn per step: the environment's step limit then bounds the turns, too."""
 
     @abstractmethod
     async def run(self, episode: Episode) -> None:

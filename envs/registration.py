@@ -26,6 +26,7 @@ ENTRY_POINTS = {
     "agentrl/Gymnasium-v0": "agentrl.envs.adapters.gymnasium_text:make",
     "agentrl/Hanoi-v0": "agentrl.envs.puzzles.hanoi:make",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
+    "agentrl/LongQa-v0": "agentrl.envs.puzzles.long_qa:make",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
     "agentrl/MathProblems-v0": "agentrl.envs.math_problems.problems:MathEnv",
     "agentrl/Maze-v0": "agentrl.envs.puzzles.maze:make",

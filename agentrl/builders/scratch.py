@@ -18,7 +18,7 @@ from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, bound
 from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model
 from agentrl.reward import EnvironmentReward
-from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters
+from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters, split_characters
 from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
@@ -53,6 +53,10 @@ class Scribe(EpisodePolicy):
         """Cut by an estimate: there is no tokenizer yet."""
         return cut_characters(text, max_tokens)
 
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """Split by an estimate."""
+        return split_characters(text, max_tokens)
+
 
 class _WrittenDown(Conversation):
     def __init__(self, scribe: Scribe, episode: EpisodeView) -> None:
@@ -70,7 +74,7 @@ class _WrittenDown(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Act, and write the answer down."""
         turns = self._episode.turns
-        message, _ = await demonstration(self._scribe.policy, self._episode, turns.begin())
+        message, _ = await demonstration(self._scribe.policy, self._episode, turns.begin(), options)
         turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         self.add(message)
         return Answer(message=message, raw_text=message.text)

@@ -536,6 +536,10 @@ class Renderer:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
         return self.encoder.cut(text, max_tokens)
 
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """`text` in parts of at most so many tokens (see `TextEncoder.split`)."""
+        return self.encoder.split(text, max_tokens)
+
 
 def _is_short(message: Message) -> bool:
     return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls

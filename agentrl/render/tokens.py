@@ -127,6 +127,21 @@ class TextEncoder:
             kept -= excess
         return CUT_MARK.format(len(text))
 
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """Split `text` into parts of at most `max_tokens` tokens, after a blank or a line's end where there is one.
+
+        The parts joined are the text. A part has more tokens only if a single character has.
+        """
+        found = []
+        while True:
+            encoding, is_whole = self._beginning(text, max_tokens)
+            if is_whole and len(encoding.ids) <= max_tokens:
+                return [*found, text]
+            end = max(1, encoding.offsets[min(max_tokens, len(encoding.ids) - 1)][0])
+            end = 1 + max(text.rfind(" ", 0, end), text.rfind("\n", 0, end)) or end
+            found.append(text[:end])
+            text = text[end:]
+
     def _beginning(self, text: str, max_tokens: int) -> tuple[Any, bool]:
         """Encode so much of `text` that it exceeds a budget; whether that is all of it."""
         most = (max_tokens + UNSTABLE_TOKENS) * self._longest_token

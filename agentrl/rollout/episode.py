@@ -266,6 +266,10 @@ class RuntimeEpisode(Episode):
         """Return how many tokens a conversation would begin with."""
         return self._policy.count(messages, schemas)
 
+    def parts(self, text: str, max_tokens: int) -> list[str]:
+        """Split a text by the policy's tokens."""
+        return self._policy.split(text, max_tokens)
+
     def give_reward(
         self, reward: float, *, turn: int | None = None, role: str | None = None, success: bool | None = None
     ) -> None:

@@ -46,6 +46,10 @@ class EpisodePolicy(ABC):
     def cut(self, text: str, max_tokens: int) -> str:
         """`text`, cut to a token budget with a visible mark."""
 
+    @abstractmethod
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """`text` in parts of at most so many tokens."""
+
     def written(self, message: Message) -> str:
         """Return an answer as the policy's model writes it; as JSON where that is not known."""
         return plainly_written(message)
@@ -95,6 +99,10 @@ class EngineEpisodePolicy(EpisodePolicy):
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's own tokens."""
         return self.renderer.cut(text, max_tokens)
+
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """Split by the model's own tokens."""
+        return self.renderer.split(text, max_tokens)
 
     def written(self, message: Message) -> str:
         """Write it as the chat template does."""
@@ -276,6 +284,16 @@ def cut_characters(text: str, max_tokens: int) -> str:
     return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
 
 
+def split_characters(text: str, max_tokens: int) -> list[str]:
+    """`text` in parts of about so many tokens, after a blank or a line's end where there is one."""
+    found, most = [], max_tokens * CHARACTERS_PER_TOKEN
+    while len(text) > most:
+        end = 1 + max(text.rfind(" ", 0, most), text.rfind("\n", 0, most)) or most
+        found.append(text[:end])
+        text = text[end:]
+    return [*found, text]
+
+
 def append_textual_turn(turns: TurnLog, stop_reason: str, role: str = SOLE_ROLE) -> Turn:
     """Record a turn without tokens, so that rewards have a place: in the role's own sequence without tokens."""
     trajectory = turns.trajectory
@@ -302,6 +320,10 @@ class ChatEpisodePolicy(EpisodePolicy):
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by an estimate of the number of tokens."""
         return cut_characters(text, max_tokens)
+
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """Split by an estimate of the number of tokens."""
+        return split_characters(text, max_tokens)
 
 
 class ChatConversation(Conversation):

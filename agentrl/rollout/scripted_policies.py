@@ -18,7 +18,14 @@ from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAG
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
-from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters, written_by
+from agentrl.rollout.policies import (
+    EpisodePolicy,
+    EpisodeView,
+    append_textual_turn,
+    cut_characters,
+    split_characters,
+    written_by,
+)
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.trajectory import NOT_SAMPLED, Source, Trajectory
@@ -70,6 +77,10 @@ class ScriptedEpisodePolicy(EpisodePolicy):
         """Cut by the model's tokens, or by an estimate when there is no model."""
         return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
 
+    def split(self, text: str, max_tokens: int) -> list[str]:
+        """Split by the model's tokens, or by an estimate when there is no model."""
+        return split_characters(text, max_tokens) if self.renderer is None else self.renderer.split(text, max_tokens)
+
 
 class ScriptedConversation(Conversation):
     """A scripted policy whose answers become forced tokens; without a ledger it is played in text only."""
@@ -96,7 +107,7 @@ class ScriptedConversation(Conversation):
         if self.ledger is not None:
             prompt_tokens = len(self.ledger.prepare(prefill))
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
-        message, source = await demonstration(policy.kind, self._episode, seed, mistakes=policy.mistakes)
+        message, source = await demonstration(policy.kind, self._episode, seed, options, mistakes=policy.mistakes)
         if self.ledger is None or policy.renderer is None:
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
             turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
@@ -135,9 +146,19 @@ def _written(message: Message, renderer: Renderer, ledger: LedgerConversation) -
 
 
 async def demonstration(
-    policy: ScriptedPolicy, episode: EpisodeView, seed: int, *, mistakes: float = 0.0
+    policy: ScriptedPolicy,
+    episode: EpisodeView,
+    seed: int,
+    options: TurnOptions = PLAIN_TURN,
+    *,
+    mistakes: float = 0.0,
 ) -> tuple[Message, Source]:
-    """Return the message in which `policy` takes its next action, and the source of its tokens: forced or mistake."""
+    """Return the message in which `policy` takes its next action, and the source of its tokens: forced or mistake.
+
+    In a turn without an action the message is what `options` demonstrates.
+    """
+    if options.demonstration is not None:
+        return Message(role="assistant", content=options.demonstration()), Source.FORCED
     environment = episode.environment
     if policy is ScriptedPolicy.RANDOM:
         return await _message(episode, await environment.call(RANDOM_ACTION, seed)), Source.FORCED

@@ -172,8 +172,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         return self.game.loss_reward + share_gained(self._progress_at_start, self.game.progress())
 
     def _opening_info(self) -> dict[str, Any]:
-        goal = self.game.introduction().removesuffix(self.game.text()).strip()
-        info = {"success": False, "task_type": self.game.task_type, "goal": goal}
+        info: dict[str, Any] = {"success": False, "task_type": self.game.task_type, "goal": self.game.goal()}
         if self.game.players:
             info |= {"players": list(self.game.players), "player": self.game.to_move}
         return info

@@ -91,6 +91,10 @@ class Puzzle(ABC):
         """The first observation: what the options decide about the rules, and what the player sees."""
         return self.text()
 
+    def goal(self) -> str:
+        """What to repeat where the first observation is out of sight: what it says besides the situation."""
+        return self.introduction().removesuffix(self.text()).strip()
+
     def actions(self) -> list[str] | None:
         """The actions that can be played now; ``None`` where they are too many to list."""
         return None

@@ -1,0 +1,119 @@
+"""Conversations that the policy itself sums up when they grow long; they go on from its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, Episode, TurnOptions
+from agentrl.errors import ConfigError
+from agentrl.message import Message, user
+
+from .prompting import after, remembered, with_lines
+
+REQUEST = (
+    "This conversation has become long. It is cut here, and you go on with nothing but a summary, which you write now."
+    " Write what you did and what came of it, what you know, and what is left to do. Write plain sentences, and no"
+    " action. For example:\n"
+    "I looked into the desk and found a key. The drawer is locked. Next I try the key on the drawer.\n"
+    "You then see your summary, and go on."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compaction:
+    """When a conversation is summed up, and how."""
+
+    above: int
+    """Tokens of a conversation, up to an answer, above which the next turn is a summary."""
+    tokens: int = 256
+    """Most tokens of a summary; what is longer ends there."""
+    trained: bool = True
+    """Whether summaries train, as all the policy's tokens do."""
+
+    @classmethod
+    def from_option(cls, option: Mapping[str, Any] | None) -> Compaction | None:
+        """Read the option ``compact`` of a loop.
+
+        Raises:
+            ConfigError: an entry is unknown, missing, or out of its range.
+        """
+        if option is None:
+            return None
+        known = [field.name for field in fields(cls)]
+        if not isinstance(option, Mapping) or "above" not in option or any(name not in known for name in option):
+            raise ConfigError("compact is not understood", got=repr(option), expected="{above: 2000, tokens: 256}")
+        for name in ("above", "tokens"):
+            value = option.get(name, 1)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"compact.{name} is no number of tokens", got=repr(value), expected="at least 1")
+        if not isinstance(option.get("trained", True), bool):
+            raise ConfigError("compact.trained is no yes or no", got=repr(option["trained"]), expected="true or false")
+        return cls(**option)
+
+
+class CompactedConversation(Conversation):
+    """A conversation that is replaced by the policy's own summary of it whenever it has grown long.
+
+    Args:
+        episode: Where it takes place.
+        conversation: What is summed up.
+        opening: Its first messages; they stay, and the summary follows the last of them.
+        compaction: When, and how.
+    """
+
+    def __init__(
+        self, episode: Episode, conversation: Conversation, opening: Sequence[Message], compaction: Compaction
+    ) -> None:
+        self._episode = episode
+        self._conversation = conversation
+        self._opening = list(opening)
+        self._compaction = compaction
+        self._pending: list[Message] = []
+        self._tokens = 0
+
+    def add(self, *messages: Message) -> None:
+        """Append messages."""
+        self._pending.extend(messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """Return a conversation with a rewritten history, which is the new beginning."""
+        forked = self._conversation.fork(messages)
+        return CompactedConversation(self._episode, forked, messages, self._compaction)
+
+    async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
+        """Let the policy take a turn, after a summary if the conversation is too long."""
+        if self._tokens > self._compaction.above:
+            await self._sum_up()
+        self._conversation.add(*self._pending)
+        self._pending = []
+        answer = await self._conversation.generate(prefill=prefill, options=options)
+        self._tokens = answer.prompt_tokens + answer.answer_tokens
+        return answer
+
+    async def _sum_up(self) -> None:
+        """Ask for a summary of all that was said, and begin again with it; an empty one remembers nothing."""
+        *earlier, latest = self._pending or [user("")]
+        if latest.role == "user":
+            self._conversation.add(*earlier, user(with_lines(latest.content, ["", REQUEST])))
+        else:
+            self._conversation.add(*earlier, latest, user(REQUEST))
+        options = TurnOptions(max_tokens=self._compaction.tokens, trained=self._compaction.trained)
+        summary = (await self._conversation.generate(options=options)).text.strip()
+        if not summary:
+            self._episode.invalid("The summary was empty.")
+        first = self._opening[-1]
+        past = f"Your summary of what happened since then:\n{summary or '(nothing)'}\n\n"
+        now = [remembered(message.content) for message in earlier]
+        content = after("".join([past, *(f"{text}\n" for text in now)]), latest.content)
+        begun = after(f"{remembered(first.content)}\n\n", content)
+        self._conversation = self._conversation.fork([*self._opening[:-1], user(begun)])
+        self._pending = []
+
+
+def compacted(
+    episode: Episode, conversation: Conversation, opening: Sequence[Message], compaction: Compaction | None
+) -> Conversation:
+    """Return the conversation, summed up as `compaction` says; as it is without."""
+    return conversation if compaction is None else CompactedConversation(episode, conversation, opening, compaction)

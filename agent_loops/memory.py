@@ -1,0 +1,135 @@
+"""The policy writes a memory of bounded size, and sees nothing else of the past (Yu et al., 2025, MemAgent)."""
+
+from __future__ import annotations
+
+from agentrl.agent_loop import AgentLoop, Conversation, Episode, TurnOptions
+from agentrl.errors import ConfigError
+from agentrl.message import Content, Message
+
+from .prompting import action_list, after, goal_of, opening, remembered, with_lines
+from .react_text import ReactText
+
+EMPTY = "(empty)"
+WRITE = "Write your new memory: the facts from your memory and from what is new."
+
+
+class Memory(AgentLoop):
+    """The policy rewrites a memory of bounded size with each observation, and acts by it and the observation.
+
+    One call writes the memory, and one acts. A long observation is read in parts, with a call for each of them. Each
+    call is a sequence of its own, and trains with the episode's return.
+
+    Args:
+        memory_tokens: Most tokens of the memory; what the policy writes beyond them is cut off.
+        part_tokens: Most tokens of a part of an observation.
+        trained: Whether the calls that write the memory train; those that act always do.
+        format: As in `ReactText`.
+        list_actions: As in `ReactText`.
+        explain: As in `ReactText`.
+        prefill: As in `ReactText`; of the calls that act.
+    """
+
+    follow_ups = ()
+    sequence_per_turn = True
+    turns_are_steps = False
+
+    def __init__(
+        self,
+        *,
+        memory_tokens: int = 128,
+        part_tokens: int = 512,
+        trained: bool = True,
+        format: str = "react",
+        list_actions: bool = False,
+        explain: bool = True,
+        prefill: str = "",
+    ) -> None:
+        for name, tokens in (("memory_tokens", memory_tokens), ("part_tokens", part_tokens)):
+            if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+                raise ConfigError(f"{name} is no number of tokens", got=repr(tokens), expected="at least 1")
+        if not isinstance(trained, bool):
+            raise ConfigError("trained is no yes or no", got=repr(trained), expected="true or false")
+        self.memory_tokens = memory_tokens
+        self.part_tokens = part_tokens
+        self.trained = trained
+        self.text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        first = observation = await episode.reset()
+        writing = _Writing(self, episode)
+        acting: Conversation | None = None
+        goal, action, problem = episode.goal or "", "", ""
+        while True:
+            if not problem:
+                seen = await writing.read(goal, action, observation)
+            actions = await action_list(episode) if self.text.list_actions else ""
+            shown = with_lines(_shown(goal, writing.memory, seen), [actions, problem])
+            messages = opening(self.text.instructions(episode), shown)
+            acting = episode.open(messages) if acting is None else acting.fork(messages)
+            reading = self.text.read(await acting.generate(prefill=self.text.prefill), episode.action_hint)
+            problem, action = reading.problem, reading.action
+            if problem:
+                episode.invalid(problem)
+                continue
+            result = await episode.step(action)
+            if result.done:
+                return
+            goal, observation = goal_of(episode, first), result.observation
+
+    def rule(self) -> str:
+        """Return how the memory is written."""
+        return (
+            "You cannot see what came before, so you keep a memory. Now you do not act: you write your new memory. It"
+            " takes the place of the old one, so repeat what is still needed, correct what has changed, and add what is"
+            f" new. Write short facts and nothing else, at most {max(1, self.memory_tokens * 3 // 4)} words. For"
+            " example, if your memory is:\nThe door is locked.\nand new is:\nIt rained. Tom found a key in the desk.\n"
+            "then you write:\nThe door is locked. Tom has the key.\n"
+            "Next time you see only what you wrote, and what is new then."
+        )
+
+    def demonstrate(self, action: str) -> Message:
+        """Return the answer that takes `action`."""
+        return self.text.demonstrate(action)
+
+
+class _Writing:
+    """The memory of one episode, and the calls that write it."""
+
+    def __init__(self, loop: Memory, episode: Episode) -> None:
+        self.memory = ""
+        self._loop = loop
+        self._episode = episode
+        self._conversation: Conversation | None = None
+
+    async def read(self, goal: str, action: str, observation: Content) -> Content:
+        """Write the memory anew for each part of an observation; return what of it is in sight when the policy acts."""
+        parts = self._episode.parts(remembered(observation), self._loop.part_tokens)
+        for part in parts:
+            await self._write(goal, f"Your last action: {action}\n{part}" if action and part is parts[0] else part)
+        return observation if len(parts) == 1 else parts[-1]
+
+    async def _write(self, goal: str, part: str) -> None:
+        loop, episode = self._loop, self._episode
+        shown = _shown(goal, self.memory, f"New:\n{part}\n\n{WRITE}")
+        messages = opening([episode.spec.instructions, loop.rule()] if loop.text.explain else [], shown)
+        conversation = self._conversation
+        conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
+        self._conversation = conversation
+        known = f"{self.memory}\n{part}".strip()
+        options = TurnOptions(
+            max_tokens=loop.memory_tokens,
+            trained=loop.trained,
+            demonstration=lambda: episode.parts(known, loop.memory_tokens)[-1].strip(),
+        )
+        written = (await conversation.generate(options=options)).text.strip()
+        if written:
+            self.memory = written
+        else:
+            episode.invalid("The memory was empty.")
+
+
+def _shown(goal: str, memory: str, seen: Content) -> Content:
+    """Return what the policy reads: the goal if there is one, its memory, and what is new."""
+    asked = f"Task: {goal}\n\n" if goal else ""
+    return after(f"{asked}Your memory:\n{memory or EMPTY}\n\n", seen)

@@ -1,0 +1,191 @@
+"""Memories and summaries that the policy writes: what it then sees, what trains, and what an empty one costs."""
+
+import pytest
+from agentrl.envs.puzzles.long_qa import SPEC
+
+import agentrl
+from agentrl.builders.run import resume_run
+from agentrl.errors import ConfigError, Outcome
+from agentrl.observe.metrics import read_metrics
+from agentrl.rollout.runner import make_agent_loop
+from agentrl.runs.rl import train
+from agentrl.tool import tool
+
+STORY = {"parts": 2, "sentences": 2, "people": 2}
+PLAIN = {"format": "plain"}
+
+
+def story(**options):
+    env = SPEC.make(**STORY, **options)
+    env.reset(seed=0)
+    return env
+
+
+def answer_of(env):
+    return env.game.answer
+
+
+async def test_the_policy_sees_its_memory_and_what_is_new_and_nothing_else(play):
+    env = story()
+    first, second = env.game.story
+    played = await play(
+        story, "memory", "One.", "next", "Two.", "next", "Three.", answer_of(env), options=PLAIN, max_tokens=4000
+    )
+    assert (played.trajectory.outcome, played.trajectory.reward) == (Outcome.FINISHED, 1.0)
+    assert len(played.texts) == 6
+    writes, acts = played.texts[0::2], played.texts[1::2]
+    assert ["Your memory:\n(empty)" in text for text in writes] == [True, False, False]
+    assert "Your memory:\nOne.\n\nNew:\nYour last action: next\nPart 2 of 2:" in writes[1]
+    assert "Your memory:\nTwo.\n\nNew:\nYour last action: next\nThe story is over." in writes[2]
+    assert first in acts[0]
+    assert first not in writes[1]
+    assert second in acts[1]
+    assert "Your memory:\nThree.\n\nThe story is over." in acts[2]
+    assert first not in acts[2]
+    assert second not in acts[2]
+
+
+async def test_an_empty_memory_leaves_the_old_one_and_counts_as_unusable(play):
+    played = await play(story, "memory", "One.", "next", "", "next", "", "next", options=PLAIN, max_invalid=2)
+    assert "Your memory:\nOne.\n\nPart 2" in played.texts[3]
+    assert played.trajectory.outcome is Outcome.POLICY_ERROR
+    assert played.trajectory.metrics["invalid_answers"] == 2
+    assert played.trajectory.reward == 0.0
+
+
+async def test_a_memory_ends_with_its_tokens(play):
+    long = "word " * 60
+    options = {**PLAIN, "memory_tokens": 12}
+    played = await play(story, "memory", long, "next", "One.", "next", "Two.", "rome", options=options, max_tokens=4000)
+    first = played.trajectory.turns[0]
+    assert (first.end - first.start, first.stop_reason) == (12, "length")
+    assert "word word" in played.texts[1]
+    assert len(played.texts[1]) < len(played.texts[0]) + len(long)
+
+
+async def test_a_long_observation_is_read_in_parts(play):
+    def whole():
+        return SPEC.make(parts=8, sentences=6, whole=True)
+
+    env = whole()
+    env.reset(seed=0)
+    options = {**PLAIN, "part_tokens": 200}
+    played = await play(whole, "memory", answer_of(env), options=options, max_tokens=4000, max_observation_tokens=9000)
+    assert played.trajectory.reward == 1.0
+    assert len(played.texts) > 4
+    assert all(len(sequence.turns) == 1 for sequence in played.trajectory.sequences)
+    told = "".join(text.partition("New:\n")[2].partition("\n\nWrite your new memory:")[0] for text in played.texts[:-1])
+    assert told.startswith("Part 1 of 8")
+    assert told.endswith("Answer with the name of a place.")
+    for part in env.game.story:
+        assert part in told
+    assert max(len(sequence) for sequence in played.trajectory.sequences) < 1500
+
+
+def test_memories_that_do_not_train_are_forced_tokens(tiny_run):
+    tokens = {}
+    for trained in (True, False):
+        run = tiny_run(
+            *RUN, f"agent.options.trained={str(trained).lower()}", "trainer.steps=1", name=f"trained_{trained}"
+        )
+        train(run)
+        (line,) = numbers(run)
+        tokens[trained] = line["train/tokens"]
+    assert 0 < tokens[False] < tokens[True]
+
+
+@pytest.mark.parametrize("loop", ["memory", "react_text"])
+def test_the_expert_answers_with_every_loop(loop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = agentrl.evaluate("long_qa/valid", policy="expert", tasks=8, samples=1, overrides=[f"agent.loop={loop}"])
+    assert result.success.mean == 1.0
+
+
+@tool
+def look(where: str) -> str:
+    """Look somewhere.
+
+    Args:
+        where: The place.
+    """
+    return f"Nothing in {where}."
+
+
+async def test_a_long_conversation_goes_on_from_the_policy_s_summary(play):
+    env = story()
+    first, second = env.game.story
+    options = {**PLAIN, "compact": {"above": 60, "tokens": 40}}
+    said = ["next", "They moved.", "next", "They moved again.", answer_of(env)]
+    played = await play(story, "react_text", *said, options=options, max_tokens=4000)
+    assert (played.trajectory.outcome, played.trajectory.reward) == (Outcome.FINISHED, 1.0)
+    assert [len(sequence.turns) for sequence in played.trajectory.sequences] == [2, 2, 1]
+    assert all(sequence.shared > 0 for sequence in played.trajectory.sequences[1:])
+    begun = played.texts[2].rpartition("<|im_start|>user")[2]
+    assert "Your summary of what happened since then:\nThey moved again.\n\nThe story is over." in begun
+    assert first in begun
+    assert second not in begun
+    assert played.texts[0].count("This conversation has become long.") == 1
+
+
+async def test_an_empty_summary_remembers_nothing_and_is_counted(play):
+    options = {**PLAIN, "compact": {"above": 60}}
+    played = await play(story, "react_text", "next", "", "next", "", "rome", options=options, max_tokens=4000)
+    assert "Your summary of what happened since then:\n(nothing)" in played.texts[1]
+    assert played.trajectory.metrics["invalid_answers"] == 2
+    assert [turn.valid for turn in played.trajectory.turns] == [True, False, True, False, True]
+
+
+async def test_results_of_tools_are_told_again_after_a_summary(play):
+    call = '<tool_call>\n{"name": "look", "arguments": {"where": "hall"}}\n</tool_call>'
+    act = '<tool_call>\n{"name": "act", "arguments": {"action": "next"}}\n</tool_call>'
+    options = {"compact": {"above": 60}}
+    said = [f"{call}\n{call}", "I looked.", act]
+    played = await play(story, "tool_calling", *said, options=options, tools=[look], max_tokens=4000, max_turns=3)
+    assert "I looked.\n\nNothing in hall.\nNothing in hall." in played.texts[1]
+    assert '"name": "look"' in played.texts[1]
+
+
+@pytest.mark.parametrize(
+    ("loop", "options"),
+    [
+        ("memory", {"memory_tokens": 0}),
+        ("memory", {"part_tokens": True}),
+        ("memory", {"trained": "no"}),
+        ("react_text", {"compact": {"tokens": 10}}),
+        ("react_text", {"compact": {"above": 0}}),
+        ("react_text", {"compact": {"above": 10, "token": 5}}),
+        ("tool_calling", {"compact": 100}),
+        ("tool_calling", {"compact": {"above": 10, "trained": "no"}}),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(loop, options):
+    with pytest.raises(ConfigError):
+        make_agent_loop(loop, options)
+
+
+RUN = (
+    "agent={loop: memory, options: {format: plain, explain: false, memory_tokens: 6}, max_answer_tokens: 8}",
+    "agent.max_tokens=256",
+)
+COMPACT = (
+    "agent={loop: react_text, options: {format: plain, explain: false, compact: {above: 40, tokens: 6}}}",
+    "agent.max_answer_tokens=8",
+    "agent.max_tokens=256",
+)
+
+
+def numbers(run):
+    lines = read_metrics(run.folder.metrics_file)
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+@pytest.mark.parametrize("words", [RUN, COMPACT])
+def test_a_run_goes_on_bit_for_bit(tiny_run, words):
+    whole = tiny_run(*words, "trainer.steps=2", "checkpoint.every=1", name="whole")
+    train(whole)
+    lines = numbers(whole)
+    assert all(line["train/updates"] == 2 for line in lines)
+    cut = tiny_run(*words, "trainer.steps=1", "checkpoint.every=1", name="cut")
+    train(cut)
+    train(resume_run(cut.folder.path, ["trainer.steps=2"]))
+    assert numbers(cut) == lines
