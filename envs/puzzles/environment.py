@@ -172,7 +172,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         return self.game.loss_reward + share_gained(self._progress_at_start, self.game.progress())
 
     def _opening_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = {"success": False, "task_type": self.game.task_type, "goal": self.game.goal()}
+        info: dict[str, Any] = {"success": False, "task_type": self.game.task_type, "goal": self.game.restated()}
         if self.game.players:
             info |= {"players": list(self.game.players), "player": self.game.to_move}
         return info

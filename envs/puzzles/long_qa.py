@@ -109,7 +109,7 @@ class LongQA(Puzzle):
         story = "\n".join(self._part(number) for number in range(self.parts)) + "\n" if self.whole else ""
         return f"{asked}{story}{self.text()}"
 
-    def goal(self) -> str:
+    def restated(self) -> str:
         """The question, if it comes first."""
         return self.question if self.asks_first else ""
 

@@ -91,7 +91,7 @@ class Puzzle(ABC):
         """The first observation: what the options decide about the rules, and what the player sees."""
         return self.text()
 
-    def goal(self) -> str:
+    def restated(self) -> str:
         """What to repeat where the first observation is out of sight: what it says besides the situation."""
         return self.introduction().removesuffix(self.text()).strip()
 
