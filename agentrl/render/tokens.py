@@ -132,7 +132,7 @@ class TextEncoder:
 
         The parts joined are the text. A part has more tokens only if a single character has.
         """
-        found = []
+        found: list[str] = []
         while True:
             encoding, is_whole = self._beginning(text, max_tokens)
             if is_whole and len(encoding.ids) <= max_tokens:
