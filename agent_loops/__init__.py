@@ -9,6 +9,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     "agent_loop": {
         "external": "agentrl.agent_loops.external:External",
         "memory": "agentrl.agent_loops.memory:Memory",
+        "planner_worker": "agentrl.agent_loops.planner_worker:PlannerWorker",
         "react_text": "agentrl.agent_loops.react_text:ReactText",
         "self_play": "agentrl.agent_loops.self_play:SelfPlay",
         "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",

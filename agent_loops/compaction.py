@@ -96,7 +96,7 @@ class CompactedConversation(Conversation):
         """Ask for a summary of all that was said, and begin again with it; an empty one remembers nothing."""
         *earlier, latest = self._pending or [user("")]
         if latest.role == "user":
-            self._conversation.add(*earlier, user(with_lines(latest.content, ["", REQUEST])))
+            self._conversation.add(*earlier, user(with_lines(latest.content, [f"\n{REQUEST}"])))
         else:
             self._conversation.add(*earlier, latest, user(REQUEST))
         options = TurnOptions(max_tokens=self._compaction.tokens, trained=self._compaction.trained)

@@ -24,6 +24,12 @@ FIGURES = FOLDER / "figures.json"
 STEPS_SHOWN = 3
 READING = ("react_text", "step_independent", "tool_calling")
 """Loops whose prompts are shown."""
+READING_ALSO = {
+    "household": {"planner_worker": ""},
+    "long_qa": {"memory": ""},
+    "tic_tac_toe": {"self_play": "environment.options.opponent=self"},
+}
+"""Loops that are made for some environments, each with a setting that it needs there."""
 LONGEST_SHOWN = 1500
 """Characters of a message that are shown."""
 OFFERED = ("admissible_actions", "state_key", "snapshot", "restore", "expert", "tools", "tool_message", "web_page")
@@ -186,15 +192,25 @@ def reads_page() -> str:
         " remark on an answer in the wrong form, in the first training task. Long observations are cut here.",
     ]
     for name in names(Kind.ENVIRONMENT):
-        shows = [f"### {loop} in {name}\n{_fenced(text)}" for loop in READING if (text := _read(name, loop))]
+        loops = {**dict.fromkeys(READING, ""), **READING_ALSO.get(name, {})}
+        shows = [
+            f"### {loop} in {name}\n{_fenced(text)}"
+            for loop, need in loops.items()
+            if (text := _read(name, loop, need))
+        ]
         if shows:
             parts += [f"## {name}", *shows]
     return "\n\n".join(parts) + "\n"
 
 
-def _read(name: str, loop: str) -> str:
+def _read(name: str, loop: str, setting: str) -> str:
     """Return what a loop shows of an environment; nothing where its data or its package is missing."""
-    words = [f"environment={name}", f"agent.loop={loop}", "agent.max_turns=1"]
+    words = [
+        f"environment={name}",
+        f"agent.loop={loop}",
+        f"agent.max_turns={1 + (loop not in READING)}",
+        *([setting] if setting else []),
+    ]
     try:
         found = asyncio.run(shown(load_config(None, words)))
     except AgentRLError:

@@ -1,0 +1,94 @@
+"""A planner says how to solve the task, and a worker does it."""
+
+from __future__ import annotations
+
+from agentrl.agent_loop import AgentLoop, Conversation, Episode, TurnOptions
+from agentrl.errors import ConfigError
+from agentrl.message import Content, Message, user
+
+from .prompting import action_list, goal_of, opening, with_lines
+from .react_text import ReactText
+
+PLANNER, WORKER = "planner", "worker"
+RULE = (
+    "Now you do not act. You write a plan for a worker, who sees what you see and acts. Write two or three short"
+    " sentences: what to do first, and what then. For example:\n"
+    "First look for the key in the desk. Then open the drawer with it.\n"
+    "The worker then acts by your plan."
+)
+REQUEST = "Write the plan for the worker."
+PLAN = TurnOptions(demonstration=lambda: "Solve the task step by step.")
+
+
+class PlannerWorker(AgentLoop):
+    """A planner writes a plan from the first observation, and a worker acts by it, as text.
+
+    The worker reads the first observation, the plan, and all that follows; the planner, what it sees when it plans. An
+    empty plan counts as an unusable answer, and the worker goes on without one.
+
+    Args:
+        replan_every: The planner writes another plan after so many steps of the worker; 0 for one plan.
+        format: As in `ReactText`; of the worker.
+        list_actions: As in `ReactText`.
+        explain: As in `ReactText`.
+        prefill: As in `ReactText`; of the worker.
+    """
+
+    roles = (PLANNER, WORKER)
+
+    def __init__(
+        self,
+        *,
+        replan_every: int = 0,
+        format: str = "react",
+        list_actions: bool = False,
+        explain: bool = True,
+        prefill: str = "",
+    ) -> None:
+        if isinstance(replan_every, bool) or not isinstance(replan_every, int) or replan_every < 0:
+            raise ConfigError("replan_every is no number of steps", got=repr(replan_every), expected="0 or more")
+        self.replan_every = replan_every
+        self.text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        first = observation = await episode.reset()
+        planner = episode.open(
+            opening(self._planning(episode), with_lines(observation, [f"\n{REQUEST}"])), role=PLANNER
+        )
+        shown = await self._shown(episode, observation, await self._plan(episode, planner))
+        worker = episode.open(opening(self.text.instructions(episode), shown), role=WORKER)
+        steps = 0
+        while True:
+            reading = self.text.read(await worker.generate(prefill=self.text.prefill), episode.action_hint)
+            if reading.problem:
+                episode.invalid(reading.problem)
+                worker.add(user(reading.problem))
+                continue
+            result = await episode.step(reading.action)
+            if result.done:
+                return
+            steps += 1
+            plan = ""
+            if self.replan_every and steps % self.replan_every == 0:
+                goal = goal_of(episode, first)
+                planner.add(user(with_lines(result.observation, [goal, f"\n{REQUEST}"])))
+                plan = await self._plan(episode, planner)
+            worker.add(user(await self._shown(episode, result.observation, plan)))
+
+    def _planning(self, episode: Episode) -> list[str]:
+        return [episode.spec.instructions, RULE] if self.text.explain else []
+
+    async def _plan(self, episode: Episode, planner: Conversation) -> str:
+        plan = (await planner.generate(options=PLAN)).text.strip()
+        if not plan:
+            episode.invalid("The plan was empty.")
+        return plan
+
+    async def _shown(self, episode: Episode, observation: Content, plan: str) -> Content:
+        actions = await action_list(episode) if self.text.list_actions else ""
+        return with_lines(observation, [actions, f"\nThe plan for you: {plan}" if plan else ""])
+
+    def demonstrate(self, action: str) -> Message:
+        """Return the worker's answer that takes `action`."""
+        return self.text.demonstrate(action)
