@@ -86,6 +86,10 @@ class External(AgentLoop):
             is not, and the episode is played again).
         side_models: Models by whose names the program asks for what is not trained, such as titles.
         side_markers: Texts in a system message that mark such requests.
+        forms: ``enforce`` holds answers to the JSON schemas, and forces the calls, that the program asks for: where
+            the engine can, in evaluations and side calls; an answer that is trained cannot be held to a form, and the
+            request is refused. With ``free`` the policy answers such requests as it likes, and learns the form from
+            what the program makes of its answers.
     """
 
     follow_ups = ("user", "tool")
@@ -103,6 +107,7 @@ class External(AgentLoop):
         crash: Literal["policy_error", "environment_error"] = "policy_error",
         side_models: Sequence[str] = (),
         side_markers: Sequence[str] = (),
+        forms: Literal["enforce", "free"] = "enforce",
     ) -> None:
         if (command is None) == (function is None):
             raise UsageError(
@@ -110,8 +115,9 @@ class External(AgentLoop):
                 got="both command and function" if command else "neither command nor function",
                 expected="agent.options.command, or agent.options.function=module:name",
             )
-        if answer not in ("step", "none") or crash not in ("policy_error", "environment_error"):
-            raise UsageError("an option of the external loop", got=f"answer={answer}, crash={crash}")
+        _check_word("answer", answer, ("step", "none"))
+        _check_word("crash", crash, ("policy_error", "environment_error"))
+        _check_word("forms", forms, ("enforce", "free"))
         if seconds <= 0:
             raise UsageError("agent.options.seconds", got=seconds, expected="more than 0")
         if sandbox is not None and command is None:
@@ -127,13 +133,17 @@ class External(AgentLoop):
         self._variables = dict(variables or {})
         self._crash = Outcome(crash)
         self._side_calls = SideCalls(models=tuple(side_models), markers=tuple(side_markers))
+        self._holds_forms = forms == "enforce"
         self._gateways: dict[asyncio.AbstractEventLoop, Gateway] = {}
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         prompt = described(await episode.reset())
         gateway = await self._gateway()
-        async with gateway.session(episode, side_calls=self._side_calls, steps=not self._answers) as session:
+        opened = gateway.session(
+            episode, side_calls=self._side_calls, steps=not self._answers, holds_forms=self._holds_forms
+        )
+        async with opened as session:
             async with self._folder(gateway, session) as folder:
                 play = _Play(episode=episode, session=session, url=folder.url, prompt=prompt)
                 run = self._call(play) if self._function else self._execute(play, folder)
@@ -338,6 +348,11 @@ async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask
 
     threading.Thread(target=call, name="agentrl-external", daemon=True).start()
     return await done
+
+
+def _check_word(option: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise UsageError(f"agent.options.{option} is not known", got=word, expected=" or ".join(known))
 
 
 def _imported(name: str) -> Callable[[ExternalTask], Any]:

@@ -24,7 +24,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, StepResult
@@ -59,6 +59,47 @@ class EpisodeEnd(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """What an answer has to be, whatever the policy would say: the engine samples nothing else.
+
+    Raises:
+        ValueError: it has to be two things at once.
+    """
+
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of its content."""
+    calls: tuple[str, ...] = ()
+    """Tools of which it calls one, and says nothing besides."""
+
+    def __post_init__(self) -> None:
+        if (self.schema is None) == (not self.calls):
+            raise ValueError("an answer is held to a schema, or to calls")
+
+
+class UnsupportedOption(UsageError):
+    """One of the `TurnOptions` is not possible with this policy; nothing was sampled.
+
+    Args:
+        message: What is not possible.
+        option: Name of the option.
+        parts: ``got``, ``expected`` and ``hint``, as all errors have them.
+    """
+
+    def __init__(self, message: str, *, option: Literal["form", "logprobs", "seed"], **parts: Any) -> None:
+        super().__init__(message, **parts)
+        self.option = option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One sampled token of an answer's content."""
+
+    text: str
+    """Empty where a character goes on in the next token."""
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """One turn of the policy, parsed."""
 
@@ -75,6 +116,8 @@ class Answer:
     answer_tokens: int = 0
     turn: int | None = None
     """Its number among the episode's turns, from 0."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """The tokens of its content, where `TurnOptions.logprobs` asked for them."""
 
     @property
     def text(self) -> str:
@@ -111,6 +154,12 @@ class TurnOptions:
     """In place of the run's; never in training, where the run's is what the policy is trained at."""
     top_p: float | None = None
     """Likewise."""
+    seed: int | None = None
+    """Likewise, for engines with seeds."""
+    form: AnswerForm | None = None
+    """What the answer has to be. Never in a turn that is trained: its tokens would not be the policy's own choice."""
+    logprobs: bool = False
+    """Tell the log-probabilities of the sampled tokens in `Answer.logprobs`."""
     on_progress: Callable[[AnswerSoFar], None] | None = None
     """Called while the answer is sampled, by policies that know its tokens."""
     demonstration: Callable[[], str] | None = None
@@ -140,6 +189,7 @@ class Conversation(ABC):
         Raises:
             EpisodeEnd: a budget is spent.
             EngineError: the engine failed.
+            UnsupportedOption: the policy cannot do what `options` ask for.
         """
 
     @abstractmethod

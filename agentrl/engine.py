@@ -5,6 +5,7 @@ What every engine promises (`agentrl.testing.check_engine` tests it):
 - `generate` continues exactly the ids it is given; the answer holds the stop token if one was sampled.
 - The log-probability of a token is that of the distribution that it was sampled from *before* top-p, top-k and min-p
   cut it, at the request's temperature: ``log_softmax(logits / temperature)``; at temperature 0 that of temperature 1.
+  With a `SamplingParams.structure` it is that of the tokens that the structure allows: such answers are not trained.
 - Each token carries the version of the weights that sampled it.
 - `abort` ends a request soon; `generate` then returns what was sampled so far with `StopReason.ABORT`.
 - `pause` holds running requests; after `resume` they go on with the engine's current weights and with a key-value
@@ -67,6 +68,9 @@ class SamplingParams:
     one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.policies.ended_at`)."""
     seed: int | None = None
     """Seed of this request's own random numbers; ``None`` draws one."""
+    structure: str | None = None
+    """What the answer must look like, as a structural tag of xgrammar in JSON, for engines whose
+    `capabilities.structures` says so. An answer that is interrupted begins anew: a structure has one beginning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +155,8 @@ class Capabilities:
     images: bool = False
     routed_experts: bool = False
     """Answers may report the experts of tokens."""
+    structures: bool = False
+    """Answers can be held to a `SamplingParams.structure`."""
 
 
 @dataclass(slots=True, kw_only=True)

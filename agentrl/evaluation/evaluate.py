@@ -227,7 +227,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer, say=_log.warning)
     async with _open_engine(config.engine, config, path, folder, renderer) as engine:
-        yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
+        yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), trains=False)
 
 
 @asynccontextmanager

@@ -33,7 +33,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         UsageError: no such split, or not enough tasks in it.
     """
     sampling = sampling_params(config.evaluation_sampling)
-    policy = EngineEpisodePolicy(parts.engine, parts.renderer, sampling)
+    policy = EngineEpisodePolicy(parts.engine, parts.renderer, sampling, trains=False)
     found = {env.label: await _evaluate_environment(env, policy, model) for env in parts.environments}
     if not config.environments:
         return _metrics(found[SOLE], "eval/")
@@ -74,7 +74,7 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     """
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
     engine = LocalEngine(model, settings, reader=renderer.images, decode=renderer.encoder.decode)
-    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
+    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), trains=False)
     environments = build_run_environments(config, policy)
     try:
         shares = [await _success_in(env, n_tasks) for env in environments]

@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
+from agentrl.agent_loop import AnswerForm
 from agentrl.gateway.dialect import (
     Asked,
     BadRequest,
@@ -22,15 +23,16 @@ from agentrl.gateway.fields import (
     arguments,
     given,
     image,
-    number,
     optional,
     pieces,
     positive,
     refuse,
     refuse_unknown,
+    settings,
     stop_texts,
     take,
 )
+from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 STOP_REASONS: Mapping[Finish, str] = {
@@ -52,13 +54,15 @@ ERROR_TYPES = {
 READ = (
     *("model", "messages", "max_tokens", "system", "tools", "tool_choice", "stop_sequences", "stream"),
     *("temperature", "top_p", "top_k", "mcp_servers", "container", "output_format", "output_config"),
-    "thread",
+    *("thread", "thinking", "context_management"),
 )
-IGNORED = ("metadata", "service_tier", "thinking", "inference_geo", "cache_control", "context_management", "betas")
-"""Fields that the run decides, or that say nothing about the answer."""
+IGNORED = ("metadata", "service_tier", "inference_geo", "cache_control", "betas")
+"""Fields that say nothing about the answer."""
+SINGLE = "tool_choice.disable_parallel_tool_use"
 SIGNATURE = "agentrl"
 """Stands for the vendor's signature of a thought; what comes back with it is not checked."""
-LARGEST_TOP_K = 1_000_000
+SAMPLING = {"temperature": (0.0, 1.0), "top_p": (0.0, 1.0), "top_k": (0.0, 1_000_000.0)}
+"""Settings of sampling with their bounds."""
 NO_THREADS = "thread_unsupported_request"
 """The vendor's word for a request whose history a server cannot hold; its tool runner then sends whole histories."""
 
@@ -83,18 +87,25 @@ class AnthropicMessages(Dialect):
             raise BadRequest(
                 "thread: histories are not held here, send them whole", field="thread", code=NO_THREADS, is_offer=True
             )
-        _check_format(body)
-        limits = {"temperature": (0, 1), "top_p": (0, 1), "top_k": (0, LARGEST_TOP_K)}
-        asked = {name: number(body, name, *bounds) for name, bounds in limits.items()}
+        tools, forced = _tools(body)
+        config = optional(body, "output_config", dict, {})
+        refuse_unknown(config, ("format", "effort"), "output_config")
+        path = "output_config.format" if given(config, "format") else "output_format"
+        told = config["format"] if given(config, "format") else optional(body, "output_format", dict, {})
         messages = _Messages().read(take(body, "messages", list))
         return Asked(
             model=take(body, "model", str),
             messages=[*_system(body), *messages],
-            tools=_tools(body),
+            tools=tools,
             max_tokens=positive(body, "max_tokens"),
             stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
             stream=optional(body, "stream", bool, False),
-            sampling={name: value for name, value in asked.items() if value is not None},
+            settings=settings(body, SAMPLING) | _efforts(body, config),
+            form=forced or schema_form(take({path: told}, path, dict), path),
+            form_field="tool_choice" if forced else path,
+            single_call=SINGLE
+            if tools and optional(body, "tool_choice", dict, {}).get(SINGLE.rpartition(".")[2])
+            else "",
         )
 
     def write(self, asked: Asked, reply: Reply) -> Json:
@@ -192,15 +203,13 @@ def _block_end(kind: str | None, index: int) -> Iterator[Event]:
         yield _event("content_block_stop", index=index)
 
 
-def _check_format(body: Mapping[str, Any]) -> None:
-    for name in ("output_format", "output_config"):
-        told = optional(body, name, dict, {})
-        if told.get("type") == "json_schema" or given(told, "format"):
-            raise BadRequest(
-                f"{name}: a form cannot be enforced; ask for it in words, or offer a tool",
-                field=name,
-                code="unsupported",
-            )
+def _efforts(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return how much the client wants the model to think, and what it wants of the history."""
+    told = {"output_config.effort": optional(config, "effort", str, "", "output_config")}
+    for name in ("thinking", "context_management"):
+        if given(body, name):
+            told[name] = json.dumps(take(body, name, dict))
+    return {name: value for name, value in told.items() if value}
 
 
 def _system(body: Mapping[str, Any]) -> list[Message]:
@@ -220,7 +229,8 @@ def _system(body: Mapping[str, Any]) -> list[Message]:
     return [Message(role="system", content="\n".join(texts))]
 
 
-def _tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
+def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
+    """Return the tools that a request offers, none where it forbids calls, and what it says of calls."""
     tools = []
     for index, tool in enumerate(optional(body, "tools", list, [])):
         where = f"tools.{index}"
@@ -232,24 +242,11 @@ def _tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
                 field=f"{where}.type",
                 code="unsupported",
             )
-        function = {
-            "name": take(tool, "name", str, where),
-            "description": optional(tool, "description", str, "", where),
-            "parameters": take(tool, "input_schema", dict, where),
-        }
-        tools.append({"type": "function", "function": function})
+        take(tool, "input_schema", dict, where)
+        tools.append(tool_schema(tool, where, parameters="input_schema"))
     choice = optional(body, "tool_choice", dict, {})
-    kind = choice.get("type", "auto")
-    if kind not in ("auto", "none"):
-        raise BadRequest(
-            "tool_choice: a call cannot be forced; auto and none are", field="tool_choice", code="unsupported"
-        )
-    if kind == "none":
-        return []
-    if tools and choice.get("disable_parallel_tool_use"):
-        field = "tool_choice.disable_parallel_tool_use"
-        raise BadRequest(f"{field}: the number of calls cannot be limited", field=field, code="unsupported")
-    return tools
+    kind = optional(choice, "type", str, "auto", "tool_choice")
+    return [] if kind == "none" else tools, forced_call(kind, choice.get("name"), tools, "tool_choice")
 
 
 class _Messages:

@@ -6,31 +6,35 @@ import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from agentrl.agent_loop import AnswerForm
 from agentrl.gateway.dialect import (
     Asked,
     BadRequest,
-    Dialect,
     Event,
     Finish,
     GrowingReply,
     Json,
+    OpenAIDialect,
     Reply,
     ReplyAnswer,
     ToolSchema,
+    logprob_rows,
 )
 from agentrl.gateway.fields import (
     arguments,
+    check_top_logprobs,
     given,
     image_of_url,
-    number,
     optional,
     pieces,
     positive,
     refuse,
     refuse_unknown,
+    settings,
     stop_texts,
     take,
 )
+from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
 
 FINISH: Mapping[Finish, str] = {"stop": "stop", "stop_text": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -61,10 +65,12 @@ READ = (
     *("functions", "function_call", "logprobs", "top_logprobs", "logit_bias", "presence_penalty", "frequency_penalty"),
     *("seed", "modalities", "audio", "prediction", "web_search_options"),
 )
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+PARALLEL = "parallel_tool_calls"
+SAMPLING = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
+"""Settings of sampling that both dialects of OpenAI have, with their bounds."""
 
 
-class ChatCompletions(Dialect):
+class ChatCompletions(OpenAIDialect):
     """``POST /v1/chat/completions``."""
 
     name = "chat"
@@ -74,20 +80,21 @@ class ChatCompletions(Dialect):
         """Read a request; nothing is stored in this dialect."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("functions", "function_call"), "use tools and tool_choice")
-        refuse(body, ("logprobs", "top_logprobs"), "the run records them in its trajectories")
+        check_top_logprobs(body)
         sampling_why = "the run decides how its policy is sampled"
         refuse(body, ("logit_bias", "presence_penalty", "frequency_penalty"), sampling_why)
         refuse(body, ("audio", "prediction", "web_search_options"), "the policy cannot do it")
         if body.get("modalities") not in (None, ["text"]):
             raise BadRequest("modalities must be ['text']", field="modalities", code="unsupported")
-        _check_format(body)
-        tools = read_tools(body)
+        tools, forced = _tools(body)
+        form = forced or schema_form(
+            optional(body, "response_format", dict, {}), "response_format", within="json_schema"
+        )
         limits = [limit for name in ("max_completion_tokens", "max_tokens") if (limit := positive(body, name))]
         count = positive(body, "n") or 1
         if count > MOST_ANSWERS:
             raise BadRequest(f"n must be at most {MOST_ANSWERS}: got {count}", field="n")
         options = optional(body, "stream_options", dict, {})
-        sampling = {"temperature": number(body, "temperature", 0, 2), "top_p": number(body, "top_p", 0, 1)}
         return Asked(
             model=take(body, "model", str),
             messages=_Messages().read(take(body, "messages", list)),
@@ -96,14 +103,23 @@ class ChatCompletions(Dialect):
             stop=stop_texts(body.get("stop"), "stop"),
             count=count,
             stream=optional(body, "stream", bool, False),
-            sampling={name: value for name, value in sampling.items() if value is not None},
+            settings=settings(body, SAMPLING, ("reasoning_effort", "verbosity")),
+            form=form,
+            form_field="tool_choice" if forced else "response_format",
+            single_call="" if not tools or optional(body, PARALLEL, bool, True) else PARALLEL,
+            logprobs=optional(body, "logprobs", bool, False),
             extra={"include_usage": optional(options, "include_usage", bool, False, "stream_options")},
         )
 
     def write(self, asked: Asked, reply: Reply) -> Json:
         """Write a reply that is sent whole."""
         choices = [
-            {"index": index, "message": _message(answer), "logprobs": None, "finish_reason": FINISH[answer.finish]}
+            {
+                "index": index,
+                "message": _message(answer),
+                "logprobs": _logprobs(asked, answer),
+                "finish_reason": FINISH[answer.finish],
+            }
             for index, answer in enumerate(reply.answers)
         ]
         return {**self._head(reply, "chat.completion"), "choices": choices, "usage": _usage(reply)}
@@ -117,11 +133,9 @@ class ChatCompletions(Dialect):
         if asked.extra["include_usage"]:
             head["usage"] = None
 
-        def chunk(index: int, delta: Json, finish: str | None = None) -> Event:
-            return None, {
-                **head,
-                "choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}],
-            }
+        def chunk(index: int, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> Event:
+            choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            return None, {**head, "choices": [choice]}
 
         yield chunk(0, {"role": "assistant", "content": ""})
         async for kind, piece in growing.parts():
@@ -134,15 +148,10 @@ class ChatCompletions(Dialect):
                 yield chunk(index, {"tool_calls": [begun]})
                 for piece in pieces(json.dumps(dict(call.arguments))):
                     yield chunk(index, {"tool_calls": [{"index": number_, "function": {"arguments": piece}}]})
-            yield chunk(index, {}, FINISH[answer.finish])
+            yield chunk(index, {}, FINISH[answer.finish], _logprobs(asked, answer))
         if asked.extra["include_usage"]:
             yield None, {**head, "choices": [], "usage": _usage(growing.reply)}
         yield None, "[DONE]"
-
-    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
-        """Write an error."""
-        kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        return {"error": {"message": message, "type": kind, "param": field, "code": code}}
 
     def reply_id(self, reply: Reply) -> str:
         """Return the id with its prefix."""
@@ -152,43 +161,22 @@ class ChatCompletions(Dialect):
         return {"id": self.reply_id(reply), "object": kind, "created": reply.created, "model": reply.model}
 
 
-def read_tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
-    """Return the tools that a request offers, none where it forbids calls."""
+def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
+    """Return the tools that a request offers, none where it forbids calls, and what it says of calls."""
     tools = []
     for index, tool in enumerate(optional(body, "tools", list, [])):
         path = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise BadRequest(f"{path}.type must be 'function'", field=f"{path}.type", code="unsupported")
-        tools.append(_schema(take(tool, "function", dict, path), f"{path}.function"))
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise BadRequest(
-            "tool_choice: a call cannot be forced; auto and none are", field="tool_choice", code="unsupported"
-        )
-    if tools and body.get("parallel_tool_calls") is False:
-        raise BadRequest(
-            "parallel_tool_calls: the number of calls cannot be limited",
-            field="parallel_tool_calls",
-            code="unsupported",
-        )
-    return [] if choice == "none" else tools
+        tools.append(tool_schema(take(tool, "function", dict, path), f"{path}.function"))
+    choice = body.get("tool_choice") or "auto"
+    named = choice.get("function") if isinstance(choice, dict) else None
+    kind, name = ("function", named.get("name")) if isinstance(named, dict) else (choice, None)
+    return [] if kind == "none" else tools, forced_call(kind, name, tools, "tool_choice")
 
 
-def _schema(function: Mapping[str, Any], path: str) -> ToolSchema:
-    """Return a tool's schema; ``strict``, which agents set by default, is not enforced."""
-    parameters = optional(function, "parameters", dict, {"type": "object", "properties": {}}, path)
-    described = {"description": optional(function, "description", str, "", path), "parameters": parameters}
-    return {"type": "function", "function": {"name": take(function, "name", str, path), **described}}
-
-
-def _check_format(body: Mapping[str, Any]) -> None:
-    kind = optional(body, "response_format", dict, {}).get("type", "text")
-    if kind != "text":
-        raise BadRequest(
-            f"response_format: {kind} cannot be enforced; ask for the form in words, or offer a tool",
-            field="response_format",
-            code="unsupported",
-        )
+def _logprobs(asked: Asked, answer: ReplyAnswer) -> Json | None:
+    return {"content": logprob_rows(answer), "refusal": None} if asked.logprobs else None
 
 
 class _Messages:

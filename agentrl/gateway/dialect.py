@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from agentrl.agent_loop import AnswerForm, TokenLogprob
 from agentrl.engine import StopReason
 from agentrl.message import Message, ToolCall
 
@@ -63,8 +64,17 @@ class Asked:
     count: int = 1
     """Number of answers to the same history."""
     stream: bool = False
-    sampling: Mapping[str, float] = field(default_factory=dict)
-    """The sampling settings that the client asked for: temperature, top_p. The run decides; these are recorded."""
+    settings: Mapping[str, float | str] = field(default_factory=dict)
+    """How the client wants the model to answer: temperature, top_p, seed, effort. The run decides; in live traffic the
+    client's sampling is followed."""
+    form: AnswerForm | None = None
+    """What the answer has to be."""
+    form_field: str = ""
+    """Path of the field that says so."""
+    single_call: str = ""
+    """Path of the field that allows one call of a tool at most."""
+    logprobs: bool = False
+    """The client wants the log-probabilities of what was sampled."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What the dialect needs again to write the reply. With ``store``, the session keeps ``history`` and the answer
     under the reply's id."""
@@ -84,6 +94,8 @@ class ReplyAnswer:
     """The stop text that ended it, where `finish` says so."""
     tokens: int = 0
     """Sampled tokens, thinking and the stop token included."""
+    logprobs: Sequence[TokenLogprob] = ()
+    """Of the text's tokens, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +238,30 @@ class Dialect(ABC):
     def reply_id(self, reply: Reply) -> str:
         """Return the id of a reply as the client reads it."""
         return reply.id
+
+
+OPENAI_ERRORS: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    429: "rate_limit_error",
+}
+
+
+class OpenAIDialect(Dialect):
+    """What the dialects of OpenAI share."""
+
+    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
+        """Write an error."""
+        kind = OPENAI_ERRORS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+        return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def logprob_rows(answer: ReplyAnswer) -> list[Json]:
+    """Return the log-probabilities of an answer as OpenAI writes them; alternatives are not known."""
+    return [
+        {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode()), "top_logprobs": []}
+        for one in answer.logprobs
+    ]
 
 
 def finish_of(stop_reason: StopReason, calls: Sequence[ToolCall], stop_text: str | None) -> Finish:

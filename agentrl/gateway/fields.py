@@ -56,6 +56,29 @@ def number(body: Mapping[str, Any], name: str, low: float, high: float) -> float
     return float(value)
 
 
+def settings(
+    body: Mapping[str, Any], numbers: Mapping[str, tuple[float, float]], words: Iterable[str] = ()
+) -> dict[str, float | str]:
+    """Return how a client wants the model to answer: numbers within bounds, ``seed``, and words."""
+    found: dict[str, float | str] = {}
+    for name, bounds in numbers.items():
+        if (value := number(body, name, *bounds)) is not None:
+            found[name] = value
+    if given(body, "seed"):
+        found["seed"] = take(body, "seed", int)
+    return found | {name: take(body, name, str) for name in words if given(body, name)}
+
+
+def check_top_logprobs(body: Mapping[str, Any]) -> None:
+    """Refuse the alternatives of sampled tokens, which engines are not asked for."""
+    if optional(body, "top_logprobs", int, 0):
+        raise BadRequest(
+            "top_logprobs is not supported here: the sampled tokens are known, and not what else was likely",
+            field="top_logprobs",
+            code="unsupported",
+        )
+
+
 def positive(body: Mapping[str, Any], name: str) -> int | None:
     """Return a whole number from 1 on, or ``None`` where it is left out."""
     if not given(body, name):

@@ -12,30 +12,35 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentrl.agent_loop import AnswerForm
+from agentrl.gateway.chat_completions import PARALLEL, SAMPLING
 from agentrl.gateway.dialect import (
     Asked,
     BadRequest,
-    Dialect,
     Event,
     GrowingReply,
     Json,
+    OpenAIDialect,
     Reply,
     ReplyAnswer,
     ToolSchema,
+    logprob_rows,
 )
 from agentrl.gateway.fields import (
     arguments,
+    check_top_logprobs,
     given,
     image_of_url,
-    number,
     optional,
     pieces,
     positive,
     refuse,
     refuse_unknown,
+    settings,
     shown,
     take,
 )
+from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
 
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
@@ -48,8 +53,8 @@ READ = (
 )
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 VERBOSITIES = ("low", "medium", "high")
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
+LOGPROBS = "message.output_text.logprobs"
+"""What a client includes to get log-probabilities."""
 
 KINDS = {"reasoning": "reasoning", "message": "text"}
 """Parts of an answer by the type of their item."""
@@ -57,7 +62,7 @@ NO_ITEM: Json = {"type": "none"}
 EMPTY = ReplyAnswer(text="", finish="stop")
 
 
-class Responses(Dialect):
+class Responses(OpenAIDialect):
     """``POST /v1/responses``."""
 
     name = "responses"
@@ -71,10 +76,12 @@ class Responses(Dialect):
         """
         refuse_unknown(body, (*READ, *LABELS))
         _check_settings(body)
-        tools = _tools(body)
+        tools, forced = _tools(body)
+        text = optional(body, "text", dict, {})
+        form = forced or schema_form(optional(text, "format", dict, {}, "text"), "text.format")
         history = _history(body, stored)
         instructions = optional(body, "instructions", str, "")
-        sampling = {"temperature": number(body, "temperature", 0, 2), "top_p": number(body, "top_p", 0, 1)}
+        asked = settings(body, SAMPLING)
         store = optional(body, "store", bool, True)
         return Asked(
             model=take(body, "model", str),
@@ -82,8 +89,16 @@ class Responses(Dialect):
             tools=[] if body.get("tool_choice") == "none" else tools,
             max_tokens=positive(body, "max_output_tokens"),
             stream=optional(body, "stream", bool, False),
-            sampling={name: value for name, value in sampling.items() if value is not None},
-            extra={"store": store, "history": history, "echo": {**_echo(body, tools), **sampling, "store": store}},
+            settings=asked | _efforts(body),
+            form=form,
+            form_field="tool_choice" if forced else "text.format",
+            single_call="" if not tools or optional(body, PARALLEL, bool, True) else PARALLEL,
+            logprobs=LOGPROBS in optional(body, "include", list, []),
+            extra={
+                "store": store,
+                "history": history,
+                "echo": {**_echo(body, tools), **{name: asked.get(name) for name in SAMPLING}, "store": store},
+            },
         )
 
     def write(self, asked: Asked, reply: Reply) -> Json:
@@ -137,11 +152,6 @@ class Responses(Dialect):
                 yield event
         yield f"response.{response['status']}", {"response": response}
 
-    def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
-        """Write an error."""
-        kind = ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-        return {"error": {"message": message, "type": kind, "param": field, "code": code}}
-
     def reply_id(self, reply: Reply) -> str:
         """Return the id with its prefix."""
         return f"resp_{reply.id}"
@@ -156,12 +166,14 @@ def _check_settings(body: Mapping[str, Any]) -> None:
     refuse(body, ("prompt",), "prompts are not kept here: send instructions and input")
     refuse(body, ("background",), "wait for the reply, or stream it")
     refuse(body, ("max_tool_calls",), "the number of calls cannot be limited")
-    refuse(body, ("top_logprobs",), "the run records them in its trajectories")
+    check_top_logprobs(body)
     if body.get("truncation") not in (None, "disabled"):
         raise _unsupported("truncation", body["truncation"], "histories are not shortened")
     for value in optional(body, "include", list, []):
-        if value != "reasoning.encrypted_content":
-            raise _unsupported("include", value, "only reasoning.encrypted_content is, which is left empty")
+        if value not in ("reasoning.encrypted_content", LOGPROBS):
+            raise _unsupported(
+                "include", value, f"only {LOGPROBS} is, and reasoning.encrypted_content, which is left empty"
+            )
     options = optional(body, "stream_options", dict, {})
     refuse_unknown(options, ("include_obfuscation",), "stream_options")
     optional(options, "include_obfuscation", bool, False, "stream_options")
@@ -171,47 +183,36 @@ def _check_settings(body: Mapping[str, Any]) -> None:
     for name, value in optional(body, "metadata", dict, {}).items():
         if not isinstance(value, str):
             raise BadRequest(f"metadata.{name} must be text: got {shown(value)}", field=f"metadata.{name}")
-    _check_text(optional(body, "text", dict, {}))
+    refuse_unknown(optional(body, "text", dict, {}), ("format", "verbosity"), "text")
     reasoning = optional(body, "reasoning", dict, {})
     refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
     for name in reasoning:
         optional(reasoning, name, str, "", "reasoning")
 
 
-def _check_text(text: Mapping[str, Any]) -> None:
-    refuse_unknown(text, ("format", "verbosity"), "text")
-    kind = optional(text, "format", dict, {"type": "text"}, "text").get("type")
-    if kind != "text":
-        raise _unsupported("text.format", kind, "a form cannot be enforced: ask for it in words, or offer a tool")
-    if text.get("verbosity") not in (None, *VERBOSITIES):
+def _efforts(body: Mapping[str, Any]) -> dict[str, float | str]:
+    """Return how much the client wants the model to think and to say."""
+    text, reasoning = optional(body, "text", dict, {}), optional(body, "reasoning", dict, {})
+    told = {"reasoning.effort": reasoning.get("effort"), "text.verbosity": text.get("verbosity")}
+    if told["text.verbosity"] not in (None, *VERBOSITIES):
         raise BadRequest(
             f"text.verbosity must be low, medium or high: got {shown(text['verbosity'])}", field="text.verbosity"
         )
+    return {name: value for name, value in told.items() if value is not None}
 
 
-def _tools(body: Mapping[str, Any]) -> Sequence[ToolSchema]:
-    """Return the tools that a request names, whether or not they may be called."""
-    tools = [_tool(tool, path) for path, tool in _objects(optional(body, "tools", list, []), "tools")]
-    choice = body.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise _unsupported("tool_choice", choice, "a call cannot be forced; auto and none can be asked for")
-    parallel = optional(body, "parallel_tool_calls", bool, True)
-    if tools and choice != "none" and not parallel:
-        raise _unsupported("parallel_tool_calls", parallel, "the number of calls cannot be limited")
-    return tools
-
-
-def _tool(tool: Json, path: str) -> ToolSchema:
-    if tool.get("type") != "function":
-        raise _unsupported(f"{path}.type", tool.get("type"), "only function tools are")
-    refuse_unknown(tool, TOOL_FIELDS, path)
-    optional(tool, "strict", bool, False, path)
-    function = {
-        "name": take(tool, "name", str, path),
-        "description": optional(tool, "description", str, "", path),
-        "parameters": optional(tool, "parameters", dict, {"type": "object", "properties": {}}, path),
-    }
-    return {"type": "function", "function": function}
+def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
+    """Return the tools that a request names, whether or not they may be called, and what it says of calls."""
+    tools = []
+    for path, tool in _objects(optional(body, "tools", list, []), "tools"):
+        if tool.get("type") != "function":
+            raise _unsupported(f"{path}.type", tool.get("type"), "only function tools are")
+        refuse_unknown(tool, TOOL_FIELDS, path)
+        tools.append(tool_schema(tool, path))
+    choice = body.get("tool_choice") or "auto"
+    named = choice if isinstance(choice, dict) and choice.get("type") == "function" else None
+    kind, name = (choice, None) if named is None else ("function", named.get("name"))
+    return tools, forced_call(kind, name, tools, "tool_choice")
 
 
 def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:
@@ -225,9 +226,12 @@ def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:
         "max_tool_calls": None,
         "metadata": optional(body, "metadata", dict, {}),
         "parallel_tool_calls": optional(body, "parallel_tool_calls", bool, True),
-        "tool_choice": optional(body, "tool_choice", str, "auto"),
+        "tool_choice": body.get("tool_choice") or "auto",
         "tools": [{"type": "function", **tool["function"], "strict": False} for tool in tools],
-        "text": {"format": {"type": "text"}, "verbosity": optional(text, "verbosity", str, "medium")},
+        "text": {
+            "format": optional(text, "format", dict, {"type": "text"}),
+            "verbosity": optional(text, "verbosity", str, "medium"),
+        },
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "background": False,
         "service_tier": "default",
@@ -413,6 +417,7 @@ def _output(reply: Reply, status: str) -> Sequence[Json]:
         items.append(_part_item("reasoning", reply, answer.reasoning))
     if answer.text or not answer.calls:
         items.append(_part_item("text", reply, answer.text))
+        items[-1]["content"][0]["logprobs"] = logprob_rows(answer)
     for index, call in enumerate(answer.calls):
         function = {"call_id": call.id, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
         items.append({"id": f"fc_{reply.id}_{index}", "type": "function_call", **function, "status": "completed"})
@@ -474,4 +479,5 @@ def _place(item: Json, index: int) -> Json:
 
 
 def _logprobs(part: Json) -> Json:
-    return {"logprobs": []} if "logprobs" in part else {}
+    """Return the field for log-probabilities in events of a text; they are known with its last one."""
+    return {"logprobs": part["logprobs"]} if "logprobs" in part else {}

@@ -72,6 +72,7 @@ class Gateway:
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
         self._runners: dict[str, web.AppRunner] = {}
+        self._said: set[str] = set()
         self._listener: Listener | None = None
         self._starting = asyncio.Lock()
         self.url = ""
@@ -99,10 +100,15 @@ class Gateway:
 
     @asynccontextmanager
     async def session(
-        self, episode: Episode, *, side_calls: SideCalls = NO_SIDE_CALLS, steps: bool = True
+        self,
+        episode: Episode,
+        *,
+        side_calls: SideCalls = NO_SIDE_CALLS,
+        steps: bool = True,
+        holds_forms: bool = True,
     ) -> AsyncIterator[GatewaySession]:
         """Open the session of an episode; it ends with the block. The arguments are those of `GatewaySession`."""
-        session = GatewaySession(episode, side_calls=side_calls, steps=steps)
+        session = GatewaySession(episode, side_calls=side_calls, steps=steps, holds_forms=holds_forms, said=self._said)
         self._sessions[session.id] = self._by_key[session.key] = session
         try:
             yield session

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
+import logging
 import secrets
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -18,7 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from agentrl.agent_loop import Answer, AnswerSoFar, Conversation, Episode, EpisodeEnd, TurnOptions
+from agentrl.agent_loop import (
+    Answer,
+    AnswerForm,
+    AnswerSoFar,
+    Conversation,
+    Episode,
+    EpisodeEnd,
+    TokenLogprob,
+    TurnOptions,
+    UnsupportedOption,
+)
 from agentrl.engine import StopReason
 from agentrl.env import StepResult
 from agentrl.errors import (
@@ -36,9 +48,12 @@ from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
 from agentrl.message import Message, ToolCall
 
+_log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 KEY_PREFIX = "sk-agentrl-"
 ENDED = "this episode has ended"
+FOLLOWED_LIVE = ("temperature", "top_p", "seed")
+"""Settings of clients that are followed where nothing is trained."""
 KEPT_ANSWERS = 32
 """Answers that a retry may still ask for."""
 
@@ -113,6 +128,8 @@ class GatewaySession:
         side_calls: Which requests are left out of training.
         steps: The client may take actions in the environment.
         is_live: Nothing is trained on it: what the client asks for decides the sampling, and no limit ends the session.
+        holds_forms: Answers are held to the JSON schemas and calls that the client asks for; else the policy is free.
+        said: Names of settings of which was said that they are not followed; several sessions may share it.
     """
 
     def __init__(
@@ -122,6 +139,8 @@ class GatewaySession:
         side_calls: SideCalls = NO_SIDE_CALLS,
         steps: bool = True,
         is_live: bool = False,
+        holds_forms: bool = True,
+        said: set[str] | None = None,
     ) -> None:
         self.id = secrets.token_urlsafe(12)
         self.key = KEY_PREFIX + secrets.token_urlsafe(24)
@@ -137,12 +156,12 @@ class GatewaySession:
         self.answers = 0
         self.is_done = False
         """An action has ended the environment's episode."""
-        self.asked_sampling: dict[str, float] = {}
-        """What clients asked for; the run's own settings are used."""
         self._episode = episode
         self._side_calls = side_calls
         self._steps = steps
         self._is_live = is_live
+        self._holds_forms = holds_forms
+        self._said = set() if said is None else said
         self._histories = Histories()
         self._stored: dict[str, Sequence[Message]] = {}
         self._works: dict[bytes, Work] = {}
@@ -257,7 +276,7 @@ class GatewaySession:
 
     async def _reply(self, dialect: Dialect, work: Work) -> Reply:
         asked = work.asked
-        self.asked_sampling.update(asked.sampling)
+        self._say_what_is_not_followed(asked)
         try:
             with self._waiting():
                 await self._sample(work)
@@ -284,6 +303,14 @@ class GatewaySession:
             self._stored[dialect.reply_id(reply)] = [*asked.extra["history"], sent_message(reply.answer)]
         work.growing.end(reply)
         return reply
+
+    def _say_what_is_not_followed(self, asked: Asked) -> None:
+        followed = FOLLOWED_LIVE if self._is_live else ()
+        new = {name: value for name, value in asked.settings.items() if name not in (*followed, *self._said)}
+        if new:
+            self._said.update(new)
+            told = ", ".join(f"{name}={value}" for name, value in new.items())
+            _log.warning("a client asks for %s: these settings are the run's, and not followed", told)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -313,13 +340,17 @@ class GatewaySession:
     async def _one(self, work: Work) -> tuple[Answer, ReplyAnswer]:
         """Sample one answer, and remember where it leads."""
         asked = work.asked
+        followed: dict[str, Any] = {}
+        if self._is_live:
+            followed = {name: asked.settings[name] for name in FOLLOWED_LIVE if name in asked.settings}
         options = TurnOptions(
             max_tokens=asked.max_tokens,
             stop=asked.stop,
             trained=not self._side_calls.has(asked),
-            temperature=asked.sampling.get("temperature") if self._is_live else None,
-            top_p=asked.sampling.get("top_p") if self._is_live else None,
             on_progress=work.say if asked.stream and not work.answers else None,
+            form=self._form(asked),
+            logprobs=asked.logprobs,
+            **followed,
         )
         try:
             conversation, messages = self._conversation(asked, work.chain)
@@ -330,6 +361,10 @@ class GatewaySession:
             self.outcome = end.outcome
             spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
             return spent, ReplyAnswer(text="", finish="length")
+        except UnsupportedOption as error:
+            field = asked.form_field if error.option == "form" else error.option
+            self.refusal = self.refusal or f"{field}: {error}"
+            raise BadRequest(f"{field}: {error}", field=field, code="unsupported") from error
         except TemplateError as error:
             self.refusal = self.refusal or str(error)
             raise BadRequest(str(error), field="messages") from error
@@ -344,6 +379,24 @@ class GatewaySession:
         recorded = [*messages, answer.message]
         self._histories.remember(conversation, recorded, chain, given=sent, tools=asked.tools)
         return answer, given
+
+    def _form(self, asked: Asked) -> AnswerForm | None:
+        """Return what the engine holds an answer to.
+
+        Raises:
+            BadRequest: the client asks for what no form can say.
+        """
+        form, problem = asked.form, None
+        if not self._holds_forms:
+            return None
+        if asked.single_call and (form is None or not form.calls):
+            problem = "the number of calls can be limited for forced calls only", asked.single_call
+        elif form is not None and form.schema is not None and asked.tools:
+            problem = "offer tools or a schema of the answer, not both at once", asked.form_field
+        if problem is not None:
+            self.refusal = self.refusal or f"{problem[1]}: {problem[0]}"
+            raise BadRequest(f"{problem[1]}: {problem[0]}", field=problem[1], code="unsupported")
+        return form
 
     def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
         """The conversation that a history continues, and the history as it is recorded."""
@@ -374,6 +427,7 @@ class GatewaySession:
             reasoning=message.reasoning,
             stop_text=None if calls else stop_text,
             tokens=answer.answer_tokens,
+            logprobs=_up_to(len(text), answer.logprobs),
         )
 
     def _named(self, call: ToolCall) -> ToolCall:
@@ -476,6 +530,12 @@ def chain_step(chain: Chain, message: Message) -> bytes:
 def sent_message(answer: ReplyAnswer) -> Message:
     """Return an answer as the client has it, and sends it back."""
     return Message(role="assistant", content=answer.text, tool_calls=tuple(answer.calls), reasoning=answer.reasoning)
+
+
+def _up_to(length: int, tokens: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+    """Return the tokens with which a text of this length begins."""
+    begins = [0, *itertools.accumulate(len(token.text) for token in tokens)]
+    return [token for token, begin in zip(tokens, begins, strict=False) if begin < length]
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:

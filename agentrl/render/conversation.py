@@ -66,7 +66,8 @@ class LedgerConversation:
         """Everything said so far, messages that are not yet tokens included."""
         self._renderer = renderer
         self._trajectory = trajectory
-        self._tools = tools
+        self.tools = tools
+        """Schemas of the tools that the policy may call."""
         self._prompt_length = 0
         self._answer_start: int | None = None
         self._asked_from = self.sequence
@@ -110,7 +111,7 @@ class LedgerConversation:
             stop: Texts that end the answer.
             tell: Gets more and more of the answer.
         """
-        return AnswerProgress(self._renderer, self._tools, stop, self._prompt_length, tell).take
+        return AnswerProgress(self._renderer, self.tools, stop, self._prompt_length, tell).take
 
     def withdraw(self) -> None:
         """Take a prompt back that was not answered, and its sequence, where that was begun for it."""
@@ -156,7 +157,7 @@ class LedgerConversation:
         where nothing follows that answer yet, and forks there otherwise. Any other history is rendered anew and shares
         the longest common prefix of tokens. Shared tokens are stored, and trained, once.
         """
-        child = LedgerConversation(self._renderer, self._trajectory, messages, tools=self._tools)
+        child = LedgerConversation(self._renderer, self._trajectory, messages, tools=self.tools)
         same = common_prefix(self.messages, messages)
         child._answers = [end for end in self._answers if end.messages <= same]
         if child._answers:
@@ -197,7 +198,7 @@ class LedgerConversation:
         answer = self._answers[-1]
         suffix = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
         kept = self._renderer.encoder.decode([*self.sequence.ids_list()[: answer.tokens], *suffix.ids])
-        rendered = self._renderer.template.render(self.messages, tools=self._tools, generation_prompt=True)
+        rendered = self._renderer.template.render(self.messages, tools=self.tools, generation_prompt=True)
         return not is_same_history(self._renderer, kept, rendered)
 
     def _write_suffix(self, answer: _AnswerEnd) -> None:
@@ -207,7 +208,7 @@ class LedgerConversation:
         self._append(rendered)
 
     def _write_prompt(self) -> None:
-        rendered = self._renderer.prompt(self.messages, self._tools)
+        rendered = self._renderer.prompt(self.messages, self.tools)
         known, before = 0, self._rewritten_from
         if before is not None:
             same = common_prefix(before.ids_list(), rendered.ids)
@@ -237,7 +238,7 @@ class LedgerConversation:
 
     def _end_turn(self, start: int, role: str, stop_reason: StopReason, timings: TurnTimings) -> Answer:
         ids = self.sequence.ids_list(start)
-        answer = self._renderer.read(ids, stop_reason=stop_reason, tools=self._tools)
+        answer = self._renderer.read(ids, stop_reason=stop_reason, tools=self.tools)
         turn = Turn(
             index=sum(len(sequence.turns) for sequence in self._trajectory.sequences),
             start=start,

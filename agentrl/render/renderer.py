@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from agentrl.agent_loop import Answer
+from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
@@ -26,6 +26,7 @@ from agentrl.message import Message, ToolCall, user
 from agentrl.registry import Kind, lookup
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
+from agentrl.render.structure import structure_of
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
 from agentrl.render.tool_parsers.values import first_of
@@ -102,6 +103,8 @@ class AnswerReader:
         if tool_parser == "auto":
             marked = (parser for parser, mark in _PARSER_MARKS.items() if mark in chat_template)
             name = family.tool_parser or next(marked, None)
+        self.parser_name = name
+        """Registry name of the way in which the model writes calls; ``None`` where none is known."""
         self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
         self._marks = family.thinking
         self._channels = family.marks_answers
@@ -523,6 +526,19 @@ class Renderer:
             tools: Those that were offered.
         """
         return self._reader.read_beginning(text, tools)
+
+    def structure(self, form: AnswerForm, tools: Sequence[ToolSchema]) -> str:
+        """Return what an engine holds an answer to, as `agentrl.engine.SamplingParams` has it.
+
+        Raises:
+            UnsupportedOption: It is not known how the model writes such an answer.
+        """
+        if self.family.marks_answers:
+            raise UnsupportedOption(
+                "answers in channels cannot be held to a form", option="form", got=f"family {self.family.name}"
+            )
+        thinking = self.thinking if self.thinks else None
+        return structure_of(form, tools, parser=self._reader.parser_name, thinking=thinking, header=self.header)
 
     def require_tool_parser(self) -> None:
         """Check that tool calls of this model can be read.

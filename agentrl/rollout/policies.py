@@ -6,16 +6,28 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, EpisodeEnd, TurnOptions, plainly_written
+from agentrl.agent_loop import (
+    PLAIN_TURN,
+    AgentLoop,
+    Answer,
+    Conversation,
+    EpisodeEnd,
+    TokenLogprob,
+    TurnOptions,
+    UnsupportedOption,
+    plainly_written,
+)
 from agentrl.engine import ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation
+from agentrl.render.progress import REPLACEMENT
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
 from agentrl.rollout.env_pool import EnvHandle
@@ -83,10 +95,19 @@ class EngineEpisodePolicy(EpisodePolicy):
     """Opens conversations that an engine answers.
 
     The `max_tokens`, `seed` and stop tokens of `sampling` are set per turn.
+
+    Args:
+        engine: Samples the answers.
+        renderer: Of the engine's model.
+        sampling: Settings of every turn.
+        trains: What is sampled is trained: then nothing but the policy itself decides an answer.
     """
 
-    def __init__(self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams) -> None:
+    def __init__(
+        self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams, *, trains: bool = True
+    ) -> None:
         self.engine = engine
+        self.trains = trains
         self.renderer = renderer
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
 
@@ -119,12 +140,15 @@ class EngineEpisodePolicy(EpisodePolicy):
             await self.engine.end_session(session_id(trajectory.id, index))
 
 
-def _params_of_turn(sampling: SamplingParams, options: TurnOptions, *, room: int, seed: int) -> SamplingParams:
+def _params_of_turn(
+    sampling: SamplingParams, options: TurnOptions, *, room: int, seed: int, structure: str | None = None
+) -> SamplingParams:
     """Return the run's sampling parameters with what a turn says, within the tokens that are left."""
     return replace(
         sampling,
         max_tokens=min(room, options.max_tokens or room),
-        seed=seed,
+        seed=seed if options.seed is None else options.seed,
+        structure=structure,
         stop=tuple(dict.fromkeys((*sampling.stop, *options.stop))),
         temperature=sampling.temperature if options.temperature is None else options.temperature,
         top_p=sampling.top_p if options.top_p is None else options.top_p,
@@ -149,10 +173,11 @@ class EngineConversation(Conversation):
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Sample one turn."""
+        structure = self._structure(options)
         seed = self._turns.begin()
         prompt_ids = self.ledger.prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
-        params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
+        params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed, structure=structure)
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             params=params,
@@ -168,9 +193,11 @@ class EngineConversation(Conversation):
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         try:
             generation = self._cut(await self._sample(request), params.stop)
-        except AgentRLError:
+        except AgentRLError as error:
             self._turns.budget.give_back_turn()
             self.ledger.withdraw()
+            if structure is not None and isinstance(error, UsageError):
+                raise UnsupportedOption("the engine does not take this form", option="form", got=str(error)) from error
             raise
         if self._turns.is_over:
             raise EpisodeEnd(Outcome.CANCELLED)
@@ -190,6 +217,38 @@ class EngineConversation(Conversation):
             cached_tokens=generation.cached_tokens,
             answer_tokens=len(generation.token_ids),
             turn=turn.index,
+            logprobs=self._logprobs(generation, answer.text) if options.logprobs else (),
+        )
+
+    def _structure(self, options: TurnOptions) -> str | None:
+        """Return what the engine holds the answer to, once all options are known to be possible.
+
+        Raises:
+            UnsupportedOption: it cannot, or the answer is trained: its log-probabilities are those of the tokens that
+                the form allows, which the trainer cannot compute.
+        """
+        if options.seed is not None and not self._policy.engine.capabilities.seeded:
+            raise UnsupportedOption("the engine's samples do not repeat themselves with a seed", option="seed")
+        if options.form is None:
+            return None
+        if self._policy.trains and options.trained:
+            raise UnsupportedOption(
+                "an answer that is trained cannot be held to a form",
+                option="form",
+                expected="an answer that the policy is free to give",
+                hint="in training, set agent.options.forms=free",
+            )
+        if not self._policy.engine.capabilities.structures:
+            name = type(self._policy.engine).__name__
+            raise UnsupportedOption(
+                "the engine cannot hold answers to a form", option="form", got=name, expected="vllm or sglang"
+            )
+        return self._policy.renderer.structure(options.form, self.ledger.tools)
+
+    def _logprobs(self, generation: Generation, content: str) -> tuple[TokenLogprob, ...]:
+        """Return the tokens of an answer's content."""
+        return content_logprobs(
+            generation.token_ids, generation.logprobs, content, self._policy.renderer.encoder.decode
         )
 
     def _session_id(self) -> str:
@@ -209,11 +268,13 @@ class EngineConversation(Conversation):
             part = await self._ask(
                 replace(request, request_id=f"{request.request_id}/{attempt}") if attempt else request
             )
-            done = part if done is None else done.followed_by(part)
+            done = part if done is None or request.params.structure is not None else done.followed_by(part)
             remaining_s = self._turns.budget.remaining_s
             time_is_over = remaining_s is not None and remaining_s <= 0
             if part.stop_reason is not StopReason.ABORT or time_is_over:
                 return done
+            if request.params.structure is not None:
+                continue  # it has one beginning
             request = _continued(request, part)
             if request.params.max_tokens == 0:
                 return replace(done, stop_reason=StopReason.LENGTH)
@@ -256,6 +317,35 @@ def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence
     if not is_complete(len(ids)):
         return None
     return bisect.bisect_left(range(len(ids)), True, key=is_complete)
+
+
+RECENT = 8
+"""Tokens that are decoded with a token to find its own text: some tokenizers begin a text in another way."""
+
+
+def content_logprobs(
+    ids: Sequence[int], logprobs: Sequence[float], content: str, decode: Callable[[Sequence[int]], str]
+) -> tuple[TokenLogprob, ...]:
+    """Return the sampled tokens that an answer's content consists of, without thinking, calls and stop tokens.
+
+    Args:
+        ids: The whole answer.
+        logprobs: Of its tokens.
+        content: A piece of its text; the last one counts, if there are several.
+        decode: Gives the text of tokens.
+    """
+    pieces = []
+    for end in range(1, len(ids) + 1):
+        recent = ids[max(0, end - RECENT) : end]
+        before, after = (decode(part).rstrip(REPLACEMENT) for part in (recent[:-1], recent))
+        pieces.append(after[len(before) :])
+    start = "".join(pieces).rfind(content) if content else -1
+    if start < 0:
+        return ()
+    ends = list(itertools.accumulate(map(len, pieces)))
+    last = bisect.bisect_left(ends, start + len(content))
+    rows = zip(ends[: last + 1], pieces, logprobs, strict=False)
+    return tuple(TokenLogprob(text=piece, logprob=logprob) for end, piece, logprob in rows if end + (not piece) > start)
 
 
 def session_id(trajectory_id: str, sequence: int) -> str:
@@ -350,6 +440,12 @@ class ChatConversation(Conversation):
         """Ask for one turn."""
         if prefill:
             raise UsageError("a text service cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
+        if options.form is not None:
+            raise UnsupportedOption("a text service is not asked for a form", option="form")
+        if options.logprobs:
+            raise UnsupportedOption("a text service gives no log-probabilities", option="logprobs")
+        if options.seed is not None:
+            raise UnsupportedOption("a text service is not asked for a seed", option="seed")
         seed = self._turns.begin()
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)

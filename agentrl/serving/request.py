@@ -21,6 +21,8 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
         raise UsageError(f"{name} places an image outside its prompt", expected=f"within {len(prompt)} tokens")
     if request.routed_experts_from is not None and not capabilities.routed_experts:
         raise UsageError(f"{name} asks for experts", expected="an engine that reports them")
+    if request.params.structure is not None and not capabilities.structures:
+        raise UsageError(f"{name} asks for a structure of its answer", expected="an engine that takes structures")
     if len(prompt) == 0:
         raise UsageError(f"{name} has an empty prompt", expected="at least one token")
     if len(prompt) >= capabilities.max_context:

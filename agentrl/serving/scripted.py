@@ -121,6 +121,7 @@ class ScriptedEngine(PolicyEngine):
         max_context: Most tokens of prompt and answer together.
         seed: Seed of requests that bring none.
         version: Version of the weights at the start.
+        structures: Take requests with a structure, which the script has to follow.
     """
 
     def __init__(
@@ -132,11 +133,14 @@ class ScriptedEngine(PolicyEngine):
         max_context: int = 16_384,
         seed: int = 0,
         version: int = 0,
+        structures: bool = False,
     ) -> None:
         self.config = config or ScriptedEngineConfig()
         named: Script | None = load(self.config.script) if self.config.script else None
         self.script = script or named or random_script(vocab_size)
-        self.capabilities = Capabilities(max_context=max_context, vocab_size=vocab_size, seeded=True)
+        self.capabilities = Capabilities(
+            max_context=max_context, vocab_size=vocab_size, seeded=True, structures=structures
+        )
         self._uniform = -math.log(vocab_size)
         self._seeds = random.Random(seed)
         self._version = version

@@ -4,12 +4,14 @@ AGENTRL_GATEWAY_SESSIONS sets how many there are of each dialect and server.
 """
 
 import asyncio
+import json
 import os
 from collections import Counter
 
 import aiohttp
 import gymnasium
 import numpy as np
+import openai
 import pytest
 from support.gateway_client import DIALECTS, RandomClient
 from support.tokenizers import build_tokenizer
@@ -46,6 +48,10 @@ class Recording(ServerEngine):
         return sampled
 
 
+SHORT = {"type": "object", "properties": {"n": {"type": "boolean"}}, "required": ["n"], "additionalProperties": False}
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": SHORT}} for name in ("add", "sub")]
+
+
 class Nothing(gymnasium.Env):
     observation_space = action_space = gymnasium.spaces.Text(10)
 
@@ -54,6 +60,50 @@ class Nothing(gymnasium.Env):
 
     def step(self, action):
         return "", 0.0, True, False, {}
+
+
+class Held(AgentLoop):
+    """Asks for JSON and for calls, of a model that knows neither."""
+
+    def __init__(self):
+        self._gateway = Gateway()
+        self.failure = None
+
+    async def run(self, episode):
+        await episode.reset()
+        await self._gateway.start()
+        async with self._gateway.session(episode) as session:
+            client = openai.AsyncOpenAI(base_url=f"{self._gateway.url}/v1", api_key=session.key, max_retries=0)
+            try:
+                async with client:
+                    await self._ask(client.chat.completions.create)
+            except Exception as error:
+                self.failure = error
+                raise
+
+    async def _ask(self, create):
+        asked = {"model": "policy", "messages": [{"role": "user", "content": "Hello"}]}
+        held = {"type": "json_schema", "json_schema": {"name": "n", "schema": SHORT}}
+        whole = await create(**asked, response_format=held, logprobs=True)
+        assert set(json.loads(whole.choices[0].message.content)) == {"n"}
+        rows = whole.choices[0].logprobs.content
+        assert "".join(row.token for row in rows) == whole.choices[0].message.content
+        assert max(row.logprob for row in rows) > -1e-3, "a token without an alternative: others were left out"
+        streamed = [chunk async for chunk in await create(**asked, response_format=held, stream=True)]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed)
+        assert set(json.loads(text)) == {"n"}
+        forced = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "sub"}}}
+        (call,) = (await create(**asked, **forced)).choices[0].message.tool_calls
+        assert (call.function.name, set(json.loads(call.function.arguments))) == ("sub", {"n"})
+        (call,) = (await create(**asked, tools=TOOLS, tool_choice="required")).choices[0].message.tool_calls
+        assert call.function.name in ("add", "sub")
+        with pytest.raises(openai.BadRequestError) as refused:
+            schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}
+            await create(**asked, response_format=schema)
+        assert refused.value.param == "response_format"
+
+    async def close(self):
+        await self._gateway.close()
 
 
 class Random(AgentLoop):
@@ -127,3 +177,21 @@ async def test_what_a_server_was_sent_and_sampled_is_what_is_recorded(client_of,
         assert trajectory.sampled_tokens == sum(turn.end - turn.start for turn in trajectory.turns), "trained once"
     forks = sum(len(trajectory.sequences) - 1 for trajectory in trajectories)
     assert forks > SESSIONS / 2, "sessions fork"
+
+
+async def test_a_server_holds_answers_to_schemas_and_calls(client_of):
+    engine, loop = ServerEngine(client_of()), Held()
+    await engine.start()
+    renderer = Renderer(build_tokenizer("qwen3"))
+    policy = EngineEpisodePolicy(engine, renderer, SamplingParams(), trains=False)
+    spec = EnvironmentSpec(name="nothing", make=Nothing, tasks=SeedTasks, isolation=Isolation.INLINE)
+    limits = EpisodeLimits(max_turns=1000, max_answer_tokens=96)
+    runner = EpisodeRunner(pool=EnvPool(spec), loop=loop, policy=policy, limits=limits)
+    try:
+        task = Task(id="t", environment="nothing", seed=1)
+        trajectory = await runner.run(task, group_id="g", member=0, seed=1)
+    finally:
+        await runner.close()
+        await engine.close()
+    assert not loop.failure, loop.failure
+    assert trajectory.outcome is Outcome.FINISHED

@@ -107,11 +107,13 @@ class Recording:
 def run_loop(renderer):
     """Play one episode of a loop; the trajectory and what the engine was sent."""
 
-    async def run(loop, *answers, make=Question, engine=None, max_context=32768, **fields):
+    async def run(
+        loop, *answers, make=Question, engine=None, max_context=32768, structures=False, trains=True, **fields
+    ):
         spec = EnvironmentSpec(name="question", make=make, tasks=SeedTasks, isolation=Isolation.INLINE)
         script = Recording(renderer, answers)
-        scripted = ScriptedEngine(engine, script=script, vocab_size=400, max_context=max_context)
-        policy = EngineEpisodePolicy(scripted, renderer, SamplingParams())
+        scripted = ScriptedEngine(engine, script=script, vocab_size=400, max_context=max_context, structures=structures)
+        policy = EngineEpisodePolicy(scripted, renderer, SamplingParams(), trains=trains)
         runner = EpisodeRunner(pool=EnvPool(spec), loop=loop, policy=policy, **fields)
         task = Task(id="t", environment="question", seed=5)
         try:

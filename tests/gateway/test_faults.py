@@ -63,7 +63,7 @@ async def test_a_request_that_is_refused_changes_nothing_either(played_by):
     async def play(task):
         answer = await ask(task)
         with pytest.raises(openai.BadRequestError):
-            await ask(task, logprobs=True)
+            await ask(task, logit_bias={"3": 1})
         return answer
 
     trajectory = await played_by(play, "42")

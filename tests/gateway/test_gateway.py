@@ -252,7 +252,7 @@ async def test_a_spent_budget_is_an_answer_that_was_cut_and_then_a_final_error(p
     [
         ({"tool_choice": "required", "tools": [ADD]}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"5": 3}}, "logit_bias"),
         ({"n": 0}, "n"),
         ({"max_tokens": -1}, "max_tokens"),

@@ -105,12 +105,12 @@ def test_text_is_a_message_of_the_user() -> None:
     asked = read(input="Hi", instructions="Be kind.", stream=True, max_output_tokens=64, temperature=0.5, top_p=1)
     assert asked.messages == [system("Be kind."), user("Hi")]
     assert (asked.model, asked.stream, asked.max_tokens, asked.count) == ("policy", True, 64, 1)
-    assert asked.sampling == {"temperature": 0.5, "top_p": 1.0}
+    assert asked.settings == {"temperature": 0.5, "top_p": 1.0}
 
 
 def test_what_is_not_asked_for_is_left_to_the_run() -> None:
     asked = read()
-    assert (asked.stream, asked.max_tokens, asked.tools, asked.stop, asked.sampling) == (False, None, [], (), {})
+    assert (asked.stream, asked.max_tokens, asked.tools, asked.stop, asked.settings) == (False, None, [], (), {})
     assert asked.extra["store"] is True
 
 

@@ -402,4 +402,5 @@ def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
         logprobs=all(capabilities.logprobs for capabilities in found),
         seeded=all(capabilities.seeded for capabilities in found),
         routed_experts=all(capabilities.routed_experts for capabilities in found),
+        structures=all(capabilities.structures for capabilities in found),
     )

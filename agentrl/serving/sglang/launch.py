@@ -10,6 +10,7 @@ from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.launch.process import THIS_MACHINE
 from agentrl.serving.sglang import start_with_key
+from agentrl.serving.sglang.server import GRAMMAR
 
 CPU_MODULES = Path(__file__).parent / "cpu_modules"
 """Folder of stand-ins for packages that exist for GPUs only."""
@@ -71,7 +72,7 @@ def _cpu_arguments(config: SGLangEngineConfig) -> list[str]:
         *("--device", "cpu"),
         *("--attention-backend", "torch_native"),
         *("--sampling-backend", "pytorch"),
-        *("--grammar-backend", "none"),
+        *("--grammar-backend", GRAMMAR),
         *("--max-total-tokens", str(cache)),
         "--disable-overlap-schedule",
         "--sleep-on-idle",  # its scheduler would keep a core busy that the trainer needs

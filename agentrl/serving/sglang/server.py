@@ -43,6 +43,8 @@ NEEDED_ROUTES = (
     "/server_info",
     "/v1/loads",
 )
+GRAMMAR = "xgrammar"
+"""The backend whose structural tags a request names."""
 TRANSPORT_ROUTES = {
     "collective": ("/init_weights_update_group", "/update_weights_from_distributed"),
     "tensor": ("/update_weights_from_tensor",),
@@ -247,6 +249,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             max_context=decode_context(info),
             vocab_size=decode_vocabulary(answer),
             routed_experts=bool(info.get("enable_return_routed_experts")),
+            structures=info.get("grammar_backend") == GRAMMAR,
         )
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -293,6 +296,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
                 return call.ended(StopReason.ABORT if part.goes_on else part.generation.stop_reason)
             if not part.goes_on:
                 return call.answer
+            if request.params.structure is not None:
+                call.answer = None  # a structure has one beginning
         return call.ended(StopReason.LENGTH)
 
     async def _ask(self, call: RunningRequest, body: dict[str, Any]) -> Any:

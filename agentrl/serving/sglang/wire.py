@@ -60,6 +60,8 @@ def encode_request(
     }
     if params.stop:
         body["sampling_params"] |= {"stop": list(params.stop), "no_stop_trim": True, "skip_special_tokens": False}
+    if params.structure is not None:
+        body["sampling_params"]["structural_tag"] = params.structure
     if routed_experts_from is not None:
         body |= {"return_routed_experts": True, "routed_experts_start_len": routed_experts_from}
     return body

@@ -180,6 +180,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         self.capabilities = Capabilities(
             max_context=min(max_context, config.max_context or max_context),
             vocab_size=self._vocab_size,
+            structures=True,
             routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
         )
         is_cut = convention is LogprobConvention.UNCUT and not is_uncut(logprob)

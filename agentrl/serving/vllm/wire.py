@@ -66,6 +66,8 @@ def encode_request(
             "detokenize": True,
             "skip_special_tokens": False,
         }
+    if params.structure is not None:
+        sampling["structured_outputs"] = {"structural_tag": params.structure}
     if request.routed_experts_from is not None:
         sampling["routed_experts_prompt_start"] = request.routed_experts_from
     body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}

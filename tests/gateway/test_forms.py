@@ -1,0 +1,248 @@
+"""What an answer has to be: JSON schemas, forced calls and log-probabilities, in the words of each vendor."""
+
+import json
+
+import anthropic
+import openai
+import pydantic
+import pytest
+from agentrl.agent_loops.external import External
+
+from agentrl.errors import Outcome
+from agentrl.rollout.policies import content_logprobs
+from agentrl.serving.scripted import ScriptedAnswer
+
+QUESTION = [{"role": "user", "content": "Who?"}]
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+PERSON = '{"name": "Ann"}'
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+FUNCTIONS = [
+    {"type": "function", "function": {"name": name, "description": "", "parameters": PARAMETERS}}
+    for name in ("add", "sub")
+]
+FLAT = [{"type": "function", **tool["function"]} for tool in FUNCTIONS]
+CUSTOM = [{"name": name, "input_schema": PARAMETERS} for name in ("add", "sub")]
+NAMED = {"name": "person", "schema": SCHEMA, "strict": True}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+TAG = {
+    "type": "tag",
+    "begin": '<tool_call>\n{"name": "add", "arguments": ',
+    "content": {"type": "json_schema", "json_schema": PARAMETERS},
+    "end": "}\n</tool_call>",
+}
+
+
+class Person(pydantic.BaseModel):
+    name: str
+
+
+async def chat(gateway, session, **fields):
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.key, max_retries=0) as client:
+        reply = await client.chat.completions.create(model="policy", messages=QUESTION, **fields)
+        return [chunk async for chunk in reply] if fields.get("stream") else reply
+
+
+async def respond(gateway, session, **fields):
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.key, max_retries=0) as client:
+        return await client.responses.create(model="policy", input=QUESTION, **fields)
+
+
+async def message(gateway, session, **fields):
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=session.key, max_retries=0) as client:
+        return await client.messages.create(model="policy", max_tokens=99, messages=QUESTION, **fields)
+
+
+@pytest.fixture
+def held(played):
+    """Play an episode that is not trained, with an engine that takes structures."""
+
+    async def run(play, *answers, **fields):
+        return await played(play, *answers, structures=True, trains=False, **fields)
+
+    return run
+
+
+SCHEMAS = {
+    "chat": (chat, {"response_format": {"type": "json_schema", "json_schema": NAMED}}),
+    "responses": (respond, {"text": {"format": {**FORMAT, "name": "person"}}}),
+    "anthropic": (message, {"output_config": {"format": FORMAT}}),
+}
+CALLS = {
+    "chat, any": (chat, {"tools": FUNCTIONS, "tool_choice": "required"}),
+    "chat, one": (chat, {"tools": FUNCTIONS, "tool_choice": {"type": "function", "function": {"name": "add"}}}),
+    "responses, any": (respond, {"tools": FLAT, "tool_choice": "required"}),
+    "responses, one": (respond, {"tools": FLAT, "tool_choice": {"type": "function", "name": "add"}}),
+    "anthropic, any": (message, {"tools": CUSTOM, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}),
+    "anthropic, one": (message, {"tools": CUSTOM, "tool_choice": {"type": "tool", "name": "add"}}),
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+async def test_an_engine_is_given_the_schema(held, name):
+    ask, fields = SCHEMAS[name]
+
+    async def play(gateway, session):
+        assert PERSON in (await ask(gateway, session, **fields)).model_dump_json().replace('\\"', '"')
+
+    _, script = await held(play, PERSON)
+    structure = json.loads(script.requests[0].params.structure)
+    assert structure == {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": SCHEMA}}
+
+
+async def test_what_the_clients_parse_is_of_their_own_types(held):
+    async def play(gateway, session):
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.key) as client:
+            chatted = await client.chat.completions.parse(model="p", messages=QUESTION, response_format=Person)
+            responded = await client.responses.parse(model="p", input=QUESTION, text_format=Person)
+        async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=session.key) as client:
+            told = await client.messages.parse(model="p", max_tokens=99, messages=QUESTION, output_format=Person)
+        assert chatted.choices[0].message.parsed == responded.output_parsed == told.parsed_output == Person(name="Ann")
+
+    await held(play, PERSON)
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_an_engine_is_given_the_calls(held, name):
+    ask, fields = CALLS[name]
+
+    async def play(gateway, session):
+        assert '"add"' in (await ask(gateway, session, **fields)).model_dump_json()
+
+    _, script = await held(play, CALL)
+    form = json.loads(script.requests[0].params.structure)["format"]
+    if "one" in name:
+        assert form == TAG
+    else:
+        assert form["type"] == "or"
+        assert form["elements"][0] == TAG
+        assert '"sub"' in form["elements"][1]["begin"]
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, *CALLS])
+async def test_an_answer_that_is_trained_is_held_to_nothing(played, name):
+    ask, fields = {**SCHEMAS, **CALLS}[name]
+    field = "tool_choice" if "tools" in fields else next(iter(fields))
+
+    async def play(gateway, session):
+        with pytest.raises((openai.BadRequestError, anthropic.BadRequestError), match=field) as refused:
+            await ask(gateway, session, **fields)
+        assert "agent.options.forms=free" in str(refused.value)
+        await chat(gateway, session)
+
+    trajectory, script = await played(play, "Ann", structures=True)
+    assert len(trajectory.turns) == 1
+    assert script.requests[0].params.structure is None
+
+
+@pytest.mark.parametrize("name", [*SCHEMAS, *CALLS])
+async def test_a_policy_that_is_free_answers_as_it_likes(played, name):
+    ask, fields = {**SCHEMAS, **CALLS}[name]
+
+    async def play(gateway, session):
+        assert "just Ann" in (await ask(gateway, session, **fields)).model_dump_json()
+
+    trajectory, script = await played(play, "just Ann", options={"holds_forms": False})
+    assert script.requests[0].params.structure is None
+    assert trajectory.sampled_tokens > 0
+
+
+async def test_an_engine_without_grammars_is_named(played):
+    async def play(gateway, session):
+        with pytest.raises(openai.BadRequestError, match=r"ScriptedEngine.*vllm or sglang") as refused:
+            await chat(gateway, session, response_format={"type": "json_object"})
+        assert refused.value.param == "response_format"
+
+    await played(play, "Ann", trains=False)
+
+
+async def test_a_schema_and_tools_are_not_enforced_at_once(held):
+    async def play(gateway, session):
+        for fields in ({"tool_choice": "auto"}, {}):
+            with pytest.raises(openai.BadRequestError, match="not both"):
+                await chat(gateway, session, tools=FUNCTIONS, **fields, **SCHEMAS["chat"][1])
+        await chat(gateway, session, tools=FUNCTIONS, tool_choice="none", **SCHEMAS["chat"][1])
+
+    _, script = await held(play, PERSON)
+    assert len(script.requests) == 1
+
+
+async def test_one_call_at_most_is_for_forced_calls(held):
+    async def play(gateway, session):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await chat(gateway, session, tools=FUNCTIONS, parallel_tool_calls=False)
+        assert refused.value.param == "parallel_tool_calls"
+        await chat(gateway, session, tools=FUNCTIONS, parallel_tool_calls=False, tool_choice="required")
+
+    await held(play, CALL)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_log_probabilities_are_those_that_were_recorded(played, renderer, streams):
+    ids = [*renderer.encoder.encode("it is so"), renderer.boundary.end_id]
+    values = [-(index + 1) / 8 for index in range(len(ids))]
+
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, stream=streams)
+        if streams:
+            (rows,) = [c.choices[0].logprobs.content for c in told if c.choices[0].logprobs]
+        else:
+            rows = told.choices[0].logprobs.content
+        assert "".join(row.token for row in rows) == "it is so"
+        assert [row.logprob for row in rows] == values[:-1]
+        responded = await respond(gateway, session, include=["message.output_text.logprobs"])
+        assert [row.logprob for row in responded.output[0].content[0].logprobs] == values[:-1]
+        cut = await chat(gateway, session, logprobs=True, stop=" so")
+        assert "".join(row.token for row in cut.choices[0].logprobs.content).startswith("it is")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await chat(gateway, session, logprobs=True, top_logprobs=2)
+        assert refused.value.param == "top_logprobs"
+
+    trajectory, _ = await played(play, ScriptedAnswer(token_ids=ids, logprobs=values))
+    assert trajectory.sampled_tokens > 0
+
+
+def test_characters_of_several_tokens_count_with_their_last(renderer):
+    encoder = renderer.encoder
+    ids = [*encoder.encode("<think>\nHm\n</think>\n\nä 中 ok"), renderer.boundary.end_id]
+    tokens = content_logprobs(ids, [0.0] * len(ids), "ä 中 ok", encoder.decode)
+    assert "".join(token.text for token in tokens) == "ä 中 ok"
+    assert len(tokens) >= len(encoder.encode("ä 中 ok"))
+    assert content_logprobs(ids, [0.0] * len(ids), "", encoder.decode) == ()
+
+
+async def test_what_is_not_followed_is_said_once(played, caplog):
+    async def play(gateway, session):
+        await chat(gateway, session, temperature=0.2, reasoning_effort="high")
+        await chat(gateway, session, temperature=0.2, seed=3)
+        await message(gateway, session, thinking={"type": "enabled", "budget_tokens": 1024})
+
+    await played(play, "Ann")
+    said = [record.message for record in caplog.records if "not followed" in record.message]
+    assert ["temperature=0.2, reasoning_effort=high" in said[0], "seed=3" in said[1], "thinking" in said[2]] == [
+        True
+    ] * 3
+    assert len(said) == 3
+    assert "temperature" not in said[1]
+
+
+async def test_a_refused_form_is_no_error_of_the_policy(run_loop, program):
+    lines = """
+        import urllib.error
+        try:
+            ask("hm")
+            request = urllib.request.Request(
+                os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+                json.dumps({"model": "p", "messages": [{"role": "user", "content": "x"}],
+                            "response_format": {"type": "json_object"}}).encode(),
+                {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+            )
+            print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+        except urllib.error.HTTPError as error:
+            sys.exit("no form")
+    """
+    trajectory, _ = await run_loop(External(command=program(lines)), "Ann")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "forms=free" in trajectory.error
+    trajectory, _ = await run_loop(External(command=program(lines), forms="free"), "42")
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
