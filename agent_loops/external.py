@@ -79,6 +79,8 @@ class External(AgentLoop):
             a program gets no ``$AGENTRL_SECRET`` unless it takes actions itself, so that a shell that it gives to the
             policy cannot post another reward.
         seconds: Time of one program, without what it waits for answers.
+        grace_seconds: Time in which a program has to end once a budget of the episode is spent: some clients ask again
+            for minutes.
         variables: More environment variables; a program gets few of this process's own, and in a sandbox none.
         sandbox: Runs the program in a sandbox, as in `agentrl.sandbox.SandboxSpec`; its network is ``gateway`` unless
             it says otherwise. Files that the command names by relative paths are brought along.
@@ -102,6 +104,7 @@ class External(AgentLoop):
         answer: Literal["step", "none"] = "step",
         reward_file: str | None = None,
         seconds: float = 600.0,
+        grace_seconds: float = 20.0,
         variables: Mapping[str, str] | None = None,
         sandbox: Mapping[str, Any] | None = None,
         crash: Literal["policy_error", "environment_error"] = "policy_error",
@@ -118,8 +121,9 @@ class External(AgentLoop):
         _check_word("answer", answer, ("step", "none"))
         _check_word("crash", crash, ("policy_error", "environment_error"))
         _check_word("forms", forms, ("enforce", "free"))
-        if seconds <= 0:
-            raise UsageError("agent.options.seconds", got=seconds, expected="more than 0")
+        for option, number in (("seconds", seconds), ("grace_seconds", grace_seconds)):
+            if number <= 0:
+                raise UsageError(f"agent.options.{option}", got=number, expected="more than 0")
         if sandbox is not None and command is None:
             raise UsageError("a function does not run in a sandbox (agent.options.sandbox)", expected="a command")
         self._sandbox = None if sandbox is None else read_program_sandbox(sandbox)
@@ -129,7 +133,7 @@ class External(AgentLoop):
         self._function = None if function is None else _imported(function)
         self._answers = answer == "step"
         self._reward_file = reward_file
-        self._seconds = seconds
+        self._seconds, self._grace_s = seconds, grace_seconds
         self._variables = dict(variables or {})
         self._crash = Outcome(crash)
         self._side_calls = SideCalls(models=tuple(side_models), markers=tuple(side_markers))
@@ -181,19 +185,25 @@ class External(AgentLoop):
             yield SandboxFolder(sandbox, f"http://127.0.0.1:{port}{gateway.path_of(session)}")
 
     async def _within(self, run: Coroutine[Any, Any, str | None], play: _Play) -> str | None:
-        """Let it run for its seconds, in which waiting for answers does not count."""
+        """Let it run for its seconds, in which waiting for answers does not count, and briefly past a spent budget."""
         began = time.monotonic()
-        running = asyncio.ensure_future(run)
+        running, spent = asyncio.ensure_future(run), asyncio.ensure_future(play.session.spent.wait())
+        waited: set[asyncio.Future[Any]] = {running, spent}
         try:
             while not running.done():
                 left = self._seconds - (time.monotonic() - began - play.session.waited_s)
                 play.is_late = left <= 0
                 if play.is_late:
                     break
-                await asyncio.wait({running}, timeout=max(left, SHORTEST_WAIT_S))
+                if spent in waited and spent.done():
+                    waited = {running}
+                    await asyncio.wait(waited, timeout=min(left, self._grace_s))
+                    break
+                await asyncio.wait(waited, timeout=max(left, SHORTEST_WAIT_S), return_when=asyncio.FIRST_COMPLETED)
         finally:
             running.cancel()
-            await asyncio.wait({running})
+            spent.cancel()
+            await asyncio.wait({running, spent})
         return None if running.cancelled() else running.result()
 
     def _check(self, play: _Play, problem: str | None) -> None:

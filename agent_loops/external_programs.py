@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentrl.errors import EnvironmentFailure, SandboxError, UsageError, described_error
-from agentrl.sandbox import Sandbox, SandboxSpec, read_spec
+from agentrl.sandbox import Sandbox, SandboxSpec, program_guard, read_spec
 from agentrl.sandbox.spec import ANY_NETWORK, GATEWAY
 
 KILL_AFTER_S = 2.0
 LONGEST_LOG = 64 * 1024
 LONGEST_ANSWER = 1 << 20
 """Bytes of a program's output that are read, from its end."""
+GUARDED = sys.platform == "linux"
+"""A guard ends what a program has started, once that has ended; elsewhere those that left its process group go on."""
 TASK_FILE, PROMPT_FILE = "task.json", ".prompt"
 INHERITED = (
     "PATH",
@@ -127,20 +130,27 @@ class HostFolder(ProgramFolder):
             asked.write(given.prompt.encode())
             asked.seek(0)
             process = await self._start(program.words, environment, asked, said, complained)
+            code = None
             try:
-                await process.wait()
+                code = await process.wait()
             finally:
-                await _kill(process)
+                await _end(process)
                 output, errors = _end_of(said), _end_of(complained)
                 given.keep_log((output + errors)[-LONGEST_LOG:])
-        return Ended(output=output, problem=_problem(process.returncode or 0, errors))
+        if GUARDED and (code < 0 or code == program_guard.LEFT_BEHIND):
+            return Ended(output=output, problem="what the program started could not be ended: it killed its guard")
+        return Ended(output=output, problem=_problem(code, errors))
 
     async def _start(
         self, words: Sequence[str], variables: Mapping[str, str], *files: IO[bytes]
     ) -> asyncio.subprocess.Process:
         stdin, stdout, stderr = files
+        if shutil.which(words[0], path=variables.get("PATH")) is None:
+            raise UsageError("the program cannot be started", got=shlex.join(words), expected="a file to execute")
+        guard = [sys.executable, "-I", "-S", program_guard.__file__, str(os.getpid())] if GUARDED else []
         try:
             return await asyncio.create_subprocess_exec(
+                *guard,
                 *words,
                 cwd=self._folder,
                 env=variables,
@@ -149,8 +159,6 @@ class HostFolder(ProgramFolder):
                 stderr=stderr,
                 start_new_session=True,
             )
-        except (FileNotFoundError, PermissionError) as error:
-            raise UsageError("the program cannot be started", got=f"{shlex.join(words)}: {error}") from error
         except OSError as error:
             raise EnvironmentFailure("the program could not be started", got=described_error(error)) from error
 
@@ -255,9 +263,13 @@ def _end_of(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     """End a program and what it started."""
     with suppress(ProcessLookupError):
+        if GUARDED and process.returncode is None:
+            process.terminate()  # its guard ends all of it, and then itself
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), program_guard.KILL_S + KILL_AFTER_S)
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), KILL_AFTER_S)

@@ -149,6 +149,8 @@ class GatewaySession:
         """What actions and rewards are sent with; tools that the policy calls should not see it."""
         self.outcome: Outcome | None = None
         """Of a budget that a request has spent."""
+        self.spent = asyncio.Event()
+        """Set with the outcome of a request: the client gets answers no more."""
         self.refusal: str | None = None
         """The first request that could not be served as it was asked."""
         self.requests = 0
@@ -358,7 +360,7 @@ class GatewaySession:
         except EpisodeEnd as end:
             if self._is_live:
                 raise BadRequest("the conversation is longer than the model's context", field="messages") from end
-            self.outcome = end.outcome
+            self._spend(end.outcome)
             spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
             return spent, ReplyAnswer(text="", finish="length")
         except UnsupportedOption as error:
@@ -379,6 +381,10 @@ class GatewaySession:
         recorded = [*messages, answer.message]
         self._histories.remember(conversation, recorded, chain, given=sent, tools=asked.tools)
         return answer, given
+
+    def _spend(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.spent.set()
 
     def _form(self, asked: Asked) -> AnswerForm | None:
         """Return what the engine holds an answer to.
@@ -460,7 +466,7 @@ class GatewaySession:
             try:
                 result = await self._episode.step(action)
             except EpisodeEnd as end:
-                self.outcome = end.outcome
+                self._spend(end.outcome)
                 raise SessionOver(f"{ENDED}: {end.outcome.value}") from end
             except AgentRLError as error:
                 self._step_failure = error

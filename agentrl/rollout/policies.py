@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -193,6 +194,7 @@ class EngineConversation(Conversation):
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         try:
             generation = self._cut(await self._sample(request), params.stop)
+            check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             self._turns.budget.give_back_turn()
             self.ledger.withdraw()
@@ -317,6 +319,25 @@ def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence
     if not is_complete(len(ids)):
         return None
     return bisect.bisect_left(range(len(ids)), True, key=is_complete)
+
+
+ROUNDING = 1e-3
+"""Log-probabilities above 0 by at most this are rounded ones."""
+
+
+def check_logprobs(generation: Generation, request_id: str) -> None:
+    """Refuse log-probabilities that no token can have been sampled with.
+
+    Raises:
+        EngineError: one is not a number, infinite, or above 0.
+    """
+    for token, logprob in zip(generation.token_ids, generation.logprobs, strict=False):
+        if not -math.inf < logprob <= ROUNDING:
+            raise EngineError(
+                f"the engine's answer to request {request_id} cannot be trained on",
+                got=f"log-probability {logprob} of token {token}",
+                expected="a number of 0 at most",
+            )
 
 
 RECENT = 8

@@ -97,8 +97,8 @@ class Held(AgentLoop):
         assert (call.function.name, set(json.loads(call.function.arguments))) == ("sub", {"n"})
         (call,) = (await create(**asked, tools=TOOLS, tool_choice="required")).choices[0].message.tool_calls
         assert call.function.name in ("add", "sub")
+        schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}
         with pytest.raises(openai.BadRequestError) as refused:
-            schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}}
             await create(**asked, response_format=schema)
         assert refused.value.param == "response_format"
 

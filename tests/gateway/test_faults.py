@@ -1,6 +1,7 @@
 """What fails around an agent of somebody else is never scored as the policy's work, and nothing is paid twice."""
 
 import asyncio
+import math
 import sys
 import threading
 import time
@@ -402,3 +403,28 @@ async def test_a_program_is_found_from_the_folder_of_the_run(run_loop, program, 
     monkeypatch.chdir(tmp_path)
     trajectory, _ = await run_loop(External(command=[python, "./agent.py"]), "42")
     assert trajectory.reward == 1.0
+
+
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 0.5])
+async def test_a_log_probability_that_none_can_be_is_the_engines_failure(played_by, renderer, logprob):
+    ids = [*renderer.encoder.encode("42"), renderer.boundary.end_id]
+    answer = ScriptedAnswer(token_ids=ids, logprobs=[-1.0] * (len(ids) - 1) + [logprob])
+    trajectory = await played_by(ask, answer)
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert str(logprob) in trajectory.error
+    assert not trajectory.sampled_tokens
+
+
+async def test_a_program_that_asks_on_when_the_budget_is_spent_is_ended(run_loop, program):
+    lines = """
+        import time, urllib.error
+        while True:
+            try:
+                ask("What is 6 times 7?")
+            except urllib.error.HTTPError as error:
+                time.sleep(0.05)
+    """
+    loop = External(command=program(lines), grace_seconds=0.3, seconds=60)
+    trajectory, _ = await run_loop(loop, "42", limits=EpisodeLimits(max_turns=1))
+    assert trajectory.outcome is Outcome.TRUNCATED_TURNS
+    assert len(trajectory.turns) == 1
