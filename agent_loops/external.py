@@ -30,13 +30,15 @@ from agentrl.errors import (
     described_error,
 )
 from agentrl.gateway import Gateway, GatewaySession, SideCalls
-from agentrl.message import described
+from agentrl.message import Message, ToolCall, described
 from agentrl.sandbox import open_sandbox
 
 from .external_programs import Given, HostFolder, ProgramFolder, SandboxFolder, read_program, read_program_sandbox
 
 LONGEST_VARIABLE = 100_000
 """Bytes of a prompt that fits into a variable; Linux refuses more than 128 KiB."""
+ACTION = "{action}"
+"""Stands for an action in a demonstration."""
 SHORTEST_WAIT_S = 0.02
 
 
@@ -92,6 +94,8 @@ class External(AgentLoop):
             the engine can, in evaluations and side calls; an answer that is trained cannot be held to a form, and the
             request is refused. With ``free`` the policy answers such requests as it likes, and learns the form from
             what the program makes of its answers.
+        demonstration: The answer in which the program finds an action: a text with ``{action}``, or ``{"tool": …,
+            "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
     """
 
     follow_ups = ("user", "tool")
@@ -111,6 +115,7 @@ class External(AgentLoop):
         side_models: Sequence[str] = (),
         side_markers: Sequence[str] = (),
         forms: Literal["enforce", "free"] = "enforce",
+        demonstration: str | Mapping[str, str] | None = None,
     ) -> None:
         if (command is None) == (function is None):
             raise UsageError(
@@ -137,6 +142,7 @@ class External(AgentLoop):
         self._variables = dict(variables or {})
         self._crash = Outcome(crash)
         self._side_calls = SideCalls(models=tuple(side_models), markers=tuple(side_markers))
+        self._demonstration = None if demonstration is None else _read_demonstration(demonstration)
         self._holds_forms = forms == "enforce"
         self._gateways: dict[asyncio.AbstractEventLoop, Gateway] = {}
 
@@ -158,6 +164,15 @@ class External(AgentLoop):
             await self._judge(play, reward)
         if session.outcome is not None:
             raise EpisodeEnd(session.outcome)
+
+    def demonstrate(self, action: str) -> Message:
+        """Write the answer in which the program finds an action."""
+        if self._demonstration is None:
+            raise UsageError(
+                "the external loop does not know how the program reads an action from an answer",
+                expected='agent.options.demonstration="<action>{action}</action>", or {tool: act, argument: action}',
+            )
+        return self._demonstration(action)
 
     async def close(self) -> None:
         """Close the gateways."""
@@ -358,6 +373,20 @@ async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask
 
     threading.Thread(target=call, name="agentrl-external", daemon=True).start()
     return await done
+
+
+def _read_demonstration(told: str | Mapping[str, str]) -> Callable[[str], Message]:
+    """Return what writes an answer that takes an action."""
+    if isinstance(told, str) and ACTION in told:
+        return lambda action: Message(role="assistant", content=told.replace(ACTION, action))
+    if isinstance(told, Mapping) and set(told) == {"tool", "argument"}:
+        tool, argument = told["tool"], told["argument"]
+        return lambda action: Message(role="assistant", tool_calls=(ToolCall(name=tool, arguments={argument: action}),))
+    raise UsageError(
+        "agent.options.demonstration is not understood",
+        got=repr(told),
+        expected=f"a text with {ACTION}, or {{tool: act, argument: action}}",
+    )
 
 
 def _check_word(option: str, word: str, known: Sequence[str]) -> None:
