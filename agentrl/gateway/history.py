@@ -19,6 +19,8 @@ from agentrl.agent_loop import Conversation
 from agentrl.gateway.dialect import ToolSchema
 from agentrl.message import Message, TextPart
 
+LONG_TEXT = 1 << 14
+"""Characters from which on the hash of a text stands for it."""
 Chain = list[bytes]
 """The hash of each beginning of a history: of one message, of two, and so on."""
 
@@ -30,10 +32,17 @@ def key_of(message: Message) -> bytes:
     """
     calls = [[call.name, _plain(dict(call.arguments))] for call in message.tool_calls]
     if isinstance(message.content, str):
-        content: object = message.content.strip() if message.role == "assistant" else message.content
+        content: object = _brief(message.content.strip() if message.role == "assistant" else message.content)
     else:
-        content = [part.text if isinstance(part, TextPart) else part.checksum for part in message.content]
+        content = [_brief(part.text) if isinstance(part, TextPart) else part.checksum for part in message.content]
     return json.dumps([message.role, content, calls], sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
+
+
+def _brief(text: str) -> object:
+    """Return what stands for a text: its hash, where writing it as JSON would hold up others."""
+    if len(text) < LONG_TEXT:
+        return text
+    return [hashlib.blake2b(text.encode(errors="surrogatepass")).hexdigest()]
 
 
 def _plain(value: object) -> object:

@@ -27,15 +27,13 @@ from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
 from agentrl.gateway.fields import refuse_unknown, take
 from agentrl.gateway.responses import Responses
-from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work
+from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work, off_loop
 from agentrl.message import described
 from agentrl.remote.listening import Handler, Listener, make_runner, read_bytes_of
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 LARGEST_BODY = 64 << 20
-PARSED_IN_A_THREAD = 1 << 20
-"""Bytes of a body from which on it is read off the event loop."""
 MOST_CONNECTIONS = 4096
 COMMENT_S = 5.0
 """Seconds between two comments in a stream that waits for its answer: clients take silence for a dead server."""
@@ -157,7 +155,7 @@ class Gateway:
                 session = await self._session_of(request)
                 body, raw = await _read(request)
                 is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
-                work = session.begin(dialect, body, raw, is_retry=is_retry)
+                work = await session.begin(dialect, body, raw, is_retry=is_retry)
                 if work.asked.stream:
                     return await _stream(request, dialect, session, work)
                 return _json(dialect.write(work.asked, await session.finish(work)))
@@ -194,8 +192,12 @@ class Gateway:
         dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
         try:
             session = await self._session_of(request)
-            body, _ = await _read(request)
-            return _json({"input_tokens": session.count_tokens(dialect.read_count(body))})
+            body, raw = await _read(request)
+
+            def count() -> int:
+                return session.count_tokens(dialect.read_count(body))
+
+            return _json({"input_tokens": await off_loop(len(raw), count)})
         except Exception as error:
             return _refusal(dialect, error)
 
@@ -255,10 +257,7 @@ def _key_of(request: web.Request) -> str:
 async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     raw = await read_bytes_of(request, LARGEST_BODY)
     try:
-        if len(raw) < PARSED_IN_A_THREAD:
-            body = orjson.loads(raw)
-        else:
-            body = await asyncio.to_thread(orjson.loads, raw)
+        body = await off_loop(len(raw), orjson.loads, raw)
     except ValueError as error:
         raise BadRequest(f"the request is no JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):

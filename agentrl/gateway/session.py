@@ -15,7 +15,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -54,6 +54,8 @@ KEY_PREFIX = "sk-agentrl-"
 ENDED = "this episode has ended"
 FOLLOWED_LIVE = ("temperature", "top_p", "seed")
 """Settings of clients that are followed where nothing is trained."""
+LARGE = 1 << 18
+"""Bytes of a request from which on it is read in a thread."""
 KEPT_ANSWERS = 32
 """Answers that a retry may still ask for."""
 
@@ -201,7 +203,7 @@ class GatewaySession:
         since = self._waiting_since
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
-    def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> Work:
+    async def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> Work:
         """Begin to answer one request, or join the work on one that was sent before.
 
         Args:
@@ -217,16 +219,15 @@ class GatewaySession:
         if self._is_over:
             raise SessionOver(ENDED)
         self._active_at = time.monotonic()
-        digest = hashlib.blake2b(dialect.path.encode() + b"\n" + raw, digest_size=16).digest()
+        digest = await off_loop(len(raw), _digest, dialect.path, raw)
         work = self._works.get(digest) if is_retry else None
         if work is None:
-            asked = self._read(dialect, body)
-            if self.outcome is not None:
-                raise SessionOver(f"{ENDED}: {self.outcome.value}")
+            asked, chain = await off_loop(len(raw), self._read, dialect, body)
+            if self._is_over or self.outcome is not None:
+                raise SessionOver(ENDED if self.outcome is None else f"{ENDED}: {self.outcome.value}")
             self.requests += 1
             self._forget_old_works()
             head = Reply(id=secrets.token_hex(12), created=int(time.time()), model=asked.model, answers=())
-            chain = chain_of(asked.messages, asked.tools)
             work = self._works[digest] = Work(asked=asked, chain=chain, growing=GrowingReply(head))
         else:
             self.retries += 1
@@ -251,13 +252,15 @@ class GatewaySession:
                 raise SessionOver(ENDED) from None
             raise
 
-    def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> Asked:
+    def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[Asked, Chain]:
+        """Read a request, and hash its history; in a thread, where it is large."""
         try:
-            return dialect.read(body, self._stored)
+            asked = dialect.read(body, self._stored)
         except BadRequest as error:
             if not error.is_offer:
                 self.refusal = self.refusal or error.message
             raise
+        return asked, chain_of(asked.messages, asked.tools)
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run work that ends with the session at the latest."""
@@ -522,6 +525,15 @@ class GatewaySession:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         self._works.clear()
+
+
+async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Do work on `size` bytes: in a thread from `LARGE` on, so that it holds up no other request."""
+    return await asyncio.to_thread(work, *arguments) if size >= LARGE else work(*arguments)
+
+
+def _digest(path: str, raw: bytes) -> bytes:
+    return hashlib.blake2b(path.encode() + b"\n" + raw, digest_size=16).digest()
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:

@@ -73,6 +73,7 @@ class LedgerConversation:
         self._asked_from = self.sequence
         self._answers: list[_AnswerEnd] = []
         self._rewritten_from: TokenSequence | None = None
+        self._ahead: Rendered | None = None
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages; they become tokens with the next `prepare`.
@@ -82,7 +83,19 @@ class LedgerConversation:
         """
         if self._answer_start is not None:
             raise LedgerError("messages were added between a prompt and its answer", hint="accept the answer first")
+        self._ahead = None
         self.messages.extend(messages)
+
+    @property
+    def pending_characters(self) -> int:
+        """Characters of the messages that the next `prepare` writes."""
+        known = self._answers[-1].messages if self._answers else 0
+        return sum(len(message.text) for message in self.messages[known:])
+
+    def render_ahead(self) -> None:
+        """Render what the next `prepare` writes, and change nothing else: the one part that may run in a thread."""
+        if self._answer_start is None and not self._renderer.rewrites_history:
+            self._ahead = self._rendered()
 
     def prepare(self, prefill: str = "") -> list[int]:
         """Write pending messages and the header of the next answer; the ids to send to the engine.
@@ -201,14 +214,24 @@ class LedgerConversation:
         rendered = self._renderer.template.render(self.messages, tools=self.tools, generation_prompt=True)
         return not is_same_history(self._renderer, kept, rendered)
 
+    def _rendered(self) -> Rendered:
+        """Return what is pending as tokens."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            return ahead
+        if self._answers:
+            answer = self._answers[-1]
+            return self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
+        return self._renderer.prompt(self.messages, self.tools)
+
     def _write_suffix(self, answer: _AnswerEnd) -> None:
-        rendered = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
+        rendered = self._rendered()
         if len(self.sequence) > answer.tokens:
             self.sequence = self.sequence.fork(answer.tokens)
         self._append(rendered)
 
     def _write_prompt(self) -> None:
-        rendered = self._renderer.prompt(self.messages, self.tools)
+        rendered = self._rendered()
         known, before = 0, self._rewritten_from
         if before is not None:
             same = common_prefix(before.ids_list(), rendered.ids)

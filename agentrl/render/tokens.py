@@ -41,6 +41,10 @@ class Encoded:
         return first, last + 1
 
 
+LONG_TEXT = 1 << 14
+"""Characters from which on a text is encoded in the one way that lets other threads run meanwhile."""
+
+
 class TextEncoder:
     """Encodes text without adding anything to it.
 
@@ -144,7 +148,7 @@ class TextEncoder:
 
     def _beginning(self, text: str, max_tokens: int) -> tuple[Any, bool]:
         """Encode so much of `text` that it exceeds a budget; whether that is all of it."""
-        most = (max_tokens + UNSTABLE_TOKENS) * self._longest_token
+        most = (max_tokens + UNSTABLE_TOKENS) * self.longest_token
         size = CHARACTERS_PER_TOKEN * (max_tokens + UNSTABLE_TOKENS)
         while True:
             encoding = self._backend.encode(text[:size], add_special_tokens=False)
@@ -153,11 +157,13 @@ class TextEncoder:
             size = min(4 * size, most)
 
     @functools.cached_property
-    def _longest_token(self) -> int:
+    def longest_token(self) -> int:
         """Maximum number of characters that one token stands for."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def _encode_whole(self, text: str) -> tuple[int, ...]:
+        if len(text) >= LONG_TEXT:
+            return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def _pieces_are_independent(self) -> bool:

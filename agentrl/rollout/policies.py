@@ -80,6 +80,10 @@ class EpisodePolicy(ABC):
         return
 
 
+MUCH_TEXT = 1 << 17
+"""Characters from which on a prompt is tokenized in a thread."""
+NORMALIZED = 4
+"""More characters than this become one when a tokenizer normalizes them in no language."""
 MAX_RESUBMISSIONS = 8
 """Maximum number of requests for an answer that the engine aborts by itself."""
 
@@ -176,7 +180,7 @@ class EngineConversation(Conversation):
         """Sample one turn."""
         structure = self._structure(options)
         seed = self._turns.begin()
-        prompt_ids = self.ledger.prepare(prefill)
+        prompt_ids = await self._prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed, structure=structure)
         request = GenerateRequest(
@@ -221,6 +225,20 @@ class EngineConversation(Conversation):
             turn=turn.index,
             logprobs=self._logprobs(generation, answer.text) if options.logprobs else (),
         )
+
+    async def _prepare(self, prefill: str) -> list[int]:
+        """Write the prompt; where there is much to tokenize, a thread does that, so that other episodes go on.
+
+        Raises:
+            EpisodeEnd: it is too long, whatever its tokens are.
+        """
+        characters = self.ledger.pending_characters
+        if characters >= MUCH_TEXT:
+            room = min(self._turns.limits.max_tokens, self._policy.engine.capabilities.max_context)
+            if characters > room * self._policy.renderer.encoder.longest_token * NORMALIZED:
+                raise EpisodeEnd(Outcome.TRUNCATED_TOKENS)
+            await asyncio.to_thread(self.ledger.render_ahead)
+        return self.ledger.prepare(prefill)
 
     def _structure(self, options: TurnOptions) -> str | None:
         """Return what the engine holds the answer to, once all options are known to be possible.

@@ -7,15 +7,19 @@ run in this folder. The policy answers, and every token is recorded: `agentrl tr
 """
 
 import re
+import ssl
 
 import openai
 
+TLS = ssl.create_default_context()
+"""Made once: a client makes its own otherwise, in each episode, which takes longer than the episode."""
 FORM = "Answer with one action inside <action> </action>."
 
 
 async def play(task):
     """Ask for an action, take it, and show what it led to, until the environment is done."""
-    async with openai.AsyncOpenAI(base_url=task.openai_url, api_key=task.api_key) as client:
+    http = openai.DefaultAsyncHttpxClient(verify=TLS)
+    async with openai.AsyncOpenAI(base_url=task.openai_url, api_key=task.api_key, http_client=http) as client:
         messages = [
             {"role": "system", "content": f"{task.instructions}\n\n{FORM}"},
             {"role": "user", "content": task.prompt},

@@ -4,7 +4,7 @@ agent:
   loop: external
   options: {command: "python examples/agents/pydantic_ai_agent.py", answer: none}
 
-Its `output_type` is text: typed outputs force a tool call, which no sampled policy can be held to.
+Its `output_type` is text: typed outputs force a tool call, which in training needs `forms: free` among the options.
 """
 
 import json

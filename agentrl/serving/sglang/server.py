@@ -282,7 +282,12 @@ class SGLangServer(SGLangUpdates, InferenceServer):
                 sampled=call.sampled,
                 routed_experts_from=call.routed_experts_from,
             )
-            answer = await self._ask(call, body)
+            try:
+                answer = await self._ask(call, body)
+            except Refused as refused:
+                if refused.status == 400 and request.params.structure is not None:
+                    raise UsageError(f"{self.url} does not take a structure", got=refused.said) from refused
+                raise
             call.sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
