@@ -137,8 +137,8 @@ class HostFolder(ProgramFolder):
                 await _end(process)
                 output, errors = _end_of(said), _end_of(complained)
                 given.keep_log((output + errors)[-LONGEST_LOG:])
-        if GUARDED and (code < 0 or code == program_guard.LEFT_BEHIND):
-            return Ended(output=output, problem="what the program started could not be ended: it killed its guard")
+        if GUARDED and code < 0:
+            return Ended(output=output, problem="what the program started could not be ended: its guard was killed")
         return Ended(output=output, problem=_problem(code, errors))
 
     async def _start(

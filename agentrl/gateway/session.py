@@ -225,6 +225,8 @@ class GatewaySession:
             asked, chain = await off_loop(len(raw), self._read, dialect, body)
             if self._is_over or self.outcome is not None:
                 raise SessionOver(ENDED if self.outcome is None else f"{ENDED}: {self.outcome.value}")
+            work = self._works.get(digest) if is_retry else None  # a large one may have come while this one was read
+        if work is None:
             self.requests += 1
             self._forget_old_works()
             head = Reply(id=secrets.token_hex(12), created=int(time.time()), model=asked.model, answers=())
@@ -256,11 +258,13 @@ class GatewaySession:
         """Read a request, and hash its history; in a thread, where it is large."""
         try:
             asked = dialect.read(body, self._stored)
+            return asked, chain_of(asked.messages, asked.tools)
         except BadRequest as error:
             if not error.is_offer:
                 self.refusal = self.refusal or error.message
             raise
-        return asked, chain_of(asked.messages, asked.tools)
+        except RecursionError as error:
+            raise BadRequest("the request is nested too deeply", code="invalid_json") from error
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Run work that ends with the session at the latest."""

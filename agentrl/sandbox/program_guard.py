@@ -25,8 +25,8 @@ SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 KILL_S = 5.0
 """Seconds in which killed processes must be gone."""
 ROUND_S = 0.005
-NOT_STARTED, LEFT_BEHIND = 127, 126
-"""Exit codes of a command that cannot be started, and of processes that could not be ended."""
+NOT_STARTED = 127
+"""Exit code of a command that cannot be started."""
 
 
 def children_of(parent: int) -> set[int]:
@@ -79,7 +79,7 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not kill_all():
-            os._exit(LEFT_BEHIND)
+            os.kill(os.getpid(), signal.SIGKILL)  # as if it had been killed: what is left may do what it likes
     return code if code >= 0 else 128 - code
 
 

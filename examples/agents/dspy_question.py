@@ -7,7 +7,7 @@ agent:
     variables: {LITELLM_LOCAL_MODEL_COST_MAP: "True"}
 
 Without `cache=False` the answers of an earlier episode would be played again. An answer that is not in DSPy's form is
-the policy's error. By default DSPy would ask once more, with a JSON schema: with `forms: free` among the options it may.
+the policy's error. By default DSPy would ask once more, with a JSON schema: `forms: free` in the options allows that.
 """
 
 import sys
