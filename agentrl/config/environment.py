@@ -14,7 +14,7 @@ from typing import (
     TypeAlias,
 )
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.judge import JudgeConfig
