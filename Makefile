@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
 	engine-sglang engine-harmony real-model add-real-model test-real-model test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
+	proxies bench-proxies \
 	mutants clean
 
 setup: $(STAMP)
@@ -202,6 +203,17 @@ add-agents:
 	test -x $(AGENTS)/bin/pip || $(PYTHON) -m venv $(AGENTS)
 	$(AGENTS)/bin/pip $(INTO_ENGINE) --no-deps --requirement $(AGENTS_LIST)
 	touch $(AGENTS)/.installed
+
+# Proxies that the gateway is measured beside: AGENTRL_PROXIES=… agentrl bench gateway --versus agentlightning
+AGENTLIGHTNING_VERSION := 0.3.0
+PROXIES ?= $(or $(AGENTRL_PROXIES),$(HOME)/.cache/agentrl/proxies/agentlightning-$(AGENTLIGHTNING_VERSION)-$(PYTHON_TAG))
+proxies:
+	test -x $(PROXIES)/bin/pip || $(PYTHON) -m venv $(PROXIES)
+	@test -e $(PROXIES)/.installed || $(PROXIES)/bin/pip $(INTO_ENGINE) agentlightning==$(AGENTLIGHTNING_VERSION)
+	touch $(PROXIES)/.installed
+
+bench-proxies: setup proxies
+	AGENTRL_PROXIES=$(PROXIES) $(BIN)/agentrl bench gateway --versus agentlightning
 
 # A missing agent is a failure.
 test-agents: setup agents

@@ -6,6 +6,7 @@ histories, rendering, the token ledger, and the scripted engine's own few micros
 HTTP, through the same ledger, stand beside it.
 
     agentrl bench gateway
+    agentrl bench gateway --versus agentlightning
     agentrl bench gateway sessions=50 turns=20 'dialects=["chat"]' --json gateway.json
 """
 
@@ -13,15 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import gymnasium
+from proxies.side_by_side import side_by_side
 from support.gateway_client import DIALECTS
 from support.tokenizers import build_tokenizer
 
@@ -29,7 +33,7 @@ from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import Outcome
+from agentrl.errors import Outcome, UsageError
 from agentrl.gateway import Gateway
 from agentrl.message import user
 from agentrl.render.renderer import Renderer
@@ -45,6 +49,8 @@ QUESTION = "On the shelf you see a mug, two plates and a book."
 TOKEN_S = 0.03
 """Seconds between two tokens where streams are measured."""
 STREAMS = 16
+FIRST_TEXTS = (b'"content":"I', b'"delta":"I', b'"text":"I')
+"""How the first text of `ANSWER` is written in a stream."""
 
 
 class _Nothing(gymnasium.Env[str, str]):
@@ -97,14 +103,23 @@ class _Engine(ScriptedEngine):
         super()._advance(playing, most)
 
 
-def run(sessions: int = 500, turns: int = 8, dialects: Sequence[str] = tuple(DIALECTS)) -> dict[str, Any]:
-    """Measure each dialect, whole and streamed.
+def run(
+    sessions: int = 500, turns: int = 8, dialects: Sequence[str] = tuple(DIALECTS), versus: str = ""
+) -> dict[str, Any]:
+    """Measure each dialect, whole and streamed; or the gateway beside agent-lightning's proxy.
 
     Args:
         sessions: At the same time.
         turns: Requests of each session.
         dialects: Names of `DIALECTS`.
+        versus: ``agentlightning`` puts both before one server, and measures Chat Completions.
     """
+    if versus not in ("", "agentlightning"):
+        raise UsageError("nothing to compare with", got=f"versus={versus}", expected="agentlightning")
+    if versus:
+        renderer = Renderer(build_tokenizer("qwen3"))
+        ids = [*renderer.encoder.encode(ANSWER), renderer.boundary.end_id]
+        return asyncio.run(side_by_side(ids, ANSWER, sessions=sessions, turns=turns, clients=Path(__file__)))
     figures: dict[str, Any] = {"without HTTP": {"cpu_ms_per_turn": asyncio.run(_direct(sessions, turns))}}
     for dialect in dialects:
         whole = asyncio.run(_measured(sessions, turns, dialect, streams=False))
@@ -189,6 +204,7 @@ async def _clients(dialect: str, turns: int, streams: bool) -> None:
     addresses = [line.split() for line in lines]
     failures: list[str] = []
     first_s: list[float] = []
+    waited_s: list[float] = []
     route, write, read, _ = DIALECTS[dialect]
     began = time.monotonic()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
@@ -197,12 +213,14 @@ async def _clients(dialect: str, turns: int, streams: bool) -> None:
             history = [{"role": "user", "text": QUESTION}]
             for _ in range(turns):
                 body = write(history, False) | ({"stream": True} if streams else {})
+                asked_s = time.monotonic()
                 async with http.post(url + route, json=body, headers={"Authorization": f"Bearer {key}"}) as answer:
                     if answer.status != 200:
                         failures.append(await answer.text())
                         return
                     if streams:
-                        await _first_text(answer.content, first_s)
+                        first_s.append(await _first_text(answer.content))
+                        waited_s.append(first_s[-1] - asked_s)
                         said = {"role": "assistant", "text": ANSWER, "calls": []}
                     else:
                         said = read(await answer.json())
@@ -211,15 +229,20 @@ async def _clients(dialect: str, turns: int, streams: bool) -> None:
         await asyncio.gather(*(play(url, key) for url, key in addresses))
     seconds = time.monotonic() - began
     example = failures[0] if failures else ""
-    print(json.dumps({"seconds": seconds, "failed": len(failures), "example": example, "first_s": first_s}))
+    print(
+        json.dumps(
+            {"seconds": seconds, "failed": len(failures), "example": example, "first_s": first_s, "waited_s": waited_s}
+        )
+    )
 
 
-async def _first_text(content: aiohttp.StreamReader, first_s: list[float]) -> None:
-    seen = False
+async def _first_text(content: aiohttp.StreamReader) -> float:
+    """Read a stream to its end; the moment in which its text began."""
+    seen = math.nan
     async for line in content:
-        if not seen and b"I" in line and any(mark in line for mark in (b'"content":"I', b'"delta":"I', b'"text":"I')):
-            seen = True
-            first_s.append(time.monotonic())
+        if math.isnan(seen) and b"I" in line and any(mark in line.replace(b": ", b":") for mark in FIRST_TEXTS):
+            seen = time.monotonic()
+    return seen
 
 
 if __name__ == "__main__":

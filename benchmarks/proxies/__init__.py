@@ -1,0 +1,1 @@
+"""Proxies before one server, which `agentrl bench gateway --versus` compares."""
