@@ -14,6 +14,7 @@ from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
 from agentrl.builders.ray.connection import RAY
 from agentrl.builders.rewards import check_comparison, check_reward_weights
+from agentrl.builders.role_adapters import check_role_adapters, refuse_role_adapters
 from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig
@@ -392,6 +393,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     _check_teacher,
     check_adapters,
     check_adapter_sync,
+    check_role_adapters,
     _check_algorithm,
 )
 """What each feature asks of the config of a training run, in the order of the checks."""
@@ -403,6 +405,7 @@ def check_preferences(config: Config) -> None:
     Raises:
         ConfigError: the loss does not learn from pairs, or not with these options, or adapters that do not fit.
     """
+    refuse_role_adapters(config, "agentrl dpo")
     check_adapters(config)
     preference_loss(config.preferences or PreferencesConfig())
 
@@ -416,6 +419,7 @@ def check_reward_training(config: Config) -> None:
         UsageError: a source is not there.
     """
     refuse_adapters(config, "agentrl reward-model")
+    refuse_role_adapters(config, "agentrl reward-model")
     settings = config.preferences or PreferencesConfig()
     check_sources(settings)
     if config.model.path == SCRATCH:
@@ -451,6 +455,7 @@ async def check_warm_start(config: Config) -> None:
             cannot be demonstrated.
     """
     refuse_cluster(config, "a warm start")
+    refuse_role_adapters(config, "agentrl sft")
     check_adapters(config, may_drop_out=True)
     if config.sft.data is None:
         await check_experts(config)

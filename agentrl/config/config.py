@@ -15,6 +15,7 @@ from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values, without_old_key
 from agentrl.config.trainer import (
     AdamConfig,
+    AdapterConfig,
     CriticConfig,
     FSDPOptions,
     LoraConfig,
@@ -432,6 +433,9 @@ class Config(Section):
     engine: EngineConfig = Field(default_factory=LocalEngineConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
+    """Several adapters (``model.lora``) that roles name in ``agent.roles.ROLE.adapter``, each with an optimizer of its
+    own: ``{planner: {learning_rate: 2e-4}, worker: {}}``. See docs/roles.md."""
     sft: SFTConfig = Field(default_factory=SFTConfig)
     preferences: PreferencesConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)

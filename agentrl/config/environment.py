@@ -224,6 +224,10 @@ def _read_prompt(value: Any) -> Any:
 SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
 
 
+BASE = "base"
+"""Names the model without adapters."""
+
+
 class RoleConfig(Section):
     """One of several agents of an episode; the loop says which there are. See docs/roles.md."""
 
@@ -244,6 +248,8 @@ class RoleConfig(Section):
     have too: ``{url: http://HOST:PORT/v1, model: NAME}``."""
     temperature: float = Field(1.0, ge=0)
     """Of ``engine``."""
+    adapter: str | None = None
+    """The adapter among ``adapters`` that speaks, or ``base`` for the model without adapters, which does not train."""
 
     @model_validator(mode="after")
     def _one_speaks(self) -> Self:
@@ -253,6 +259,10 @@ class RoleConfig(Section):
             raise ValueError(
                 "a role with a policy or an engine of its own cannot train: remove trained from agent.roles"
             )
+        if self.speaks_elsewhere and self.adapter is not None:
+            raise ValueError("a role with a policy or an engine of its own has no adapter: remove one in agent.roles")
+        if self.adapter == BASE and self.trained:
+            raise ValueError("a role that the base model plays cannot train: remove trained from agent.roles")
         if self.engine is None and self.temperature != 1.0:
             raise ValueError("temperature of a role is ignored without its engine in agent.roles: remove it")
         return self
@@ -265,7 +275,7 @@ class RoleConfig(Section):
     @property
     def is_trained(self) -> bool:
         """Its tokens train."""
-        return not self.speaks_elsewhere if self.trained is None else self.trained
+        return not (self.speaks_elsewhere or self.adapter == BASE) if self.trained is None else self.trained
 
 
 class AgentConfig(Section):

@@ -21,6 +21,9 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
         raise UsageError(f"{name} places an image outside its prompt", expected=f"within {len(prompt)} tokens")
     if request.routed_experts_from is not None and not capabilities.routed_experts:
         raise UsageError(f"{name} asks for experts", expected="an engine that reports them")
+    if request.adapter is not None and request.adapter not in capabilities.adapters:
+        known = ", ".join(sorted(capabilities.adapters)) or "none"
+        raise UsageError(f"{name} names an adapter that the engine does not have", got=request.adapter, expected=known)
     if len(prompt) == 0:
         raise UsageError(f"{name} has an empty prompt", expected="at least one token")
     if len(prompt) >= capabilities.max_context:
