@@ -184,7 +184,9 @@ class AdapterVersions:
         """
         if update not in self._known:
             raise EngineError(
-                "the engine sampled with weights that nobody sent it", got=f"update {update}", expected=list(self._known)
+                "the engine sampled with weights that nobody sent it",
+                got=f"update {update}",
+                expected=list(self._known),
             )
         return self._known[update][adapter]
 

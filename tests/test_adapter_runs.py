@@ -1,14 +1,11 @@
 """Whole runs of several agents, each with an adapter of its own."""
 
 import json
-from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
 from agentrl.builders.run import resume_run
-from agentrl.errors import ConfigError
 from agentrl.models.lora import ADAPTER_WEIGHTS, adapter_folder
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import read_metrics
@@ -25,7 +22,9 @@ ADAPTERS = (
 
 def numbers(run):
     lines = read_metrics(run.folder.metrics_file)
-    return [{k: v for k, v in line.items() if "time/" not in k and not k.endswith(("seconds", "_per_s"))} for line in lines]
+    return [
+        {k: v for k, v in line.items() if "time/" not in k and not k.endswith(("seconds", "_per_s"))} for line in lines
+    ]
 
 
 def adapters(run, step=None):
@@ -48,7 +47,8 @@ def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
         assert (line["adapter/teller/learning_rate"], line["adapter/writer/learning_rate"]) == (0.05, 0.01)
         assert line["adapter/teller/staleness/max"] == 0
         assert line["adapter/teller/probe_difference"] < 1e-4
-        print(json.dumps(line, indent=0)); assert line["mismatch/turn_0"] < 1e-5
+        print(json.dumps(line, indent=0))
+        assert line["mismatch/turn_0"] < 1e-5
     cut = tiny_run(*ADAPTERS, "trainer.steps=2", name="cut")
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=4"]))

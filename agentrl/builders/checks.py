@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.builders.adapter_roles import check_role_adapters, refuse_role_adapters
 from agentrl.builders.adapters import check_adapter_sync
 from agentrl.builders.chat_file import read_chats
 from agentrl.builders.environments import task_source
@@ -14,7 +15,6 @@ from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
 from agentrl.builders.ray.connection import RAY
 from agentrl.builders.rewards import check_comparison, check_reward_weights
-from agentrl.builders.role_adapters import check_role_adapters, refuse_role_adapters
 from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, cast
 
@@ -25,7 +25,7 @@ from agentrl.config.section import Section
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError, did_you_mean
 from agentrl.models.load import load_model
-from agentrl.models.lora import adapter_folder, adapters_in, is_adapter_folder
+from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is_adapter_folder
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
@@ -57,7 +57,10 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
     changes: dict[str, Section] = {}
     if config.model.path != SCRATCH:
         template = config.model.chat_template
-        found = {"path": _resolved(config.model.path, several=several), "chat_template": template and find_chat_template(template)}
+        found = {
+            "path": _resolved(config.model.path, several=several),
+            "chat_template": template and find_chat_template(template),
+        }
         changes["model"] = config.model.model_copy(update=found)
     resolved: dict[str, Section] = {}
     if (teacher := config.algorithm.teacher) is not None:
@@ -86,8 +89,8 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
 def _resolved(path: str, *, several: bool = False) -> str:
     found = find_model(path)
     check_fetchable(found)
-    if not several and (names := adapters_in(found)):
-        raise several_adapters(path, names)
+    if not several:
+        check_one_model(found)
     return found
 
 
@@ -156,16 +159,6 @@ def write_merged(
     """
     model = load_model(adapter, dtype=dtype, device="cpu")
     save_model_folder(model, load_tokenizer(adapter), folder, load_images(adapter), shard_size=shard_size)
-
-
-def several_adapters(path: str, names: Sequence[str]) -> UsageError:
-    """Make the error of a folder with several adapters where one model is asked for."""
-    return UsageError(
-        f"{path} holds several adapters",
-        got=", ".join(names),
-        expected="one model",
-        hint=f"name one of them: {adapter_folder(Path(find_model(path)), names[0])}",
-    )
 
 
 def find_adapter(path: str, name: str) -> Path:

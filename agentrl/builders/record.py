@@ -144,9 +144,7 @@ class StepClock:
         counts = self._counts()
         return {
             **{_name(name): value for name, value in report.metrics.items()},
-            **trajectory_metrics(
-                trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions
-            ),
+            **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
             **environment_metrics(groups),
             **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),

@@ -1,228 +1,44 @@
-"""Several adapters of a run: which roles they play, their trainers, and how an engine gets and answers with them."""
+"""Several adapters of a run: their models and trainers, and how an engine gets them and answers with them."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import filecmp
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+
 from transformers import PreTrainedModel
 
-from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.builders.adapter_roles import check_role_adapters, roles_of_adapters, trained_roles
 from agentrl.builders.adapters import adapter_transport
-from agentrl.builders.models import find_adapter, load_images
-from agentrl.config.config import LABEL, Config
-from agentrl.config.derived import adapter_config, parts_of
-from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
-from agentrl.config.environment import BASE
+from agentrl.builders.models import embedding_rows, find_adapter, load_images
+from agentrl.builders.servers import ServedModel, open_pool
+from agentrl.config.config import Config
+from agentrl.config.derived import adapter_config
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
-from agentrl.errors import ConfigError, UsageError, did_you_mean
+from agentrl.errors import UsageError
 from agentrl.models.load import load_model
-from agentrl.models.lora import ADAPTER_WEIGHTS, adapter_folder, base_of, lora_of, with_adapter
-from agentrl.registry import Kind, lookup
+from agentrl.models.lora import adapter_folder, adapters_in, base_of, lora_of, with_adapter
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import RoleAdapters
-from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.turns import derive_seed
+from agentrl.serving.local import LocalEngine
 from agentrl.training.adapters import AdapterTrainers
-from agentrl.training.signals import check_signals
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights
-from agentrl.weights import AdaptersProbe, AdaptersTransport, Probe, SyncReport, WeightSync
-
-
-def roles_of_adapters(config: Config) -> dict[str, str]:
-    """Return the adapter of each role that one plays, of all environments; the base model plays the others.
-
-    Raises:
-        ConfigError: a role has different adapters in two environments.
-    """
-    found: dict[str, str] = {}
-    for part in parts_of(config):
-        for role, section in (part.config.agent.roles or {}).items():
-            if section.adapter is None or section.adapter == BASE:
-                continue
-            if found.setdefault(role, section.adapter) != section.adapter:
-                raise ConfigError(
-                    f"role {role} has different adapters in two environments",
-                    got=f"{found[role]} and {section.adapter}",
-                    expected="one adapter, or roles of different names",
-                )
-    return found
-
-
-def _trained_roles(config: Config) -> dict[str, frozenset[str]]:
-    """Return the roles that train each adapter, of those that learn."""
-    untrained = {
-        role
-        for part in parts_of(config)
-        for role, section in (part.config.agent.roles or {}).items()
-        if not section.is_trained
-    }
-    plays = roles_of_adapters(config)
-    return {
-        name: frozenset(role for role, adapter in plays.items() if adapter == name and role not in untrained)
-        for name, section in config.adapters.items()
-        if section.trained
-    }
-
-
-def check_role_adapters(config: Config) -> None:
-    """Check that every role has an adapter where there are several, and that all parts of the run can do with them.
-
-    Raises:
-        ConfigError: a role without an adapter, an adapter without a role, or a feature that several adapters exclude.
-    """
-    _check_roles(config)
-    if config.adapters:
-        _check_features(config)
-        for name, section in config.adapters.items():
-            own = adapter_config(config, name)
-            if section.trained:
-                check_signals(own.algorithm, own.trainer, has_adapters=True)
-                _check_estimator(config, own, name)
-
-
-def refuse_role_adapters(config: Config, what: str) -> None:
-    """Refuse several adapters where one model is trained.
-
-    Raises:
-        ConfigError: the config has some.
-    """
-    if config.adapters:
-        raise ConfigError(
-            f"{what} trains one model", got=f"adapters {', '.join(config.adapters)}", hint="set adapters={}"
-        )
-
-
-def _check_roles(config: Config) -> None:
-    named: set[str] = set()
-    for part in parts_of(config):
-        agent = part.config.agent
-        sections = agent.roles or {}
-        for role, section in sections.items():
-            if section.adapter is not None:
-                _check_name(config, role, section.adapter)
-                named.add(section.adapter)
-        if not config.adapters:
-            continue
-        roles = make_agent_loop(agent.loop, agent.options).roles
-        if not roles:
-            raise ConfigError(
-                f"adapters are played by roles, and the agent loop {agent.loop} has none",
-                got=f"adapters {', '.join(config.adapters)}",
-                expected="a loop of several agents, or model.lora alone, which is one adapter",
-            )
-        for role in roles:
-            own = sections.get(role)
-            if own is None or (own.adapter is None and not own.speaks_elsewhere):
-                raise ConfigError(
-                    f"agent.roles.{role} names no adapter",
-                    expected=f"adapter: {' or '.join([*config.adapters, BASE])}",
-                    hint=f"set agent.roles.{role}.adapter={next(iter(config.adapters))}",
-                )
-    if unused := [name for name in config.adapters if name not in named]:
-        raise ConfigError(
-            f"adapters.{unused[0]} is named by no role",
-            expected="agent.roles.ROLE.adapter of one role at least",
-            hint=f"remove it, or set agent.roles.ROLE.adapter={unused[0]}",
-        )
-    if config.adapters:
-        _check_learns(config)
-
-
-def _check_name(config: Config, role: str, name: str) -> None:
-    if not config.adapters or (name != BASE and name not in config.adapters):
-        known = [*config.adapters, *([BASE] if config.adapters else [])]
-        raise ConfigError(
-            f"agent.roles.{role}.adapter is no adapter of the run",
-            got=name,
-            expected=", ".join(known) or "adapters: {NAME: {}, …}, or no adapter",
-            hint=did_you_mean(name, known) or None,
-        )
-
-
-def _check_learns(config: Config) -> None:
-    trained = _trained_roles(config)
-    for name in config.adapters:
-        if name == BASE or not LABEL.fullmatch(name):
-            raise ConfigError(f"adapters: {name!r} is no name", expected=f"letters, digits, - and _, and not {BASE}")
-    for name, roles in trained.items():
-        if not roles:
-            raise ConfigError(
-                f"adapters.{name} learns from no role",
-                got="roles with trained: false",
-                hint=f"set adapters.{name}.trained=false with a path, or let one of its roles train",
-            )
-    if not trained:
-        raise ConfigError("no adapter is trained", got=", ".join(config.adapters), expected="one at least")
-    for part in parts_of(config):
-        for role, section in (part.config.agent.roles or {}).items():
-            if section.trained and section.adapter is not None and section.adapter not in trained:
-                raise ConfigError(
-                    f"agent.roles.{role}.trained is set, and its adapter does not learn",
-                    got=f"adapters.{section.adapter}.trained false",
-                    hint=f"remove agent.roles.{role}.trained",
-                )
-
-
-def _check_features(config: Config) -> None:
-    lora, trainer, engine = config.model.lora, config.trainer, config.engine
-    if lora is None:
-        raise ConfigError(
-            "adapters need model.lora, which says how large they are",
-            got="training of all weights",
-            expected="model.lora={rank: 16}",
-        )
-    excluded = {
-        "model.lora.modules_to_save": lora.modules_to_save,
-        "model.lora.quantize": lora.quantize,
-        "trainer.processes": trainer.processes if trainer.processes > 1 else None,
-        "trainer.critic": trainer.critic and "set",
-        "trainer.process_reward": trainer.process_reward and "set",
-        "cluster": config.cluster and "set",
-    }
-    for key, value in excluded.items():
-        if value:
-            raise ConfigError(
-                f"{key} does not work with several adapters",
-                got=f"{key} {value} with adapters {', '.join(config.adapters)}",
-                expected=f"no {key}, or model.lora without adapters",
-            )
-    if isinstance(engine, ServerEngineConfig):
-        _check_servers(config, engine, lora.rank)
-    elif not isinstance(engine, LocalEngineConfig):
-        raise ConfigError("adapters need an engine that has them", got=f"engine {engine.type}", expected="local, vllm")
-
-
-def _check_servers(config: Config, engine: ServerEngineConfig, rank: int) -> None:
-    if not isinstance(engine, VLLMEngineConfig):
-        raise ConfigError(
-            "SGLang exchanges an adapter only when no request uses it, and a sync holds requests",
-            got=f"engine sglang with adapters {', '.join(config.adapters)}",
-            expected="engine=local or engine=vllm",
-        )
-    if engine.adapter_rank is None or engine.max_adapters < len(config.adapters):
-        raise ConfigError(
-            "the servers have no room for the adapters",
-            got=f"engine.adapter_rank {engine.adapter_rank}, engine.max_adapters {engine.max_adapters}",
-            expected=f"room for {len(config.adapters)} of rank {rank}",
-            hint=f"set engine.adapter_rank={rank} engine.max_adapters={len(config.adapters)}",
-        )
-
-
-def _check_estimator(config: Config, own: Config, name: str) -> None:
-    """Check that the groups that are played have what an adapter's own estimator compares with."""
-    needs, played = (
-        Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, one.algorithm.advantage)) for one in (own, config)
-    )
-    if needs and not played:
-        raise ConfigError(
-            f"adapters.{name}.algorithm.advantage needs greedy rollouts, which groups have for algorithm.advantage",
-            got=f"{own.algorithm.advantage}, with algorithm.advantage {config.algorithm.advantage}",
-            expected=f"algorithm.advantage={own.algorithm.advantage}, and another one for the other adapters",
-        )
+from agentrl.weights import (
+    TOLERANCE,
+    AdaptersProbe,
+    AdaptersTransport,
+    Probe,
+    RemoteSync,
+    SyncReport,
+    WeightSync,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,7 +125,7 @@ def build_adapter_trainers(config: Config, base_path: str, saved: Path | None) -
     """
     models, images = load_adapters(config, base_path, saved), load_images(base_path)
     trainers, runs = {}, {}
-    for name, roles in _trained_roles(config).items():
+    for name, roles in trained_roles(config).items():
         own = adapter_config(config, name)
         trainers[name] = Trainer(
             models.adapted[name],
@@ -364,11 +180,14 @@ class AdapterSource:
 
 
 def adapters_transport(
-    section: ServerEngineConfig, shared_folder: Path, source: AdaptersWeights, trainer: AdapterTrainers
+    section: ServerEngineConfig,
+    shared_folder: Path,
+    source: AdaptersWeights,
+    versions: Callable[[], Mapping[str, int]],
 ) -> AdaptersTransport:
-    """Make the transport by which the adapters reach servers."""
+    """Make the transport by which the adapters reach servers; `versions` gives those of the adapters."""
     own = {name: adapter_transport(section, shared_folder, weights) for name, weights in source.sources.items()}
-    return AdaptersTransport(own, lambda: trainer.versions)
+    return AdaptersTransport(own, versions)
 
 
 class AdaptersSync(WeightSync):
@@ -410,3 +229,63 @@ class AdaptersSync(WeightSync):
     async def close(self) -> None:
         """Release what it holds."""
         await self._inner.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEngine:
+    """An engine with adapters that nothing trains, and the roles that they play."""
+
+    engine: PolicyEngine
+    roles: RoleAdapters
+
+
+@asynccontextmanager
+async def open_adapters(
+    config: Config, path: str, folder: Path, renderer: Renderer, *, say: Callable[[str], None]
+) -> AsyncIterator[AdapterEngine]:
+    """Open an engine with the adapters of a run's checkpoint, for an evaluation; closed afterwards.
+
+    Args:
+        config: Adapters, roles and engine.
+        path: The model folder of a checkpoint.
+        folder: Gets logs of servers.
+        renderer: Reads the tokens, and prepares images.
+        say: Receives messages about servers.
+
+    Raises:
+        ConfigError: roles or servers that do not fit the adapters.
+        UsageError: an adapter that is not there.
+    """
+    check_role_adapters(config)
+    if missing := [name for name in config.adapters if name not in adapters_in(path)]:
+        raise UsageError(
+            f"there is no adapter {missing[0]} in {path}",
+            got=", ".join(adapters_in(path)) or "none",
+            expected=", ".join(config.adapters),
+            hint="name a run or a checkpoint with these adapters",
+        )
+    base = base_of(adapter_folder(Path(path), next(iter(config.adapters))))
+    models = await asyncio.to_thread(load_adapters, config, base, Path(path))
+    versions = AdapterVersions()
+    roles = RoleAdapters(by_role=roles_of_adapters(config), versions=versions)
+    unchanged = dict.fromkeys(models.adapted, 0)
+    async with AsyncExitStack() as stack:
+        engine: PolicyEngine
+        if isinstance(config.engine, ServerEngineConfig):
+            served = ServedModel(path=base, dtype=config.model.dtype, vocab_size=embedding_rows(base))
+            pool = await stack.enter_async_context(open_pool(config.engine, served, folder, say=say))
+            source = AdaptersWeights({name: ModelWeights(model) for name, model in models.adapted.items()}, models.base)
+            transport = adapters_transport(config.engine, folder, source, lambda: unchanged)
+            probe = adapters_probe(Probe.random(served.vocab_size, **TOLERANCE[config.model.dtype]), source)
+            sync = RemoteSync(source, pool.group, transport, probe)
+            stack.push_async_callback(sync.close)
+            await sync.verify()
+            engine = pool
+        else:
+            assert isinstance(config.engine, LocalEngineConfig)
+            images, decode = renderer.images, renderer.encoder.decode
+            engine = LocalEngine(models.base, config.engine, reader=images, decode=decode, adapters=models.adapted)
+            stack.push_async_callback(engine.close)
+            await engine.start()
+        versions.publish(engine.version, unchanged)
+        yield AdapterEngine(engine=engine, roles=roles)

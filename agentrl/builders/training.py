@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agentrl.builders.adapter_roles import roles_of_adapters
 from agentrl.builders.adapters import adapter_transport, sends_adapters
 from agentrl.builders.checks import check_engine_reports, check_training
 from agentrl.builders.episodes import (
@@ -26,7 +27,6 @@ from agentrl.builders.role_adapters import (
     adapters_transport,
     build_adapter_trainers,
     copied,
-    roles_of_adapters,
 )
 from agentrl.builders.scratch import unheard
 from agentrl.builders.servers import make_transport
@@ -204,7 +204,9 @@ def _build_adapters(
     inner: WeightSync
     if pool is not None:
         assert isinstance(config.engine, ServerEngineConfig)
-        transport = adapters_transport(config.engine, Path(config.run.directory), built.source, built.trainer)
+        transport = adapters_transport(
+            config.engine, Path(config.run.directory), built.source, lambda: built.trainer.versions
+        )
         engine, inner = pool, RemoteSync(built.source, pool.group, transport, probe)
     else:
         assert isinstance(config.engine, LocalEngineConfig)

@@ -261,6 +261,21 @@ def adapters_in(model: str | Path) -> list[str]:
     return sorted(file.parent.name for file in (Path(model) / ADAPTERS).glob(f"*/{ADAPTER_CONFIG}"))
 
 
+def check_one_model(path: str | Path) -> None:
+    """Check that a folder does not hold several adapters.
+
+    Raises:
+        UsageError: it does; names one of them.
+    """
+    if names := adapters_in(path):
+        raise UsageError(
+            f"{path} holds several adapters",
+            got=", ".join(names),
+            expected="one model",
+            hint=f"name one of them: {adapter_folder(Path(path), names[0])}",
+        )
+
+
 def lora_of(folder: str | Path) -> LoraConfig:
     """Read which adapters a folder holds.
 

@@ -13,7 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, EpisodeEnd, TurnOptions, plainly_written
-from agentrl.engine import AdapterVersions, ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
+from agentrl.engine import (
+    AdapterVersions,
+    ChatPolicy,
+    GenerateRequest,
+    Generation,
+    PolicyEngine,
+    SamplingParams,
+    StopReason,
+)
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation

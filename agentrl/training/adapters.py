@@ -22,6 +22,8 @@ from agentrl.trajectory import Trajectory
 
 COUNTED = ("train/tokens", "train/updates", "train/updates_skipped", "train/idle_sequences", "train/seconds")
 """Metrics that are sums over adapters."""
+APART = ("train/", "mismatch/", "groups/")
+"""Beginnings of the names of metrics that each adapter has by itself."""
 OF_ALL = ("trajectories/infrastructure", "trajectories/unscored")
 """Metrics that all adapters have alike: what cannot train for one cannot for any."""
 
@@ -151,7 +153,7 @@ def joined(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[int]])
     """
     apart: dict[str, float] = {}
     for name, report in reports.items():
-        own = {key.removeprefix("train/"): value for key, value in report.metrics.items() if not key.startswith("role/")}
+        own = {key.removeprefix("train/"): value for key, value in report.metrics.items() if key.startswith(APART)}
         stale = ages[name]
         own |= {"staleness/mean": sum(stale) / len(stale), "staleness/max": max(stale)} if stale else {}
         apart |= {f"adapter/{name}/{key}": value for key, value in own.items()}

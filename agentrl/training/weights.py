@@ -162,7 +162,10 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
 
 
 def save_policy_folder(
-    source: ModelWeights | AdaptersWeights, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+    source: ModelWeights | AdaptersWeights,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    images: ImageProcessor | None = None,
 ) -> None:
     """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help.
 

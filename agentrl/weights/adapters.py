@@ -52,9 +52,7 @@ class AdaptersTransport(Transport):
         versions: Gives the version of each adapter, which is written again only when that has changed.
     """
 
-    def __init__(
-        self, transports: Mapping[str, AdapterTransport], versions: Callable[[], Mapping[str, int]]
-    ) -> None:
+    def __init__(self, transports: Mapping[str, AdapterTransport], versions: Callable[[], Mapping[str, int]]) -> None:
         self._transports, self._versions = transports, versions
         self._written: dict[str, WrittenWeights] = {}
         self._written_versions: dict[str, int] = {}
@@ -70,9 +68,7 @@ class AdaptersTransport(Transport):
             self._written = {**self._written, name: written}
             self._written_versions[name] = versions[name]
             size, seconds = size + written.size, seconds + written.seconds
-        return WrittenAdapters(
-            self._written, version=version, size=size, seconds=seconds, in_use=lambda: self._written
-        )
+        return WrittenAdapters(self._written, version=version, size=size, seconds=seconds, in_use=lambda: self._written)
 
     async def close(self) -> None:
         """Remove everything. Idempotent."""
