@@ -191,7 +191,13 @@ def test_staleness_is_counted_by_adapter(adapted):
 
 
 def test_metrics_of_all_are_sums_maxima_and_means_by_tokens():
-    one = {"train/tokens": 30.0, "train/loss": 1.0, "train/grad_norm": 2.0, "groups/trained": 2.0, "role/a/members": 4.0}
+    one = {
+        "train/tokens": 30.0,
+        "train/loss": 1.0,
+        "train/grad_norm": 2.0,
+        "groups/trained": 2.0,
+        "role/a/members": 4.0,
+    }
     two = {"train/tokens": 10.0, "train/loss": 5.0, "train/grad_norm": 1.0, "groups/trained": 1.0}
     found = joined(
         {"a": StepReport(metrics=one, warnings=("odd",)), "b": StepReport(metrics=two)}, {"a": [0, 1], "b": []}
