@@ -73,7 +73,7 @@ def refuse_role_adapters(config: Config, what: str) -> None:
     """
     if config.adapters:
         raise ConfigError(
-            f"{what} trains one model", got=f"adapters {', '.join(config.adapters)}", hint="set adapters={}"
+            f"{what} trains one model", got=f"adapters {', '.join(config.adapters)}", hint="set adapters=null"
         )
 
 

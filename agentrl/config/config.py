@@ -474,6 +474,12 @@ class Config(Section):
             )
         return self.environment
 
+    @field_validator("adapters", mode="before")
+    @classmethod
+    def _null_is_none(cls, adapters: Any) -> Any:
+        """``adapters=null`` removes those of a config."""
+        return {} if adapters is None else adapters
+
     @model_validator(mode="before")
     @classmethod
     def _labels_are_names(cls, data: Any) -> Any:
