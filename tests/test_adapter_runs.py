@@ -56,7 +56,6 @@ def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
         assert (line["adapter/teller/learning_rate"], line["adapter/writer/learning_rate"]) == (0.05, 0.01)
         assert line["adapter/teller/staleness/max"] == 0
         assert line["adapter/teller/probe_difference"] < 1e-4
-        print(json.dumps(line, indent=0))
         assert line["mismatch/prob_abs_mean"] < 1e-6
     cut = tiny_run(*ADAPTERS, "trainer.steps=2", name="cut")
     train(cut)

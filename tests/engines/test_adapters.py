@@ -196,9 +196,15 @@ class Adapters:
         self.published.publish(update, self.versions)
         return await self.sync.sync(update)
 
-    async def answer(self, name, prompt, tokens, adapter):
-        params = SamplingParams(max_tokens=tokens)
-        request = GenerateRequest(prompt_ids=prompt, params=params, session_id=name, request_id=name, adapter=adapter)
+    async def answer(self, name, prompt, tokens, adapter, on_tokens=None):
+        request = GenerateRequest(
+            prompt_ids=prompt,
+            params=SamplingParams(max_tokens=tokens),
+            session_id=name,
+            request_id=name,
+            adapter=adapter,
+            on_tokens=on_tokens,
+        )
         answer = await self.pool.generate(request)
         return answer if adapter is None else self.published.stamped(answer, adapter)
 
@@ -217,23 +223,23 @@ async def adapters(adapter_url, model, learning):
 
 
 async def test_two_adapters_and_the_base_are_exact_while_one_after_the_other_learns(adapters, model, reference_of):
-    stop, answered, answers = asyncio.Event(), asyncio.Event(), []
+    stop, answers = asyncio.Event(), []
+    sampling = {adapter: asyncio.Event() for adapter in (*NAMES, None)}
 
     async def caller(number, adapter):
         for turn in itertools.count():
             if stop.is_set():
                 return
             prompt = [1, turn % 7, 3]  # the same for all: what one has cached is of no use to another
-            name = f"several-{number}-{turn}"
-            answers.append((adapter, prompt, await adapters.answer(name, prompt, 250, adapter)))
-            answered.set()
+            name, told = f"several-{number}-{turn}", lambda ids: sampling[adapter].set()
+            answers.append((adapter, prompt, await adapters.answer(name, prompt, 120, adapter, told)))
 
     async with asyncio.TaskGroup() as callers:
         for number, adapter in enumerate((*NAMES, None)):
             callers.create_task(caller(number, adapter))
         for name in ("planner", "worker", "planner"):
-            answered.clear()
-            await answered.wait()
+            sampling[name].clear()
+            await sampling[name].wait()
             report = await adapters.learn(name)
             assert report.probe_difference < TOLERANCE
             assert report.bytes < 60_000  # of one of the two
