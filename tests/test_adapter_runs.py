@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from agentrl.builders.checks import check_training
 from agentrl.builders.run import resume_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
@@ -193,7 +194,7 @@ def refused(setting, message):
 )
 def test_what_does_not_fit_is_refused(tiny_run, settings, message):
     with pytest.raises((ConfigError, UsageError), match=message):
-        train(tiny_run(*ADAPTERS, *settings, name="refused"))
+        check_training(tiny_run(*ADAPTERS, *settings, name="refused").config)
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         )
         is_cut = convention is LogprobConvention.UNCUT and not is_uncut(logprob)
         self._convention = LogprobConvention.CUT if is_cut else convention
-        self._loaded = decode_adapters(models)
+        self._loaded, self._read = decode_adapters(models), {}  # it may be another process than before
         self._is_adapted = ADAPTER in self._loaded and config.adapter_rank is not None
 
     async def generate(self, request: GenerateRequest) -> Generation:
