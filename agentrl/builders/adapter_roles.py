@@ -44,7 +44,7 @@ def trained_roles(config: Config) -> dict[str, frozenset[str]]:
     plays = roles_of_adapters(config)
     return {
         name: frozenset(role for role, adapter in plays.items() if adapter == name and role not in untrained)
-        for name, section in config.adapters.items()
+        for name, section in config.named_adapters.items()
         if section.trained
     }
 
@@ -56,9 +56,9 @@ def check_role_adapters(config: Config) -> None:
         ConfigError: a role without an adapter, an adapter without a role, or a feature that several adapters exclude.
     """
     _check_roles(config)
-    if config.adapters:
+    if config.named_adapters:
         _check_features(config)
-        for name, section in config.adapters.items():
+        for name, section in config.named_adapters.items():
             own = adapter_config(config, name)
             if section.trained:
                 check_signals(own.algorithm, own.trainer, has_adapters=True)
@@ -71,9 +71,9 @@ def refuse_role_adapters(config: Config, what: str) -> None:
     Raises:
         ConfigError: the config has some.
     """
-    if config.adapters:
+    if config.named_adapters:
         raise ConfigError(
-            f"{what} trains one model", got=f"adapters {', '.join(config.adapters)}", hint="set adapters=null"
+            f"{what} trains one model", got=f"adapters {', '.join(config.named_adapters)}", hint="set adapters=null"
         )
 
 
@@ -86,13 +86,13 @@ def _check_roles(config: Config) -> None:
             if section.adapter is not None:
                 _check_name(config, role, section.adapter)
                 named.add(section.adapter)
-        if not config.adapters:
+        if not config.named_adapters:
             continue
         roles = make_agent_loop(agent.loop, agent.options).roles
         if not roles:
             raise ConfigError(
                 f"adapters are played by roles, and the agent loop {agent.loop} has none",
-                got=f"adapters {', '.join(config.adapters)}",
+                got=f"adapters {', '.join(config.named_adapters)}",
                 expected="a loop of several agents, or model.lora alone, which is one adapter",
             )
         for role in roles:
@@ -100,22 +100,22 @@ def _check_roles(config: Config) -> None:
             if own is None or (own.adapter is None and not own.speaks_elsewhere):
                 raise ConfigError(
                     f"agent.roles.{role} names no adapter",
-                    expected=f"adapter: {' or '.join([*config.adapters, BASE])}",
-                    hint=f"set agent.roles.{role}.adapter={next(iter(config.adapters))}",
+                    expected=f"adapter: {' or '.join([*config.named_adapters, BASE])}",
+                    hint=f"set agent.roles.{role}.adapter={next(iter(config.named_adapters))}",
                 )
-    if unused := [name for name in config.adapters if name not in named]:
+    if unused := [name for name in config.named_adapters if name not in named]:
         raise ConfigError(
             f"adapters.{unused[0]} is named by no role",
             expected="agent.roles.ROLE.adapter of one role at least",
             hint=f"remove it, or set agent.roles.ROLE.adapter={unused[0]}",
         )
-    if config.adapters:
+    if config.named_adapters:
         _check_learns(config)
 
 
 def _check_name(config: Config, role: str, name: str) -> None:
-    if not config.adapters or (name != BASE and name not in config.adapters):
-        known = [*config.adapters, *([BASE] if config.adapters else [])]
+    if not config.named_adapters or (name != BASE and name not in config.named_adapters):
+        known = [*config.named_adapters, *([BASE] if config.named_adapters else [])]
         raise ConfigError(
             f"agent.roles.{role}.adapter is no adapter of the run",
             got=name,
@@ -126,7 +126,7 @@ def _check_name(config: Config, role: str, name: str) -> None:
 
 def _check_learns(config: Config) -> None:
     trained = trained_roles(config)
-    for name in config.adapters:
+    for name in config.named_adapters:
         if name == BASE or not LABEL.fullmatch(name):
             raise ConfigError(f"adapters: {name!r} is no name", expected=f"letters, digits, - and _, and not {BASE}")
     for name, roles in trained.items():
@@ -137,7 +137,7 @@ def _check_learns(config: Config) -> None:
                 hint=f"set adapters.{name}.trained=false with a path, or let one of its roles train",
             )
     if not trained:
-        raise ConfigError("no adapter is trained", got=", ".join(config.adapters), expected="one at least")
+        raise ConfigError("no adapter is trained", got=", ".join(config.named_adapters), expected="one at least")
     for part in parts_of(config):
         for role, section in (part.config.agent.roles or {}).items():
             if section.trained and section.adapter is not None and section.adapter not in trained:
@@ -168,7 +168,7 @@ def _check_features(config: Config) -> None:
         if value:
             raise ConfigError(
                 f"{key} does not work with several adapters",
-                got=f"{key} {value} with adapters {', '.join(config.adapters)}",
+                got=f"{key} {value} with adapters {', '.join(config.named_adapters)}",
                 expected=f"no {key}, or model.lora without adapters",
             )
     if isinstance(engine, ServerEngineConfig):
@@ -181,15 +181,15 @@ def _check_servers(config: Config, engine: ServerEngineConfig, rank: int) -> Non
     if not isinstance(engine, VLLMEngineConfig):
         raise ConfigError(
             "SGLang exchanges an adapter only when no request uses it, and a sync holds requests",
-            got=f"engine sglang with adapters {', '.join(config.adapters)}",
+            got=f"engine sglang with adapters {', '.join(config.named_adapters)}",
             expected="engine=local or engine=vllm",
         )
-    if engine.adapter_rank is None or engine.max_adapters < len(config.adapters):
+    if engine.adapter_rank is None or engine.max_adapters < len(config.named_adapters):
         raise ConfigError(
             "the servers have no room for the adapters",
             got=f"engine.adapter_rank {engine.adapter_rank}, engine.max_adapters {engine.max_adapters}",
-            expected=f"room for {len(config.adapters)} of rank {rank}",
-            hint=f"set engine.adapter_rank={rank} engine.max_adapters={len(config.adapters)}",
+            expected=f"room for {len(config.named_adapters)} of rank {rank}",
+            hint=f"set engine.adapter_rank={rank} engine.max_adapters={len(config.named_adapters)}",
         )
 
 

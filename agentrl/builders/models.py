@@ -81,9 +81,9 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
         name: section
         if section.path is None
         else section.model_copy(update={"path": str(find_adapter(section.path, section.source or name))})
-        for name, section in config.adapters.items()
+        for name, section in config.named_adapters.items()
     }
-    return config.model_copy(update={**changes, "adapters": adapters})
+    return config.model_copy(update={**changes, "adapters": adapters or None})
 
 
 def _resolved(path: str, *, several: bool = False) -> str:

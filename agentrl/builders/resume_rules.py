@@ -100,12 +100,12 @@ RULES: Mapping[str, ResumeRule] = {
     "trainer.tensor_parallel": _PLACE,
     "trainer.numerics": _WATCH,
     "adapters": _MODEL,
-    "adapters.NAME.algorithm": _OBJECTIVE,
+    "adapters.algorithm": _OBJECTIVE,
     **dict.fromkeys(
-        (f"adapters.NAME.{name}" for name in ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio")),
+        (f"adapters.{name}" for name in ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio")),
         _RATE,
     ),
-    "adapters.NAME.max_grad_norm": _RATE,
+    "adapters.max_grad_norm": _RATE,
     "sft": _UNREAD,
     "preferences": _UNREAD,
     "rollout": _PLACE,
@@ -121,7 +121,7 @@ RULES: Mapping[str, ResumeRule] = {
 def rule_of(key: str) -> ResumeRule:
     """The rule of a config key, such as ``trainer.steps``.
 
-    ``adapters.planner.learning_rate`` follows ``adapters.NAME.learning_rate``. Of several environments,
+    ``adapters.planner.learning_rate`` follows ``adapters.learning_rate``. Of several environments,
     ``environments.maze.workers`` follows ``environment.workers``.
 
     Raises:
@@ -133,7 +133,7 @@ def rule_of(key: str) -> ResumeRule:
         labelled, sole = f"environments.LABEL.{name}", f"environment.{name}"
         key = labelled if labelled in RULES else sole if sole in RULES else section
     if section == "adapters":
-        key = f"adapters.NAME.{rest.partition('.')[2]}"
+        key = f"adapters.{rest.partition('.')[2]}"
     parts = key.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return RULES[next((prefix for prefix in prefixes if prefix in RULES), key)]

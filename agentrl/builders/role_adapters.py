@@ -63,7 +63,7 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
     """
     base = load_model(base_path, dtype=config.model.dtype, device=config.model.device).requires_grad_(False)
     adapted = {}
-    for name, section in config.adapters.items():
+    for name, section in config.named_adapters.items():
         folder = None if saved is None else adapter_folder(saved, name)
         if folder is None and section.path is not None:
             folder = find_adapter(section.path, section.source or name)
@@ -257,14 +257,14 @@ async def open_adapters(
         UsageError: an adapter that is not there.
     """
     check_role_adapters(config)
-    if missing := [name for name in config.adapters if name not in adapters_in(path)]:
+    if missing := [name for name in config.named_adapters if name not in adapters_in(path)]:
         raise UsageError(
             f"there is no adapter {missing[0]} in {path}",
             got=", ".join(adapters_in(path)) or "none",
-            expected=", ".join(config.adapters),
+            expected=", ".join(config.named_adapters),
             hint="name a run or a checkpoint with these adapters",
         )
-    base = base_of(adapter_folder(Path(path), next(iter(config.adapters))))
+    base = base_of(adapter_folder(Path(path), next(iter(config.named_adapters))))
     models = await asyncio.to_thread(load_adapters, config, base, Path(path))
     versions = AdapterVersions()
     roles = RoleAdapters(by_role=roles_of_adapters(config), versions=versions)

@@ -179,7 +179,7 @@ def _build_learning(
     version: int,
     renderer: Renderer,
 ) -> LearningParts:
-    if config.adapters:
+    if config.named_adapters:
         return _build_adapters(config, pool, model_path, base_path, version=version, renderer=renderer)
     built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
     engine = build_engine(

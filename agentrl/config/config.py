@@ -433,7 +433,7 @@ class Config(Section):
     engine: EngineConfig = Field(default_factory=LocalEngineConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
-    adapters: dict[str, AdapterConfig] = Field(default_factory=dict)
+    adapters: dict[str, AdapterConfig] | None = None
     """Several adapters (``model.lora``) that roles name in ``agent.roles.ROLE.adapter``, each with an optimizer of its
     own: ``{planner: {learning_rate: 2e-4}, worker: {}}``. See docs/roles.md."""
     sft: SFTConfig = Field(default_factory=SFTConfig)
@@ -445,6 +445,11 @@ class Config(Section):
     cluster: ClusterConfig | None = None
     trackers: list[str] = Field(default_factory=list)
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
+
+    @property
+    def named_adapters(self) -> dict[str, AdapterConfig]:
+        """Several adapters by name; none where ``model.lora`` alone is one."""
+        return self.adapters or {}
 
     @property
     def evaluation_sampling(self) -> SamplingConfig:
@@ -473,12 +478,6 @@ class Config(Section):
                 expected="one of them: environment=NAME",
             )
         return self.environment
-
-    @field_validator("adapters", mode="before")
-    @classmethod
-    def _null_is_none(cls, adapters: Any) -> Any:
-        """``adapters=null`` removes those of a config."""
-        return {} if adapters is None else adapters
 
     @model_validator(mode="before")
     @classmethod

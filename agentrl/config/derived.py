@@ -83,7 +83,7 @@ def adapter_config(config: Config, name: str) -> Config:
     Raises:
         ConfigError: keys that an adapter does not have, or values that do not fit.
     """
-    section = config.adapters[name]
+    section = config.named_adapters[name]
     where = f"adapters.{name}.algorithm"
     for key in section.algorithm:
         if key in OF_GROUPS or key not in AlgorithmConfig.model_fields:

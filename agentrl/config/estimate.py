@@ -284,8 +284,8 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     trainer, lora = config.trainer, config.model.lora
     weights, trained = weight_bytes(lora, size, width), trained_size(lora, size)
     copied = weights
-    if config.adapters:  # they share the frozen weights
-        count, learning = len(config.adapters), sum(section.trained for section in config.adapters.values())
+    if config.named_adapters:  # they share the frozen weights
+        count, learning = len(config.named_adapters), sum(section.trained for section in config.named_adapters.values())
         copied = count * trained.adapter_bytes()
         weights += copied - trained.adapter_bytes()
         trained = replace(trained, adapters=learning * trained.adapters)
@@ -456,10 +456,10 @@ def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
     trained = trained_size(lora, size)
     how = f"of rank {lora.rank}, in float32 (model.lora)"
     others = f"; {trained.own:,} parameters of the model are trained, too" if trained.own else ""
-    if config.adapters:
+    if config.named_adapters:
         return [
             (f"adapter {name}", f"{trained.adapters:,} parameters", how if section.trained else "does not learn")
-            for name, section in config.adapters.items()
+            for name, section in config.named_adapters.items()
         ]
     return [("adapters", f"{trained.adapters:,} parameters", how + others)]
 

@@ -227,7 +227,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     path = await prepare_model(config, folder / "model")
     renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer, say=_log.warning)
-    if config.adapters:
+    if config.named_adapters:
         async with open_adapters(config, path, folder, renderer, say=_log.warning) as found:
             yield EngineEpisodePolicy(found.engine, renderer, sampling_params(config.sampling), adapters=found.roles)
         return

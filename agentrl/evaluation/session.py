@@ -80,7 +80,9 @@ async def run_evaluation(
         UsageError: an environment, model or service that is not there, or a full disk.
     """
     uses_model = request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
-    config = resolve_model(request.config, several=bool(request.config.adapters)) if uses_model else request.config
+    config = (
+        resolve_model(request.config, several=bool(request.config.named_adapters)) if uses_model else request.config
+    )
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
