@@ -82,6 +82,8 @@ class GenerateRequest:
     session_id: str
     """Turns of one sequence share it; engines keep its key-value cache, pools send it to the same server."""
     request_id: str
+    adapter: str | None = None
+    """Which of the engine's `capabilities.adapters` answers; the policy itself when left out."""
     images: Sequence[PlacedImage] = ()
     """What placeholders among the ids stand for, in order; only for engines whose `capabilities.images` says so."""
     routed_experts_from: int | None = None
@@ -157,6 +159,46 @@ class Capabilities:
     """Answers may report the experts of tokens."""
     structures: bool = False
     """Answers can be held to a `SamplingParams.structure`."""
+    adapters: frozenset[str] = frozenset()
+    """Adapters that a request may name, each a policy of its own."""
+
+
+class AdapterVersions:
+    """Versions of several adapters, each of which grows when that adapter has learned.
+
+    An engine counts its updates, of whichever adapters; tokens are recorded with the version of their own:
+
+    >>> versions = AdapterVersions()
+    >>> versions.publish(7, {"planner": 5, "worker": 7})
+    >>> versions.publish(8, {"planner": 5, "worker": 8})
+    >>> versions.at("planner", 8), versions.at("worker", 8)
+    (5, 8)
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, int]] = {}
+
+    def publish(self, update: int, versions: Mapping[str, int]) -> None:
+        """Record the versions that the engine has from one of its updates on."""
+        self._known[update] = dict(versions)
+
+    def at(self, adapter: str, update: int) -> int:
+        """Return the version of an adapter at an engine's update.
+
+        Raises:
+            EngineError: no such update was published.
+        """
+        if update not in self._known:
+            raise EngineError(
+                "the engine sampled with weights that nobody sent it",
+                got=f"update {update}",
+                expected=list(self._known),
+            )
+        return self._known[update][adapter]
+
+    def stamped(self, generation: Generation, adapter: str) -> Generation:
+        """Return an engine's answer with the versions of the adapter that gave it."""
+        return replace(generation, versions=[self.at(adapter, update) for update in generation.versions])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -410,6 +452,13 @@ class InferenceServer(ABC):
     async def load_adapter(self, folder: Path, version: int) -> None:
         """Load an adapter alone (peft's files) while paused; the base weights stay."""
         raise UsageError(f"{self.url} takes no adapters alone", hint="remove engine.adapter_rank")
+
+    async def load_adapters(self, folders: Mapping[str, Path], version: int) -> None:
+        """Load several adapters, by the names that requests give, while paused; those that it has stay as they are.
+
+        A folder never changes: an adapter is loaded again only from another one.
+        """
+        raise UsageError(f"{self.url} does not take several adapters", hint="set engine=local or engine=vllm")
 
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
         """Load weights from the requests themselves, in `parts` that are encoded one at a time."""

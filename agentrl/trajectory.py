@@ -135,6 +135,8 @@ class Turn:
     end: int
     role: str = SOLE_ROLE
     """Who speaks; with several agents, the agent's name."""
+    adapter: str | None = None
+    """The adapter that sampled it, whose versions its tokens have, in a run of several."""
     reward: float = 0.0
     """Reward that the environment gave for this turn, before any shaping."""
     own_reward: float = 0.0
@@ -495,6 +497,20 @@ class Trajectory:
         versions = [int(v.min()) for s in self.sequences if (v := s.versions[s.loss_mask]).size]
         return min(versions, default=None)
 
+    def staleness(self, version: int, adapters: Mapping[str, int] = MappingProxyType({})) -> int | None:
+        """Return how many versions the oldest sampled token is behind; ``None`` when nothing was sampled.
+
+        Args:
+            version: Of the policy now.
+            adapters: Versions of several adapters, for tokens that one of them sampled.
+        """
+        ages = []
+        for sequence in self.sequences:
+            if (own := sequence.versions[sequence.loss_mask]).size:
+                adapter = sequence.turns[0].adapter if sequence.turns else None
+                ages.append((version if adapter is None else adapters[adapter]) - int(own.min()))
+        return max(ages, default=None)
+
     def to_record(self) -> dict[str, Any]:
         """Return this trajectory as plain JSON types; `from_record` restores it exactly. Each image is stored once."""
         index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
@@ -545,6 +561,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     record = {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
     if not turn.own_reward:
         del record["own_reward"]
+    if turn.adapter is None:
+        del record["adapter"]
     return record
 
 

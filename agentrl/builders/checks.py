@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.builders.adapter_roles import check_role_adapters, refuse_role_adapters
 from agentrl.builders.adapters import check_adapter_sync
 from agentrl.builders.chat_file import read_chats
 from agentrl.builders.environments import task_source
@@ -392,6 +393,7 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     _check_teacher,
     check_adapters,
     check_adapter_sync,
+    check_role_adapters,
     _check_algorithm,
 )
 """What each feature asks of the config of a training run, in the order of the checks."""
@@ -403,6 +405,7 @@ def check_preferences(config: Config) -> None:
     Raises:
         ConfigError: the loss does not learn from pairs, or not with these options, or adapters that do not fit.
     """
+    refuse_role_adapters(config, "agentrl dpo")
     check_adapters(config)
     preference_loss(config.preferences or PreferencesConfig())
 
@@ -416,6 +419,7 @@ def check_reward_training(config: Config) -> None:
         UsageError: a source is not there.
     """
     refuse_adapters(config, "agentrl reward-model")
+    refuse_role_adapters(config, "agentrl reward-model")
     settings = config.preferences or PreferencesConfig()
     check_sources(settings)
     if config.model.path == SCRATCH:
@@ -451,6 +455,7 @@ async def check_warm_start(config: Config) -> None:
             cannot be demonstrated.
     """
     refuse_cluster(config, "a warm start")
+    refuse_role_adapters(config, "agentrl sft")
     check_adapters(config, may_drop_out=True)
     if config.sft.data is None:
         await check_experts(config)

@@ -11,10 +11,9 @@ from agentrl.builders.checks import check_experts
 from agentrl.builders.episodes import RunEnvironment
 from agentrl.builders.pairs import load_trajectories
 from agentrl.config.config import AlgorithmConfig, Config
-from agentrl.engine import PolicyEngine, SamplingParams
+from agentrl.engine import SamplingParams
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, lookup
-from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import EXPERT, GREEDY, Group
@@ -68,7 +67,7 @@ class GroupExtras:
 
 
 def build_group_extras(
-    config: Config, environments: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
+    config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
 ) -> GroupExtras:
     """Build what a config's algorithm needs in addition to the policy's own rollouts.
 
@@ -78,7 +77,7 @@ def build_group_extras(
     """
     teacher = config.algorithm.teacher
     return GroupExtras(
-        runners=_build_runners(config, environments, engine, renderer, model_path),
+        runners=_build_runners(config, environments, policy, model_path),
         teacher=TeacherServers(teacher) if teacher is not None and teacher.servers else None,
     )
 
@@ -95,12 +94,12 @@ async def check_extra_rollouts(config: Config) -> None:
 
 
 def _build_runners(
-    config: Config, environments: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
+    config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
 ) -> ExtraRunners:
     """Build the runners of extra rollouts, which are not counted as the policy's and not written to disk."""
-    policies = _policies(config, engine, renderer)
+    policies = _policies(config, policy)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
-        env.label: {name: env.runner.with_policy(policy) for name, policy in policies.items()} for env in environments
+        env.label: {name: env.runner.with_policy(own) for name, own in policies.items()} for env in environments
     }
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:
@@ -111,14 +110,14 @@ def _build_runners(
     return found
 
 
-def _policies(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, EpisodePolicy]:
+def _policies(config: Config, policy: EngineEpisodePolicy) -> dict[str, EpisodePolicy]:
     policies: dict[str, EpisodePolicy] = {}
     if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
-        policies[GREEDY] = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.0))
+        policies[GREEDY] = policy.with_sampling(SamplingParams(temperature=0.0))
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:
-        policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
-        policies |= {f"{EXPERT}-{number}": policy for number in range(expert.members)}
+        scripted = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, policy.renderer, max_context=config.agent.max_tokens)
+        policies |= {f"{EXPERT}-{number}": scripted for number in range(expert.members)}
     return policies
 
 

@@ -23,9 +23,9 @@ from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.section import Section
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, UsageError, did_you_mean
 from agentrl.models.load import load_model
-from agentrl.models.lora import is_adapter_folder
+from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is_adapter_folder
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
@@ -42,10 +42,14 @@ SCRATCH = "scratch"
 """`model.path` of a model that is made from nothing."""
 
 
-def resolve_model(config: Config) -> Config:
+def resolve_model(config: Config, *, several: bool = False) -> Config:
     """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
     ever: ``model.path``, ``algorithm.teacher.path``, ``agent.reward_model.path``, ``trainer.critic.path`` and
     ``trainer.process_reward.path``.
+
+    Args:
+        config: Any.
+        several: ``model.path`` may hold several adapters.
 
     Raises:
         UsageError: there is no model where a path points, or none of that name can be fetched.
@@ -53,7 +57,10 @@ def resolve_model(config: Config) -> Config:
     changes: dict[str, Section] = {}
     if config.model.path != SCRATCH:
         template = config.model.chat_template
-        found = {"path": _resolved(config.model.path), "chat_template": template and find_chat_template(template)}
+        found = {
+            "path": _resolved(config.model.path, several=several),
+            "chat_template": template and find_chat_template(template),
+        }
         changes["model"] = config.model.model_copy(update=found)
     resolved: dict[str, Section] = {}
     if (teacher := config.algorithm.teacher) is not None:
@@ -70,12 +77,20 @@ def resolve_model(config: Config) -> Config:
     if (judge := config.trainer.process_reward) is not None and judge.path is not None:
         models["process_reward"] = judge.model_copy(update={"path": _resolved(judge.path)})
     changes["trainer"] = config.trainer.model_copy(update=models)
-    return config.model_copy(update=changes)
+    adapters = {
+        name: section
+        if section.path is None
+        else section.model_copy(update={"path": str(find_adapter(section.path, section.source or name))})
+        for name, section in config.named_adapters.items()
+    }
+    return config.model_copy(update={**changes, "adapters": adapters or None})
 
 
-def _resolved(path: str) -> str:
+def _resolved(path: str, *, several: bool = False) -> str:
     found = find_model(path)
     check_fetchable(found)
+    if not several:
+        check_one_model(found)
     return found
 
 
@@ -144,6 +159,30 @@ def write_merged(
     """
     model = load_model(adapter, dtype=dtype, device="cpu")
     save_model_folder(model, load_tokenizer(adapter), folder, load_images(adapter), shard_size=shard_size)
+
+
+def find_adapter(path: str, name: str) -> Path:
+    """Find the folder of an adapter, for what the user gave.
+
+    Args:
+        path: An adapter's folder, or a run or checkpoint with one adapter or with several.
+        name: Which one, of several.
+
+    Raises:
+        UsageError: there is none, or none of that name.
+    """
+    found = Path(find_model(path))
+    if is_adapter_folder(found):
+        return found
+    names = adapters_in(found)
+    if name not in names:
+        raise UsageError(
+            f"there is no adapter {name} in {path}",
+            got=", ".join(names) or "a whole model",
+            expected="a run with model.lora, or a folder in peft's format",
+            hint=did_you_mean(name, names) or ("name the one that you mean: source" if names else None),
+        )
+    return adapter_folder(found, name)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerFast:

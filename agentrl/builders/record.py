@@ -144,7 +144,7 @@ class StepClock:
         counts = self._counts()
         return {
             **{_name(name): value for name, value in report.metrics.items()},
-            **trajectory_metrics(trajectories, version=version - 1),
+            **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
             **environment_metrics(groups),
             **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
@@ -199,8 +199,9 @@ class StepClock:
 def _sync_metrics(sync: SyncReport | None) -> dict[str, float]:
     if sync is None:
         return {}
+    apart = {f"adapter/{name}/probe_difference": value for name, value in sync.adapters.items()}
     released = {} if sync.released_bytes is None else {"sync/released_bytes": float(sync.released_bytes)}
-    return {"sync/probe_difference": sync.probe_difference, **released}
+    return {"sync/probe_difference": sync.probe_difference, **apart, **released}
 
 
 def _name(name: str) -> str:

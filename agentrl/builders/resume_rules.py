@@ -99,6 +99,13 @@ RULES: Mapping[str, ResumeRule] = {
     "trainer.context_parallel": _PLACE,
     "trainer.tensor_parallel": _PLACE,
     "trainer.numerics": _WATCH,
+    "adapters": _MODEL,
+    "adapters.algorithm": _OBJECTIVE,
+    **dict.fromkeys(
+        (f"adapters.{name}" for name in ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio")),
+        _RATE,
+    ),
+    "adapters.max_grad_norm": _RATE,
     "sft": _UNREAD,
     "preferences": _UNREAD,
     "rollout": _PLACE,
@@ -114,7 +121,8 @@ RULES: Mapping[str, ResumeRule] = {
 def rule_of(key: str) -> ResumeRule:
     """The rule of a config key, such as ``trainer.steps``.
 
-    Of several environments, ``environments.maze.workers`` follows ``environment.workers``.
+    ``adapters.planner.learning_rate`` follows ``adapters.learning_rate``. Of several environments,
+    ``environments.maze.workers`` follows ``environment.workers``.
 
     Raises:
         KeyError: the table has no rule for this key.
@@ -124,6 +132,8 @@ def rule_of(key: str) -> ResumeRule:
         name = rest.partition(".")[2]
         labelled, sole = f"environments.LABEL.{name}", f"environment.{name}"
         key = labelled if labelled in RULES else sole if sole in RULES else section
+    if section == "adapters":
+        key = f"adapters.{rest.partition('.')[2]}"
     parts = key.split(".")
     prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
     return RULES[next((prefix for prefix in prefixes if prefix in RULES), key)]

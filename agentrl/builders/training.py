@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agentrl.builders.adapter_roles import roles_of_adapters
 from agentrl.builders.adapters import adapter_transport, sends_adapters
 from agentrl.builders.checks import check_engine_reports, check_training
 from agentrl.builders.episodes import (
@@ -20,22 +21,30 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.group_extras import GroupExtras, build_group_extras, own_members
 from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
+from agentrl.builders.role_adapters import (
+    AdaptersSync,
+    adapters_probe,
+    adapters_transport,
+    build_adapter_trainers,
+    copied,
+)
 from agentrl.builders.scratch import unheard
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
-from agentrl.engine import PolicyEngine
+from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.rollout.policies import EngineEpisodePolicy, RoleAdapters
 from agentrl.rollout.scheduler import Group, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
+from agentrl.training.adapters import AdapterTrainers
 from agentrl.training.distributed import Ranks
 from agentrl.training.trainer import Trainer
-from agentrl.training.weights import ModelWeights, TrainedWeights
+from agentrl.training.weights import AdaptersWeights, ModelWeights, TrainedWeights
 from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
 
 
@@ -47,9 +56,10 @@ class TrainingParts:
     tokenizer: PreTrainedTokenizerFast
     renderer: Renderer
     engine: PolicyEngine
+    policy: EngineEpisodePolicy
     scheduler: GroupScheduler
-    trainer: Trainer
-    source: ModelWeights
+    trainer: Trainer | AdapterTrainers
+    source: ModelWeights | AdaptersWeights
     sync: WeightSync
     extras: GroupExtras
     idle_while_training: bool
@@ -117,42 +127,108 @@ def build_training(
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer, say=say)
     check_tokens(config, model_path)
-    built = build_on_ranks(ranks or Ranks(), build_trainer, config, model_path, reference_path)
-    connected = build_engine(
+    learning = _build_learning(
         config,
-        built,
+        ranks or Ranks(),
         pool,
         model_path=model_path,
         base_path=reference_path,
         version=version,
         renderer=renderer,
     )
-    engine = connected.engine
-    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
+    engine, trainer = learning.engine.engine, learning.trainer
+    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), adapters=learning.roles)
     environments = build_run_environments(config, policy, observer=observer, folder=folder)
     in_step = config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine)
     if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):
         engine.callers = environments[0].pool.waits
-    extras = build_group_extras(config, environments, engine, renderer, model_path)
+    extras = build_group_extras(config, environments, policy, model_path)
     return TrainingParts(
         environments=environments,
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engine,
-        scheduler=_build_scheduler(
-            config,
-            environments,
-            tasks,
-            extras,
+        policy=policy,
+        scheduler=_build_scheduler(config, environments, tasks, extras, version=version, keep=keep, trainer=trainer),
+        trainer=trainer,
+        source=learning.source,
+        sync=learning.engine.sync,
+        extras=extras,
+        idle_while_training=in_step and config.trainer.processes == 1,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningParts:
+    """What trains, with the engine that it brings its weights to."""
+
+    trainer: Trainer | AdapterTrainers
+    source: ModelWeights | AdaptersWeights
+    engine: EngineParts
+    roles: RoleAdapters | None = None
+    """Where there are several adapters."""
+
+
+def _build_learning(
+    config: Config,
+    ranks: Ranks,
+    pool: ServerPool | None,
+    *,
+    model_path: str,
+    base_path: str | None,
+    version: int,
+    renderer: Renderer,
+) -> LearningParts:
+    if config.named_adapters:
+        return _build_adapters(config, pool, model_path, base_path, version=version, renderer=renderer)
+    built = build_on_ranks(ranks, build_trainer, config, model_path, base_path)
+    engine = build_engine(
+        config, built, pool, model_path=model_path, base_path=base_path, version=version, renderer=renderer
+    )
+    return LearningParts(trainer=built.trainer, source=built.source, engine=engine)
+
+
+def _build_adapters(
+    config: Config,
+    pool: ServerPool | None,
+    model_path: str,
+    base_path: str | None,
+    *,
+    version: int,
+    renderer: Renderer,
+) -> LearningParts:
+    base = base_path or model_path
+    built = build_adapter_trainers(config, base, None if model_path == base else Path(model_path))
+    probe = adapters_probe(_probe(config, built.models.base), built.source)
+    engine: PolicyEngine
+    inner: WeightSync
+    if pool is not None:
+        assert isinstance(config.engine, ServerEngineConfig)
+        transport = adapters_transport(
+            config.engine, Path(config.run.directory), built.source, lambda: built.trainer.versions
+        )
+        engine, inner = pool, RemoteSync(built.source, pool.group, transport, probe)
+    else:
+        assert isinstance(config.engine, LocalEngineConfig)
+        shared = config.rollout.max_staleness == 0
+        models = built.models if shared else copied(built.models)
+        engine = LocalEngine(
+            models.base,
+            config.engine,
             version=version,
-            keep=keep,
-            least_members=built.trainer.least_members,
-        ),
+            reader=renderer.images,
+            decode=renderer.encoder.decode,
+            routed_experts=config.trainer.router_replay,
+            adapters=models.adapted,
+        )
+        inner = InProcessSync(built.source, engine, shared=shared, probe=probe)
+    check_engine_reports(config, engine)
+    versions = AdapterVersions()
+    return LearningParts(
         trainer=built.trainer,
         source=built.source,
-        sync=connected.sync,
-        extras=extras,
-        idle_while_training=in_step and not built.trainer.ranks.are_many,
+        engine=EngineParts(engine=engine, sync=AdaptersSync(inner, engine, built.trainer, versions, probe)),
+        roles=RoleAdapters(by_role=roles_of_adapters(config), versions=versions),
     )
 
 
@@ -164,7 +240,7 @@ def _build_scheduler(
     *,
     version: int,
     keep: Callable[[Group], bool] | None,
-    least_members: int,
+    trainer: Trainer | AdapterTrainers,
 ) -> GroupScheduler:
     return GroupScheduler(
         {environment.label: environment.runner for environment in environments},
@@ -176,8 +252,9 @@ def _build_scheduler(
         seed=config.run.seed,
         version=version,
         keep=keep,
-        least_members=least_members,
+        least_members=trainer.least_members,
         extra_runners=extras.runners,
+        adapter_versions=lambda: trainer.versions,
     )
 
 
@@ -213,8 +290,7 @@ def build_engine(
     Raises:
         ConfigError: the engine does not report what the trainer needs.
     """
-    model = built.trainer.model
-    probe = Probe.random(model.config.get_text_config().vocab_size, **TOLERANCE[config.model.dtype])
+    probe = _probe(config, built.trainer.model)
     if pool is not None:
         parts = EngineParts(engine=pool, sync=_remote_sync(config, built.source, pool, probe))
     else:
@@ -225,6 +301,10 @@ def build_engine(
         parts = _local_engine(config, built, load, probe, version=version, renderer=renderer)
     check_engine_reports(config, parts.engine)
     return parts
+
+
+def _probe(config: Config, model: PreTrainedModel) -> Probe:
+    return Probe.random(model.config.get_text_config().vocab_size, **TOLERANCE[config.model.dtype])
 
 
 def _local_engine(

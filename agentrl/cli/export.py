@@ -14,7 +14,7 @@ import typer
 from agentrl.builders.models import SHARD_SIZE, write_merged
 from agentrl.cli.help import examples
 from agentrl.errors import UsageError
-from agentrl.models.lora import is_adapter_folder
+from agentrl.models.lora import ADAPTERS, adapter_folder, adapters_in, is_adapter_folder
 from agentrl.observe.console import note
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import find_model
@@ -35,7 +35,9 @@ app = typer.Typer()
 def export(
     run: Annotated[str, typer.Argument(help="A run (its newest checkpoint), or one checkpoint.")],
     folder: Annotated[Path, typer.Argument(help="The folder to write; must not be there yet.")],
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write a LoRA run's adapter alone, as peft does.")] = False,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write a LoRA run's adapter alone, as peft does; of several, each.")
+    ] = False,
     dtype: Annotated[
         Format | None, typer.Option(help="Number format of the weights; the run's own, or float32 of merged ones.")
     ] = None,
@@ -48,8 +50,15 @@ def export(
     source = Path(find_model(run))
     if not source.is_dir():
         raise UsageError(f"{run} is no run or checkpoint", expected="a folder such as runs/latest")
-    is_adapter = is_adapter_folder(source)
-    if adapter and not is_adapter:
+    is_adapter, several = is_adapter_folder(source), adapters_in(source)
+    if several and not adapter:
+        raise UsageError(
+            f"{run} has several adapters, which cannot be merged into one model",
+            got=", ".join(several),
+            expected="--adapter, which writes a folder of each",
+            hint=f"or merge one of them: agentrl export {adapter_folder(source, several[0])} {folder}",
+        )
+    if adapter and not (is_adapter or several):
         raise UsageError(
             f"{run} has no adapter", got="a whole model", expected="a run with model.lora", hint="leave out --adapter"
         )
@@ -71,7 +80,7 @@ def export(
                     own: Format = "float32" if is_adapter else _format_of(source)
                     write_merged(str(source), partial, dtype=dtype or own, shard_size=shard_size or SHARD_SIZE)
             else:
-                shutil.copytree(source, partial)
+                shutil.copytree(source / ADAPTERS if several else source, partial)
             partial.rename(folder)
     note(f"wrote {folder} from {source}")
 

@@ -15,6 +15,7 @@ from agentrl.config.number_format import AUTO, fastest_format
 from agentrl.config.section import Finite, LearningRate, Section, implausible_values, without_old_key
 from agentrl.config.trainer import (
     AdamConfig,
+    AdapterConfig,
     CriticConfig,
     FSDPOptions,
     LoraConfig,
@@ -432,6 +433,9 @@ class Config(Section):
     engine: EngineConfig = Field(default_factory=LocalEngineConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    adapters: dict[str, AdapterConfig] | None = None
+    """Several adapters (``model.lora``) that roles name in ``agent.roles.ROLE.adapter``, each with an optimizer of its
+    own: ``{planner: {learning_rate: 2e-4}, worker: {}}``. See docs/roles.md."""
     sft: SFTConfig = Field(default_factory=SFTConfig)
     preferences: PreferencesConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -441,6 +445,11 @@ class Config(Section):
     cluster: ClusterConfig | None = None
     trackers: list[str] = Field(default_factory=list)
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
+
+    @property
+    def named_adapters(self) -> dict[str, AdapterConfig]:
+        """Several adapters by name; none where ``model.lora`` alone is one."""
+        return self.adapters or {}
 
     @property
     def evaluation_sampling(self) -> SamplingConfig:

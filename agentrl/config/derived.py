@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from agentrl.agent_loop import AgentLoop
 from agentrl.config.cluster import ClusterConfig
-from agentrl.config.config import Config
+from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import (
     AgentChanges,
@@ -17,7 +19,7 @@ from agentrl.config.environment import (
     EnvironmentConfig,
     MixedEnvironmentConfig,
 )
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
 
 SOLE = ""
@@ -67,6 +69,41 @@ def _changed(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
         {"options": {}, "tools": [], "roles": None} if given.get("loop", agent.loop) != agent.loop else {}
     )
     return agent.model_copy(update={**fresh, **given})
+
+
+OF_GROUPS = ("group_size", "dynamic_sampling", "expert", "role_weights", "teacher")
+"""Keys of ``algorithm`` that say how groups are played or weighted, for all adapters alike."""
+
+
+def adapter_config(config: Config, name: str) -> Config:
+    """Return a run's config as it is for one of its adapters: with the adapter's optimizer and algorithm.
+
+    Another estimator or loss has its own options: the run's are not taken over.
+
+    Raises:
+        ConfigError: keys that an adapter does not have, or values that do not fit.
+    """
+    section = config.named_adapters[name]
+    where = f"adapters.{name}.algorithm"
+    for key in section.algorithm:
+        if key in OF_GROUPS or key not in AlgorithmConfig.model_fields:
+            known = [field for field in AlgorithmConfig.model_fields if field not in OF_GROUPS]
+            raise ConfigError(
+                f"{where}.{key} is no setting of an adapter",
+                got=key,
+                expected=", ".join(known),
+                hint=f"set algorithm.{key} for all adapters" if key in OF_GROUPS else did_you_mean(key, known),
+            )
+    base = config.algorithm.model_dump(exclude_unset=True)
+    for key, own in (("advantage", ("advantage_options",)), ("loss", ("loss_options", "aggregation", "norm_length"))):
+        if section.algorithm.get(key, base.get(key)) != base.get(key):
+            base = {field: value for field, value in base.items() if field not in own}
+    try:
+        algorithm = AlgorithmConfig.model_validate({**base, **section.algorithm})
+        trainer = TrainerConfig.model_validate({**config.trainer.model_dump(), **section.trainer_changes})
+    except ValidationError as error:
+        raise ConfigError(f"adapters.{name} does not fit", got=error.errors()[0]["msg"]) from error
+    return config.model_copy(update={"algorithm": algorithm, "trainer": trainer})
 
 
 def agent_loop_class(name: str) -> type[AgentLoop]:

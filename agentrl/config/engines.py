@@ -126,6 +126,8 @@ class ServerEngineConfig(Section):
     adapter_rank: int | None = Field(None, ge=1, le=512)
     """vLLM servers keep the weights that they start with, and are sent adapters (``model.lora``) of up to this rank
     alone; merged weights are sent when left out."""
+    max_adapters: int = Field(1, ge=1)
+    """Adapters that a server has room for at once, for ``adapters``; with ``adapter_rank``."""
 
     @field_validator("arguments", mode="before")
     @classmethod
@@ -162,6 +164,8 @@ class ServerEngineConfig(Section):
     @model_validator(mode="after")
     def _adapters_can_be_sent(self) -> Self:
         if self.adapter_rank is None:
+            if self.max_adapters > 1:
+                raise ValueError("engine.max_adapters is ignored without engine.adapter_rank: set that, or remove it")
             return self
         if self.transport not in ("shared_memory", "disk"):
             raise ValueError(

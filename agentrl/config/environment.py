@@ -224,6 +224,10 @@ def _read_prompt(value: Any) -> Any:
 SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
 
 
+BASE = "base"
+"""Names the model without adapters."""
+
+
 def _one_request() -> dict[str, str]:
     return {"request": "What it should do, with everything that it needs to know. It sees nothing else."}
 
@@ -267,6 +271,8 @@ class RoleConfig(Section):
     have too: ``{url: http://HOST:PORT/v1, model: NAME}``."""
     temperature: float = Field(1.0, ge=0)
     """Of ``engine``."""
+    adapter: str | None = None
+    """The adapter among ``adapters`` that speaks, or ``base`` for the model without adapters, which does not train."""
 
     @model_validator(mode="after")
     def _one_speaks(self) -> Self:
@@ -280,6 +286,10 @@ class RoleConfig(Section):
             raise ValueError(
                 "a role with as_tool answers requests in agent.roles, and policy only takes actions: remove one of them"
             )
+        if self.speaks_elsewhere and self.adapter is not None:
+            raise ValueError("a role with a policy or an engine of its own has no adapter: remove one in agent.roles")
+        if self.adapter == BASE and self.trained:
+            raise ValueError("a role that the base model plays cannot train: remove trained from agent.roles")
         if self.engine is None and self.temperature != 1.0:
             raise ValueError("temperature of a role is ignored without its engine in agent.roles: remove it")
         return self
@@ -292,7 +302,7 @@ class RoleConfig(Section):
     @property
     def is_trained(self) -> bool:
         """Its tokens train."""
-        return not self.speaks_elsewhere if self.trained is None else self.trained
+        return not (self.speaks_elsewhere or self.adapter == BASE) if self.trained is None else self.trained
 
 
 class AgentConfig(Section):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -283,6 +283,12 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     width = _BYTES[config.model.dtype]
     trainer, lora = config.trainer, config.model.lora
     weights, trained = weight_bytes(lora, size, width), trained_size(lora, size)
+    copied = weights
+    if config.named_adapters:  # they share the frozen weights
+        count, learning = len(config.named_adapters), sum(section.trained for section in config.named_adapters.values())
+        copied = count * trained.adapter_bytes()
+        weights += copied - trained.adapter_bytes()
+        trained = replace(trained, adapters=learning * trained.adapters)
     local = isinstance(config.engine, LocalEngineConfig) and config.cluster is None
     return Memory(
         weights=weights,
@@ -293,7 +299,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         else 0,
         critic=_critic_bytes(config, size, width),
         process_reward=_process_reward_bytes(config, size, width),
-        engine_copy=weights if local and config.rollout.max_staleness else 0,
+        engine_copy=copied if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
         else 0,
@@ -450,6 +456,11 @@ def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
     trained = trained_size(lora, size)
     how = f"of rank {lora.rank}, in float32 (model.lora)"
     others = f"; {trained.own:,} parameters of the model are trained, too" if trained.own else ""
+    if config.named_adapters:
+        return [
+            (f"adapter {name}", f"{trained.adapters:,} parameters", how if section.trained else "does not learn")
+            for name, section in config.named_adapters.items()
+        ]
     return [("adapters", f"{trained.adapters:,} parameters", how + others)]
 
 

@@ -131,6 +131,50 @@ class LoraConfig(Section):
         return (2 * self.rank if self.alpha is None else self.alpha) / self.rank
 
 
+class AdapterConfig(Section):
+    """One of several adapters, which roles name; see docs/roles.md. What is left out is as in ``trainer``."""
+
+    path: str | None = None
+    """Where its weights come from: a run, a checkpoint or a folder in peft's format; new ones when left out."""
+    source: str | None = None
+    """Its name in the run at ``path``, where that has several; the same name when left out."""
+    trained: bool = True
+    """``false`` keeps it as it is at ``path``: an opponent that does not learn."""
+    learning_rate: LearningRate | None = None
+    """Peak learning rate."""
+    warmup_steps: int | None = Field(None, ge=0)
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"] | None = None
+    """Learning rate after the warm-up."""
+    min_lr_ratio: float | None = Field(None, ge=0, le=1)
+    """Where cosine ends, as a share of the learning rate."""
+    max_grad_norm: float | None = Field(None, gt=0)
+    """The adapter's gradients are scaled down to this norm."""
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+    """Keys of ``algorithm`` that are different for this adapter: ``{advantage: rloo, entropy_coef: 0.01}``. Not those
+    that say how groups are played."""
+
+    @property
+    def trainer_changes(self) -> dict[str, Any]:
+        """The keys of ``trainer`` that are different for this adapter."""
+        names = ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio", "max_grad_norm")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.source is not None and self.path is None:
+            raise ValueError("source of an adapter is ignored without its path: remove it, or set path")
+        if not self.trained and self.path is None:
+            raise ValueError(
+                "an adapter that is not trained and has no path is the base model: give it a path, or let the role "
+                "name base (agent.roles.ROLE.adapter: base)"
+            )
+        if not self.trained and (self.trainer_changes or self.algorithm):
+            ignored = [*self.trainer_changes, *(["algorithm"] if self.algorithm else [])]
+            raise ValueError(f"{', '.join(ignored)} of an adapter is ignored with trained: false: remove it")
+        return self
+
+
 class SFTConfig(Section):
     """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
 

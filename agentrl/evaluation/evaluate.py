@@ -20,6 +20,7 @@ import aiohttp
 from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
 from agentrl.builders.models import build_renderer, check_rendering, embedding_rows, load_tokenizer, prepare_model
+from agentrl.builders.role_adapters import open_adapters
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
@@ -226,6 +227,10 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     path = await prepare_model(config, folder / "model")
     renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer, say=_log.warning)
+    if config.named_adapters:
+        async with open_adapters(config, path, folder, renderer, say=_log.warning) as found:
+            yield EngineEpisodePolicy(found.engine, renderer, sampling_params(config.sampling), adapters=found.roles)
+        return
     async with _open_engine(config.engine, config, path, folder, renderer) as engine:
         yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling), trains=False)
 

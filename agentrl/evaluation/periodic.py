@@ -33,7 +33,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         UsageError: no such split, or not enough tasks in it.
     """
     sampling = sampling_params(config.evaluation_sampling)
-    policy = EngineEpisodePolicy(parts.engine, parts.renderer, sampling, trains=False)
+    policy = parts.policy.with_sampling(sampling, trains=False)
     found = {env.label: await _evaluate_environment(env, policy, model) for env in parts.environments}
     if not config.environments:
         return _metrics(found[SOLE], "eval/")

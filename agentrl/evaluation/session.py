@@ -22,6 +22,7 @@ from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
+from agentrl.models.lora import ADAPTERS
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.run_folder import find_run
 from agentrl.registry import SESSION, Kind, lookup
@@ -79,7 +80,9 @@ async def run_evaluation(
         UsageError: an environment, model or service that is not there, or a full disk.
     """
     uses_model = request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
-    config = resolve_model(request.config) if uses_model else request.config
+    config = (
+        resolve_model(request.config, several=bool(request.config.named_adapters)) if uses_model else request.config
+    )
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
@@ -179,5 +182,6 @@ def fingerprint(config: Config) -> list[str]:
     folder = Path(config.model.path)
     if config.model.path == SCRATCH or not folder.is_dir():
         return [config.model.path, str(config.run.seed)]
-    files = sorted(path for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".json"})
-    return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    found = [*folder.iterdir(), *(folder / ADAPTERS).rglob("*")]
+    files = sorted(path for path in found if path.suffix in {".safetensors", ".bin", ".json"})
+    return [f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.config.number_format import cpu_has_bfloat16
 from agentrl.errors import ConfigError, UsageError
-from agentrl.models.lora import base_of, is_adapter_folder, merged_into
+from agentrl.models.lora import base_of, check_one_model, is_adapter_folder, merged_into
 from agentrl.models.memory import keep_freed_memory
 from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
@@ -82,6 +82,7 @@ def load_model(
     """
     if is_adapter_folder(path):
         return merged_into(load_model(base_of(path), dtype=dtype, device=device), path)
+    check_one_model(path)
     target = _device(device)
     if dtype == "bfloat16" and target.type == "cpu" and not cpu_has_bfloat16():
         _warn_of_slow_products()

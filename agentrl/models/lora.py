@@ -5,6 +5,8 @@ A layer computes W x + scale B (A x) with W frozen. peft puts A and B into it; t
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import re
 import warnings
@@ -243,6 +245,77 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
 
 def _file_name(name: str) -> str:
     return _FILE_PREFIX + name.replace(f".{_NAME}.", ".")
+
+
+ADAPTERS = "adapters"
+"""Holds the folders of several adapters, in that of a model."""
+
+
+def adapter_folder(model: Path, name: str) -> Path:
+    """Return the folder of one of several adapters of a model's folder."""
+    return model / ADAPTERS / name
+
+
+def adapters_in(model: str | Path) -> list[str]:
+    """Return the names of the adapters in a model's folder, where there are several."""
+    return sorted(file.parent.name for file in (Path(model) / ADAPTERS).glob(f"*/{ADAPTER_CONFIG}"))
+
+
+def check_one_model(path: str | Path) -> None:
+    """Check that a folder does not hold several adapters.
+
+    Raises:
+        UsageError: it does; names one of them.
+    """
+    if names := adapters_in(path):
+        raise UsageError(
+            f"{path} holds several adapters",
+            got=", ".join(names),
+            expected="one model",
+            hint=f"name one of them: {adapter_folder(Path(path), names[0])}",
+        )
+
+
+def lora_of(folder: str | Path) -> LoraConfig:
+    """Read which adapters a folder holds.
+
+    Raises:
+        UsageError: kinds that `add_adapters` does not make.
+    """
+    found = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    targets = found.get("target_modules")
+    others = [key for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern") if found.get(key)]
+    if found.get("peft_type") != "LORA" or others or not isinstance(targets, list):
+        raise UsageError(
+            f"{folder} holds other adapters than agentrl trains",
+            got=", ".join([str(found.get("peft_type")), *others]),
+            expected="plain LoRA on modules that are named by their ends",
+        )
+    return LoraConfig(rank=found["r"], alpha=found["lora_alpha"], target_modules=sorted(targets))
+
+
+def with_adapter(
+    base: PreTrainedModel, config: LoraConfig, *, path: str, seed: int, folder: str | Path | None = None
+) -> PreTrainedModel:
+    """Make a model of a frozen one's tensors, with modules of its own around them and a new adapter in these.
+
+    Args:
+        base: Its parameters and buffers are shared.
+        config: The adapter.
+        path: Where the base comes from, for readers of the adapter's files.
+        seed: Decides A; B is 0.
+        folder: Holds values of the adapter, instead.
+
+    Raises:
+        ConfigError: no such layers, or ones that cannot have an adapter.
+        UsageError: the files are of other adapters.
+    """
+    shared = {id(tensor): tensor for tensor in [*base.parameters(), *base.buffers()]}
+    model: PreTrainedModel = copy.deepcopy(base, memo=shared)
+    add_adapters(model, config, base=path, seed=seed)
+    if folder is not None:
+        load_adapter(model, folder)
+    return model
 
 
 def is_adapter_folder(path: str | Path) -> bool:

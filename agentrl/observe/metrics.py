@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from agentrl.errors import ConfigError, Outcome, UsageError
@@ -67,13 +68,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 _TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 
 
-def trajectory_metrics(trajectories: Sequence[Trajectory], *, version: int) -> dict[str, float]:
+def trajectory_metrics(
+    trajectories: Sequence[Trajectory], *, version: int, adapters: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, float]:
     """Reward, success, outcomes, lengths, staleness and measured seconds of a step's trajectories.
 
     Args:
         trajectories: Everything that was delivered for the step, failed episodes too; their order decides the last
             bits of means.
         version: Version of the weights that the step starts from.
+        adapters: Those of several adapters.
     """
     trained = [t for t in trajectories if t.is_trainable]
     return {
@@ -83,7 +87,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory], *, version: int) -> d
         **_outcomes(trajectories),
         **_spread("turns", [float(len(t.turns)) for t in trained]),
         **_tokens(trained),
-        **_staleness(trained, version),
+        **_staleness(trained, version, adapters),
         **_counts(trained),
         **_roles(trained),
         **_seconds(trajectories),
@@ -124,8 +128,8 @@ def _tokens(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    ages = [float(version - oldest) for t in trajectories if (oldest := t.oldest_version) is not None]
+def _staleness(trajectories: Sequence[Trajectory], version: int, adapters: Mapping[str, int]) -> dict[str, float]:
+    ages = [float(age) for t in trajectories if (age := t.staleness(version, adapters)) is not None]
     return {**_mean("staleness/mean", ages), "staleness/max": max(ages, default=0.0)}
 
 

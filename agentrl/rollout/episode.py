@@ -236,7 +236,7 @@ class RuntimeEpisode(Episode):
             messages = [system(role.system_prompt), *rest]
         if tools is None:
             tools = list(self._tools_for(role).values()) if self.loop.offers_tools else ()
-        policy = self._role_policies.get(role.name, self._policy)
+        policy = self._role_policies.get(role.name) or self._policy.of_role(role.name)
         opened = policy.open(self, messages, tools)
         return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import copy
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from agentrl.agent_loop import (
@@ -24,7 +25,15 @@ from agentrl.agent_loop import (
     UnsupportedOption,
     plainly_written,
 )
-from agentrl.engine import ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
+from agentrl.engine import (
+    AdapterVersions,
+    ChatPolicy,
+    GenerateRequest,
+    Generation,
+    PolicyEngine,
+    SamplingParams,
+    StopReason,
+)
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation
@@ -67,6 +76,10 @@ class EpisodePolicy(ABC):
         """Return an answer as the policy's model writes it; as JSON where that is not known."""
         return plainly_written(message)
 
+    def of_role(self, role: str) -> EpisodePolicy:
+        """Return the policy of a role; the same for all roles where they have no adapters of their own."""
+        return self
+
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
         """Return how many tokens a conversation would begin with; a `UsageError` where the policy has no tokens."""
         raise UsageError(f"{type(self).__name__} cannot count tokens", expected="a policy that samples tokens")
@@ -96,6 +109,15 @@ def written_by(renderer: Renderer, message: Message) -> str:
         return plainly_written(message)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleAdapters:
+    """The adapters of an engine that answer for roles."""
+
+    by_role: Mapping[str, str]
+    """Roles that are left out are played by the model without adapters."""
+    versions: AdapterVersions
+
+
 class EngineEpisodePolicy(EpisodePolicy):
     """Opens conversations that an engine answers.
 
@@ -106,15 +128,38 @@ class EngineEpisodePolicy(EpisodePolicy):
         renderer: Of the engine's model.
         sampling: Settings of every turn.
         trains: What is sampled is trained: then nothing but the policy itself decides an answer.
+        adapters: Which adapter answers for which role, where there are several.
     """
 
+    adapter: str | None = None
+    """Of the engine's, that answers."""
+
     def __init__(
-        self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams, *, trains: bool = True
+        self,
+        engine: PolicyEngine,
+        renderer: Renderer,
+        sampling: SamplingParams,
+        *,
+        trains: bool = True,
+        adapters: RoleAdapters | None = None,
     ) -> None:
         self.engine = engine
         self.trains = trains
         self.renderer = renderer
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
+        self.adapters = adapters
+
+    def with_sampling(self, sampling: SamplingParams, *, trains: bool) -> EngineEpisodePolicy:
+        """Return the same policy with other settings."""
+        return EngineEpisodePolicy(self.engine, self.renderer, sampling, trains=trains, adapters=self.adapters)
+
+    def of_role(self, role: str) -> EngineEpisodePolicy:
+        """Return the policy of a role, whose adapter answers."""
+        if self.adapters is None or role not in self.adapters.by_role:
+            return self
+        own = copy.copy(self)
+        own.adapter = self.adapters.by_role[role]
+        return own
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation on the token ledger."""
@@ -188,6 +233,7 @@ class EngineConversation(Conversation):
             params=params,
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.requests - 1}",
+            adapter=self._policy.adapter,
             images=self.ledger.sequence.images,
             on_tokens=self.ledger.progress(params.stop, options.on_progress) if options.on_progress else None,
             routed_experts_from=self.ledger.sequence.routed
@@ -210,6 +256,7 @@ class EngineConversation(Conversation):
         self.ledger.verify(request.prompt_ids, request.images)
         answer = self.ledger.accept(generation, role=options.role, trained=options.trained)
         turn = self.ledger.sequence.turns[-1]
+        turn.adapter = self._policy.adapter
         self._turns.take(
             turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids), trained=options.trained
         )
@@ -311,8 +358,13 @@ class EngineConversation(Conversation):
             async with async_boundary(EngineError, what, deadline_s=limits.answer_timeout_s):
                 remaining_s = self._turns.budget.remaining_s
                 if remaining_s is None:
-                    return await self._policy.engine.generate(request)
-                return await self._ask_within(request, remaining_s)
+                    answer = await self._policy.engine.generate(request)
+                else:
+                    answer = await self._ask_within(request, remaining_s)
+        policy = self._policy
+        if policy.adapters is None or policy.adapter is None:
+            return answer
+        return policy.adapters.versions.stamped(answer, policy.adapter)
 
     async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
         """Abort the request when the time is over, and take what was sampled until then."""

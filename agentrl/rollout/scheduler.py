@@ -116,6 +116,11 @@ class Group:
         versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]
         return min(versions, default=None)
 
+    def staleness(self, version: int, adapters: Mapping[str, int]) -> int | None:
+        """Return how many versions its oldest token is behind, each by the adapter that sampled it."""
+        ages = [age for trajectory in self.trainable if (age := trajectory.staleness(version, adapters)) is not None]
+        return max(ages, default=None)
+
     def outcome(self) -> GroupOutcome:
         """Count how often it solved its task so far."""
         known = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
@@ -173,6 +178,7 @@ class GroupScheduler:
         least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
         extra_runners: Play the extra rollouts of each group, by the label of the environment and their name. A group
             fails with any of them.
+        adapter_versions: Gives the versions of several adapters, whose tokens are as stale as their own adapter says.
     """
 
     def __init__(
@@ -189,6 +195,7 @@ class GroupScheduler:
         keep: Callable[[Group], bool] | None = None,
         least_members: int = 1,
         extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
+        adapter_versions: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -204,6 +211,7 @@ class GroupScheduler:
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
         self._extra_runners = extra_runners or {}
+        self._adapter_versions = adapter_versions
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = 0
         self._to_restart: deque[Group] = deque()
@@ -374,22 +382,22 @@ class GroupScheduler:
     def _drop_stale(self) -> None:
         fresh: list[Group] = []
         for group in self._finished:
-            oldest = group.oldest_version
-            if oldest is not None and self.version - oldest > self.max_staleness:
-                self._note_stale(oldest)
+            age = group.staleness(self.version, self._adapter_versions())
+            if age is not None and age > self.max_staleness:
+                self._note_stale(age)
             else:
                 fresh.append(group)
                 self._stale_in_a_row = 0
         self._finished = fresh
 
-    def _note_stale(self, oldest: int) -> None:
+    def _note_stale(self, age: int) -> None:
         self._counters.groups_stale += 1
         self._stale_in_a_row += 1
         if self._stale_in_a_row >= MAX_WASTED_BATCHES * self.batch:
             self._failure = TrainingError(
                 f"{self._stale_in_a_row} groups in a row were too stale to train on",
-                got=f"tokens of version {oldest} at version {self.version}",
-                expected=f"a difference of at most {self.max_staleness}",
+                got=f"tokens that are {age} versions old at version {self.version}",
+                expected=f"at most {self.max_staleness}",
                 hint="does the engine serve the trainer's current weights?",
             )
 

@@ -174,7 +174,7 @@ class Orchestrator:
             say=self._say,
         )
         stack.push_async_callback(self._parts.close)
-        self._parts.trainer.watch.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
+        self._parts.trainer.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
         if self._saved is not None and progress is not None:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)

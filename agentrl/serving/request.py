@@ -23,6 +23,9 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
         raise UsageError(f"{name} asks for experts", expected="an engine that reports them")
     if request.params.structure is not None and not capabilities.structures:
         raise UsageError(f"{name} asks for a structure of its answer", expected="an engine that takes structures")
+    if request.adapter is not None and request.adapter not in capabilities.adapters:
+        known = ", ".join(sorted(capabilities.adapters)) or "none"
+        raise UsageError(f"{name} names an adapter that the engine does not have", got=request.adapter, expected=known)
     if len(prompt) == 0:
         raise UsageError(f"{name} has an empty prompt", expected="at least one token")
     if len(prompt) >= capabilities.max_context:

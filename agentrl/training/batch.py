@@ -277,11 +277,16 @@ class Selection:
     """Groups left out: one valid member only, which cannot be compared with anything."""
 
 
+class NothingToTrain(TrainingError):
+    """A step without a trajectory that could train."""
+
+
 def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selection:
     """Keep what has a reward that says something about the policy; with `compare_groups`, in groups of two or more.
 
     Raises:
-        TrainingError: a reward is NaN or infinite, or nothing is left.
+        TrainingError: a reward is NaN or infinite.
+        NothingToTrain: nothing is left.
     """
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     scored = [t for t in ended if t.reward is not None]
@@ -297,7 +302,7 @@ def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selec
         lone_groups=len(lone),
     )
     if not any(t.sampled_tokens for t in kept):
-        raise TrainingError(
+        raise NothingToTrain(
             "no trajectory of this step can train",
             got=f"{len(trajectories)} trajectories: {selection.infrastructure} without a valid end, "
             f"{selection.unscored} without a reward, {selection.lone_groups} groups of one, "

@@ -177,6 +177,16 @@ def save_adapter_folder(
         _save_processors(tokenizer, folder, images)
 
 
+def save_base_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+) -> None:
+    """Write config, tokenizer and image processor of the base of several adapters, whose folders lie in this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with system_errors():
+        model.config.save_pretrained(folder)
+        _save_processors(tokenizer, folder, images)
+
+
 def _save_processors(tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None) -> None:
     tokenizer.save_pretrained(folder)
     if images is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 import torch
 
@@ -35,10 +35,11 @@ def has_roles(trajectory: Trajectory) -> bool:
     return any(turn.role != SOLE_ROLE for sequence in trajectory.sequences for turn in sequence.turns)
 
 
-def role_members(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+def role_members(trajectories: Iterable[Trajectory], roles: Set[str] | None = None) -> list[Trajectory]:
     """Return the members that episodes are: the episode itself where there is one agent, or where it cannot train.
 
-    A role's member has the id and group ``ID:ROLE``, its own sequences, and its own return.
+    A role's member has the id and group ``ID:ROLE``, its own sequences, and its own return. With `roles`, those of
+    other roles are left out.
 
     Raises:
         LedgerError: several roles speak in one sequence.
@@ -47,8 +48,9 @@ def role_members(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     for trajectory in trajectories:
         if not has_roles(trajectory) or not trajectory.is_trainable:
             found.append(trajectory)
-        else:
-            found += [_member(trajectory, role) for role in trajectory.trained_roles if _speaks(trajectory, role)]
+            continue
+        speaking = (role for role in trajectory.trained_roles if _speaks(trajectory, role))
+        found += [_member(trajectory, role) for role in speaking if roles is None or role in roles]
     return found
 
 

@@ -21,8 +21,9 @@ micro-batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -127,6 +128,7 @@ class Trainer:
             teacher. Frozen ones are not saved (unless a reference is refreshed): a resumed run hands in the same.
         image_processor: Prepares images; needed where trajectories hold any.
         ranks: Train together; models that several ranks share are in shards.
+        roles: Train on the tokens of these alone; of all when left out.
 
     Raises:
         ConfigError: the algorithm's options do not fit its functions, or a signal is missing or of no use.
@@ -144,12 +146,14 @@ class Trainer:
         signal_models: Mapping[str, PreTrainedModel] | None = None,
         image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
+        roles: Set[str] | None = None,
     ) -> None:
         check_signals(algorithm, config)
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
         self._config, self._seed, self._role_weights = config, seed, algorithm.role_weights
+        self._roles = roles
         prepare_repeatable(enabled=config.deterministic)
         self._objective = Objective(algorithm, joint_loss=joins_policy(config))
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
@@ -202,7 +206,7 @@ class Trainer:
         with repeatable(enabled=self._config.deterministic):
             started, learns = time.perf_counter(), not self.pretraining
             extras = role_extras(extras, trajectories)
-            members = [*role_members(trajectories), *extras.experts]
+            members = [*role_members(trajectories, self._roles), *extras.experts]
             selection = select(members, compare_groups=self._objective.compares_groups)
             batch = self._batch(selection, temperature, pad_id, extras)
             for signal in self.signals.values():
@@ -253,6 +257,20 @@ class Trainer:
     def _updated(self, gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
             return take_updates(gradient, self._optimizer, self.watch, signals=signals, max_kl=self._config.max_kl)
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """Versions of several adapters; the policy's own is that of the run."""
+        return {}
+
+    @property
+    def sampled_versions(self) -> Mapping[str, int]:
+        """The same before the latest step."""
+        return {}
+
+    def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
+        """Write what repeats an update that changed nothing into a folder, with the run's config, from now on."""
+        self.watch.write_dumps(folder, run)
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Give the calls that rank 0 makes on the trainers of other ranks, by name."""

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.models.lora import (
     adapted_layers,
+    adapter_folder,
     base_names,
     factors,
     frozen_weight,
@@ -24,7 +25,7 @@ from agentrl.models.lora import (
     trained_names,
 )
 from agentrl.render.images import ImageProcessor
-from agentrl.training.checkpoint import save_adapter_folder, save_model_folder, whole_on_cpu
+from agentrl.training.checkpoint import save_adapter_folder, save_base_folder, save_model_folder, whole_on_cpu
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import whole
 from agentrl.training.forward.runner import ModelRunner, Passes
@@ -116,6 +117,28 @@ class TrainedWeights:
         return self._weights.token_logprobs(prompt_ids, answer_ids)
 
 
+class AdaptersWeights:
+    """Several adapters of one base: a `WeightSource` of their tensors, named ``ADAPTER/PARAMETER``.
+
+    Args:
+        sources: The weights of a model with each adapter, by its name.
+        base: The model without any.
+    """
+
+    def __init__(self, sources: Mapping[str, ModelWeights], base: PreTrainedModel) -> None:
+        self.sources, self.base = sources, base
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The tensors of all adapters, not copied."""
+        return {
+            f"{name}/{key}": tensor for name, source in self.sources.items() for key, tensor in source.trained().items()
+        }
+
+    def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        """Score with the base."""
+        return ModelWeights(self.base).token_logprobs(prompt_ids, answer_ids)
+
+
 class GatheredWeights(Mapping[str, torch.Tensor]):
     """Tensors that are gathered from all ranks one at a time, when they are read, and not kept."""
 
@@ -139,9 +162,20 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
 
 
 def save_policy_folder(
-    source: ModelWeights, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+    source: ModelWeights | AdaptersWeights,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    images: ImageProcessor | None = None,
 ) -> None:
-    """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help."""
+    """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help.
+
+    Several adapters get a folder each, beside config and tokenizer of the base.
+    """
+    if isinstance(source, AdaptersWeights):
+        save_base_folder(source.base, tokenizer, folder, images)
+        for name, own in source.sources.items():
+            save_policy_folder(own, tokenizer, adapter_folder(folder, name), images)
+        return
     model = source.model
     if has_adapters(model):
         save_adapter_folder(model, tokenizer, folder, images, trained=source.trained())
@@ -151,9 +185,18 @@ def save_policy_folder(
 
 
 def copy_policy(
-    source: ModelWeights, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None
+    source: ModelWeights | AdaptersWeights, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None
 ) -> Callable[[Path], None]:
     """Copy what `save_policy_folder` writes to the CPU; gives what writes the copy while training goes on."""
+    if isinstance(source, AdaptersWeights):
+        base, writers = source.base, {name: copy_policy(own, tokenizer, images) for name, own in source.sources.items()}
+
+        def write(folder: Path) -> None:
+            save_base_folder(base, tokenizer, folder, images)
+            for name, write_one in writers.items():
+                write_one(adapter_folder(folder, name))
+
+        return write
     model = source.model
     if has_adapters(model):
         trained = {name: tensor.detach().to("cpu", copy=True) for name, tensor in source.trained().items()}

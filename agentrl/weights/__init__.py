@@ -1,5 +1,6 @@
 """Weights from the trainer to the engine, verified."""
 
+from agentrl.weights.adapters import AdaptersProbe, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport
 from agentrl.weights.contract import SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.folder import AdapterTransport, FolderTransport, memory_folder, write_served_model
@@ -11,6 +12,8 @@ from agentrl.weights.verify import TOLERANCE, Probe
 __all__ = [
     "TOLERANCE",
     "AdapterTransport",
+    "AdaptersProbe",
+    "AdaptersTransport",
     "CheckpointSource",
     "CollectiveTransport",
     "FolderTransport",

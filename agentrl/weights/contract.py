@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from torch import Tensor
@@ -43,6 +43,8 @@ class SyncReport:
     """Seconds in which the servers were held."""
     released_bytes: int | None = None
     """Memory of this process's GPU that sleeping servers had given back; ``None`` where servers do not sleep."""
+    adapters: Mapping[str, float] = field(default_factory=dict)
+    """`probe_difference` of each of several adapters."""
 
     @property
     def seconds(self) -> float:

@@ -79,6 +79,8 @@ class Probe:
     """Largest difference of a log-probability."""
     mean_tolerance: float = math.inf
     """Largest mean difference over all tokens."""
+    adapter: str | None = None
+    """Which of the engine's adapters answers."""
 
     @classmethod
     def random(
@@ -132,7 +134,8 @@ class Probe:
         return self._judge(name, version, scored)
 
     async def _answers(self, engine: ProbedEngine, version: int, name: str) -> list[Generation]:
-        asked = (self._ask(engine, f"probe-{version}-{number}", prompt) for number, prompt in enumerate(self.prompts))
+        prefix = f"probe-{version}" if self.adapter is None else f"probe-{self.adapter}-{version}"
+        asked = (self._ask(engine, f"{prefix}-{number}", prompt) for number, prompt in enumerate(self.prompts))
         answers = await asyncio.gather(*asked)
         for answer in answers:
             if set(answer.versions) != {version}:
@@ -147,7 +150,9 @@ class Probe:
         params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0)
         try:
             return await engine.generate(
-                GenerateRequest(prompt_ids=prompt, params=params, session_id=name, request_id=name)
+                GenerateRequest(
+                    prompt_ids=prompt, params=params, session_id=name, request_id=name, adapter=self.adapter
+                )
             )
         finally:
             if isinstance(engine, PolicyEngine):

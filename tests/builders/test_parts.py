@@ -266,6 +266,8 @@ def test_every_config_key_has_a_rule_for_resumed_runs_and_every_rule_a_key():
     assert not own, "no such key"
     assert rule_of("environments.maze.workers") == rule_of("environment.workers")
     assert not rule_of("environments.maze.options.size").may_change
+    assert rule_of("adapters.planner.learning_rate").may_change
+    assert not rule_of("adapters.planner.algorithm.loss").may_change
 
 
 def test_a_resumed_run_says_what_is_changed_and_keeps_it_once_it_has_begun(tiny_run):

@@ -319,7 +319,7 @@ async def test_an_engine_that_keeps_its_old_weights_stops_the_run(make):
     scheduler = make(batch=1)
     await scheduler.next_batch()
     scheduler.set_version(1)
-    with pytest.raises(TrainingError, match="tokens of version 0 at version 1"):
+    with pytest.raises(TrainingError, match="tokens that are 1 versions old at version 1"):
         await scheduler.next_batch()
 
 

@@ -122,7 +122,7 @@ async def test_the_trainers_module_is_shared_and_left_alone(request_of, play_ses
 
 async def test_an_error_in_the_model_fails_the_requests_and_later_ones_are_served(request_of, monkeypatch):
     engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=2))
-    logits, calls = engine._runner.logits, []
+    logits, calls = engine._runners[None].logits, []
 
     def failing(step):
         calls.append(step)
@@ -130,7 +130,7 @@ async def test_an_error_in_the_model_fails_the_requests_and_later_ones_are_serve
             raise RuntimeError("out of memory")
         return logits(step)
 
-    monkeypatch.setattr(engine._runner, "logits", failing)
+    monkeypatch.setattr(engine._runners[None], "logits", failing)
     requests = [request_of([1, 2, i], f"r{i}", max_tokens=9) for i in range(5)]
     results = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
     assert [type(result) for result in results] == [EngineError] * 5

@@ -77,7 +77,7 @@ def test_lanes_are_refused_where_positions_depend_on_the_batch(rope):
 
 async def test_an_error_in_a_lane_fails_the_requests_and_later_ones_are_served(request_of, monkeypatch, play_sessions):
     engine = LocalEngine(tiny_model(max_context=512), LocalEngineConfig(lanes=2, slots=SESSIONS))
-    logits, broken = engine._runner.logits, [True]
+    logits, broken = engine._runners[None].logits, [True]
 
     def fail_once(step):
         if len(step.pieces) < SESSIONS and broken:
@@ -85,7 +85,7 @@ async def test_an_error_in_a_lane_fails_the_requests_and_later_ones_are_served(r
             raise RuntimeError("out of luck")
         return logits(step)
 
-    monkeypatch.setattr(engine._runner, "logits", fail_once)
+    monkeypatch.setattr(engine._runners[None], "logits", fail_once)
     with pytest.raises(EngineError, match="out of luck"):
         await play_sessions(engine, request_of, sessions=SESSIONS)
     assert len(await play_sessions(engine, request_of, sessions=SESSIONS)) == SESSIONS

@@ -160,7 +160,9 @@ async def test_an_adapter_that_an_earlier_run_loaded_is_used_if_adapters_are(req
     fake = FakeVLLM()
     fake.config = {**UNCUT, "lora_config": {"max_lora_rank": 8}}
     base = {"id": "base", "max_model_len": 512}
-    fake.answers["/v1/models"] = web.Response(text=json.dumps({"data": [base, {**base, "id": "policy-adapter"}]}))
+    fake.answers["/v1/models"] = web.Response(
+        text=json.dumps({"data": [base, {**base, "id": "policy-adapter", "parent": "policy"}]})
+    )
     async with serving(fake, adapter_rank=rank) as server:
         await server.generate(request_of([1, 2], "a"))
     assert [body.get("model") for path, body in fake.calls if path == "/inference/v1/generate"] == [name]

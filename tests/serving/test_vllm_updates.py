@@ -90,11 +90,12 @@ async def test_a_broadcast_is_announced_run_by_run_and_then_published(updating):
 @pytest.mark.parametrize("is_first", [True, False])
 async def test_an_adapter_is_named_once_and_then_exchanged(updating, is_first, tmp_path):
     async with updating() as (fake, updates):
-        await updates.from_adapter(tmp_path, 8, is_first=is_first)
+        updates._loaded = ["other"] if is_first else ["other", ADAPTER]
+        await updates.from_adapters({ADAPTER: tmp_path}, 8)
     named = [("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(tmp_path)})]
     assert fake.calls == [
         *(named if is_first else []),
-        ("/collective_rpc", {"method": EXCHANGE, "kwargs": {"folder": str(tmp_path)}}),
+        ("/collective_rpc", {"method": EXCHANGE, "kwargs": {"folder": str(tmp_path), "number": 2}}),
         ("/reset_prefix_cache?reset_running_requests=true&reset_external=true", None),
         ("/update_weight_version", {"new_version": "8"}),
     ]

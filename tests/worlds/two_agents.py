@@ -21,3 +21,17 @@ class Telling(AgentLoop):
 
     def demonstrate(self, action):
         return Message(role="assistant", content=action)
+
+
+class Opposites(AgentLoop):
+    """Two agents answer one prompt, and are rewarded for opposite letters: one policy could not please both."""
+
+    roles = ("early", "late")
+
+    async def run(self, episode):
+        observation = await episode.reset()
+        for role, letters in (("early", "abcdefghijklm"), ("late", "nopqrstuvwxyz")):
+            said = (await episode.open([user(observation)], role=role).generate()).text.lower()
+            found = sum(letter in letters for letter in said) - sum(letter.isalpha() for letter in said) / 2
+            episode.give_reward(max(-1.0, min(1.0, found / 4)), role=role)
+        await episode.step("done")

@@ -96,6 +96,8 @@ class CacheRow:
     """The sequence; its first `computed` tokens have keys and values here."""
     images: Sequence[PlacedImage] = ()
     """What placeholders among the ids stand for."""
+    adapter: str | None = None
+    """Whose keys and values they are."""
     computed: int = 0
     routed_experts: list[RoutedExperts] = field(default_factory=list)
     """Experts of each of the computed tokens, where the engine reports them."""

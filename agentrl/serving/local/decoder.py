@@ -26,8 +26,9 @@ LARGEST_SHARE = 1 / 8
 """Part of the memory that this process may use that a second copy of the weights may take."""
 
 
-def can_pack(model: PreTrainedModel) -> bool:
-    """Return True for a model that `PackedDecoder` computes: known layers on the CPU, adapters in float32 only.
+def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
+    """Return True for a model that `PackedDecoder` computes: known layers on the CPU, adapters in float32 only, and
+    memory for so many copies.
 
     The answer depends on the model and the machine alone, so that a run repeats itself.
     """
@@ -37,7 +38,7 @@ def can_pack(model: PreTrainedModel) -> bool:
         type(model) in FAMILY
         and model.device.type == "cpu"
         and model.dtype in FORMATS
-        and size <= LARGEST_SHARE * memory_limit()
+        and copies * size <= LARGEST_SHARE * memory_limit()
         and config.hidden_act == "silu"
         and all(type(p) is nn.Parameter and p.dtype is model.dtype for p in model.parameters())
         and (model.dtype is torch.float32 or not has_adapters(model))

@@ -20,6 +20,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
 from agentrl.models.threads import Lanes, check_lanes
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.forward import ForwardStep
+from agentrl.serving.local.forward import ForwardStep, Piece
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
@@ -162,7 +163,9 @@ class Callers(Protocol):
 
 
 class LocalEngine(PolicyEngine):
-    """Engine that runs a model in this process.
+    """Engine that runs a model in this process, with any number of adapters, each for the requests that name it.
+
+    The requests of an adapter are computed together, with a forward pass of their own in every step.
 
     Args:
         model: The model, which a trainer may change in place (see `update_weights`). Its own mode and settings stay.
@@ -171,6 +174,7 @@ class LocalEngine(PolicyEngine):
         reader: Image processor of a model that takes images.
         decode: Gives the text of token ids, for requests with stop texts; without it answers go on after them.
         routed_experts: Report the experts of a mixture.
+        adapters: Models with adapters, by the name that requests give; they share the frozen weights of `model`.
 
     Raises:
         UsageError: the model or the sizes do not work.
@@ -185,6 +189,7 @@ class LocalEngine(PolicyEngine):
         reader: ImageReader | None = None,
         decode: Decode | None = None,
         routed_experts: bool = False,
+        adapters: Mapping[str, PreTrainedModel] = MappingProxyType({}),
     ) -> None:
         self.config = config
         self._decode = decode
@@ -203,10 +208,15 @@ class LocalEngine(PolicyEngine):
             seeded=True,
             images=reader is not None,
             routed_experts=routed_experts,
+            adapters=frozenset(adapters),
         )
         self.callers: Callers | None = None
         """With them, a step waits until all have sent their requests, so that its batch never depends on time."""
-        self._runner = LocalModelRunner(model, reader, routed_experts=routed_experts)
+        copies = 1 + len(adapters)
+        self._runners: dict[str | None, LocalModelRunner] = {
+            name: LocalModelRunner(own, reader, routed_experts=routed_experts, copies=copies)
+            for name, own in ((None, model), *adapters.items())
+        }
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
@@ -318,9 +328,8 @@ class LocalEngine(PolicyEngine):
         if self.callers is not None:
             self._scheduler.order_waiting()
         pieces = self._scheduler.plan()
-        self._runner.prepare()
-        steps = [ForwardStep(part, self._runner.device) for part in split_pieces(pieces, self._lanes.count)]
-        parts = self._lanes.run(self._runner.logits, steps)
+        steps = self._forward_steps(pieces)
+        parts = self._lanes.run(lambda step: self._runners[step.adapter].logits(step), steps)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
         ready: list[ScheduledRequest] = []
@@ -339,6 +348,18 @@ class LocalEngine(PolicyEngine):
         self._steps += 1
         if ready:
             self._sample(ready, logits)
+
+    def _forward_steps(self, pieces: Sequence[Piece]) -> list[ForwardStep]:
+        """Divide a step by adapter, and further among lanes."""
+        by_adapter: dict[str | None, list[Piece]] = {}
+        for piece in pieces:
+            by_adapter.setdefault(piece.row.adapter, []).append(piece)
+        steps = []
+        for adapter, own in by_adapter.items():
+            runner = self._runners[adapter]
+            runner.prepare()
+            steps += [ForwardStep(part, runner.device, adapter) for part in split_pieces(own, self._lanes.count)]
+        return steps
 
     def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:
         numbers = uniform([job.seed for job in jobs], [job.sampled for job in jobs])
@@ -373,14 +394,31 @@ class LocalEngine(PolicyEngine):
             if version <= self._version:
                 raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
             if weights is not None:
-                self._runner.load(weights)
+                self._load(weights)
         except EngineError as error:
             self._failure = error
             self._fail_all(error)
             raise
-        self._runner.weights_changed()
+        for runner in self._runners.values():
+            runner.weights_changed()
         self._version = version
         self._scheduler.forget_computed()
+
+    def _load(self, weights: Mapping[str, Any]) -> None:
+        """Copy weights in; those of adapters are named ``ADAPTER/PARAMETER``, and the base stays as it is."""
+        if not self.capabilities.adapters:
+            self._runners[None].load(weights)
+            return
+        own: dict[str, dict[str, Any]] = {name: {} for name in sorted(self.capabilities.adapters)}
+        for name, tensor in weights.items():
+            adapter, _, parameter = name.partition("/")
+            if adapter not in own:
+                raise EngineError(
+                    "weights of an adapter that the engine does not have", got=adapter, expected=list(own)
+                )
+            own[adapter][parameter] = tensor
+        for adapter, tensors in own.items():
+            self._runners[adapter].load(tensors)
 
     async def end_session(self, session_id: str) -> None:
         """Give back the room of a session."""

@@ -187,9 +187,10 @@ def _capped(scores: Tensor, cap: float | None) -> Tensor:
 
 
 class ForwardStep:
-    """The tokens of one forward pass; at most one piece per row."""
+    """The tokens of one forward pass; at most one piece per row, all of one adapter."""
 
-    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+    def __init__(self, pieces: Sequence[Piece], device: torch.device, adapter: str | None = None) -> None:
+        self.adapter = adapter
         single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
         self.pieces = [*single, *(p for p in pieces if p.count > 1)]
         """In the order of their tokens."""

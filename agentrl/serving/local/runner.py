@@ -28,13 +28,19 @@ class LocalModelRunner:
         model: The model.
         reader: Image processor of a model that takes images.
         routed_experts: Report the experts of a mixture.
+        copies: Number of models of this size that may be laid out anew.
 
     Raises:
         UsageError: the model's attention cannot be replaced, or it has no experts.
     """
 
     def __init__(
-        self, model: PreTrainedModel, reader: ImageReader | None = None, *, routed_experts: bool = False
+        self,
+        model: PreTrainedModel,
+        reader: ImageReader | None = None,
+        *,
+        routed_experts: bool = False,
+        copies: int = 1,
     ) -> None:
         _check(model, routed_experts=routed_experts)
         self._reader = reader
@@ -43,7 +49,7 @@ class LocalModelRunner:
         self._module = copy.deepcopy(model, memo=shared).eval()
         self._module.config.get_text_config()._attn_implementation = ATTENTION
         self._chosen = ChosenExperts(routers(self._module)) if routed_experts else None
-        self._packs = can_pack(model)
+        self._packs = can_pack(model, copies=copies)
         self._packed: PackedDecoder | None = None
 
     @property

@@ -199,10 +199,11 @@ class Scheduler:
         """Give a waiting request its session's row or a new one; ``False`` when there is no room yet."""
         session_id = job.request.session_id
         row = self._sessions.get(session_id)
-        if row is None or row.in_use:
+        if row is None or row.in_use or row.adapter != job.request.adapter:
             if not self._make_room(len(job.ids) + ANSWER_ROOM):
                 return False
             shared, row = row, self.rows.take(len(job.ids) + ANSWER_ROOM)
+            row.adapter = job.request.adapter
             job.is_new = True
             if shared is None:
                 row.session_id = session_id
@@ -238,13 +239,16 @@ class Scheduler:
         return True
 
     def _rows_before(self, job: ScheduledRequest) -> Iterator[tuple[CacheRow, int]]:
-        """Rows of the requests that were admitted before `job`, and of idle sessions, with what they hold or will."""
+        """Rows of the same adapter: of requests that were admitted before `job`, and of idle sessions, with what they
+        hold or will.
+        """
         for other in self.running:
             if other is job:
                 break
-            if other.row is not None:
+            if other.row is not None and other.request.adapter == job.request.adapter:
                 yield other.row, len(other.ids)
-        yield from ((row, row.computed) for row in self._sessions.values() if not row.in_use)
+        idle = (row for row in self._sessions.values() if not row.in_use and row.adapter == job.request.adapter)
+        yield from ((row, row.computed) for row in idle)
 
     def _fit(self, job: ScheduledRequest, row: CacheRow) -> bool:
         """Make the row large enough for the job's tokens; ``False`` when the job had to give it up."""

@@ -82,7 +82,7 @@ def launch_command(
     }
     if config.adapter_rank is not None:
         rank = next(rank for rank in RANKS if rank >= config.adapter_rank)
-        argv += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+        argv += ["--enable-lora", "--max-loras", str(config.max_adapters), "--max-lora-rank", str(rank)]
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if RETURN_ROUTES in config.arguments:
         env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the other one does not report experts

@@ -33,8 +33,10 @@ from agentrl.serving.vllm.wire import (
     ADAPTER,
     CUT_TO_ONE,
     LogprobConvention,
+    adapter_name,
     check_convention,
     convention_of,
+    decode_adapters,
     decode_answer,
     decode_load,
     encode_abort,
@@ -66,22 +68,31 @@ def _check_updates(url: str, found: Mapping[str, Any], config: ServerEngineConfi
         raise UsageError(
             f"{url} takes no weights by {config.transport}", got=f"receiver {receiver}", expected=RECEIVER, hint=hint
         )
-    _check_adapters(url, found, config.adapter_rank)
+    _check_adapters(url, found, config)
     is_on_cpu = (found.get("device_config") or {}).get("device") == "cpu"
     if config.sleep and not is_on_cpu and not found["model_config"].get("enable_sleep_mode"):
         raise UsageError(f"{url} cannot sleep", hint="start it with --enable-sleep-mode, or remove engine.sleep")
 
 
-def _check_adapters(url: str, found: Mapping[str, Any], rank: int | None) -> None:
+def _check_adapters(url: str, found: Mapping[str, Any], config: ServerEngineConfig) -> None:
+    rank, count = config.adapter_rank, config.max_adapters
     if rank is None:
         return
-    most = (found.get("lora_config") or {}).get("max_lora_rank")
+    section = found.get("lora_config") or {}
+    most = section.get("max_lora_rank")
     if most is None or most < rank:
         raise UsageError(
             f"{url} takes no adapters of rank {rank}",
             got="no --enable-lora" if most is None else f"--max-lora-rank {most}",
             expected=f"--max-lora-rank {rank} or more",
             hint=f"start it with agentrl serve … engine.adapter_rank={rank}, or remove engine.adapter_rank",
+        )
+    if (room := section.get("max_loras", 1)) < count:
+        raise UsageError(
+            f"{url} has no room for {count} adapters",
+            got=f"--max-loras {room}",
+            expected=f"--max-loras {count} or more",
+            hint=f"start it with agentrl serve … engine.adapter_rank={rank} engine.max_adapters={count}",
         )
 
 
@@ -158,6 +169,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         self._running: dict[str, _Running] = {}
         self._convention: LogprobConvention | None = None
         self._is_adapted = False
+        self._read: dict[str, Path] = {}
+        """The folder of each of several adapters that it has now."""
         self._client = uuid.uuid4().hex[:8]
         self._numbers = itertools.count()
 
@@ -175,7 +188,6 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         convention, settings = convention_of(info), info["vllm_config"]
         _check_updates(http.url, settings, config)
         with decoding(f"{http.url} does not report its longest context", models):
-            names = [model["id"] for model in models["data"]]
             max_context = int(models["data"][0]["max_model_len"])
         self.capabilities = Capabilities(
             max_context=min(max_context, config.max_context or max_context),
@@ -185,7 +197,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         )
         is_cut = convention is LogprobConvention.UNCUT and not is_uncut(logprob)
         self._convention = LogprobConvention.CUT if is_cut else convention
-        self._is_adapted = ADAPTER in names and config.adapter_rank is not None
+        self._loaded, self._read = decode_adapters(models), {}  # it may be another process than before
+        self._is_adapted = ADAPTER in self._loaded and config.adapter_rank is not None
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn. Seeds are not sent: they are not reproducible under load, and on the CPU one of them ends
@@ -197,7 +210,10 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         check_convention(request.params, self._convention)
         running = _Running(wire_id=f"{request.request_id}-{self._client}-{next(self._numbers)}")
         limit = self.capabilities.max_context
-        body = encode_request(request, wire_id=running.wire_id, max_context=limit, adapted=self._is_adapted)
+        adapter = ADAPTER if self._is_adapted else None
+        if request.adapter is not None:
+            adapter = adapter_name(request.adapter)
+        body = encode_request(request, wire_id=running.wire_id, max_context=limit, adapter=adapter)
         self._running[request.request_id] = running
         began = time.perf_counter()
         try:
@@ -276,8 +292,17 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def load_adapter(self, folder: Path, version: int) -> None:
         """`load_weights`, of an adapter, which answers all requests from now on, those that are held, too."""
         await self._check_paused()
-        await self.from_adapter(folder, version, is_first=not self._is_adapted)
+        await self.from_adapters({ADAPTER: folder}, version)
         self._is_adapted = True
+        await self._check_version(version)
+
+    async def load_adapters(self, folders: Mapping[str, Path], version: int) -> None:
+        """`load_adapter`, of those whose folder is another than before; the model without adapters stays, too."""
+        await self._check_paused()
+        changed = {adapter_name(name): folder for name, folder in folders.items() if self._read.get(name) != folder}
+        await self.from_adapters(changed, version)
+        self._is_adapted, self._read = False, dict(folders)
+        self.capabilities = replace(self.capabilities, adapters=frozenset(folders))
         await self._check_version(version)
 
     async def receive_weights(

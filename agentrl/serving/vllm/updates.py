@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.engine import Broadcast, SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused, decoding
-from agentrl.serving.vllm.wire import ADAPTER, decode_checksums, encode_run
+from agentrl.serving.vllm.wire import decode_checksums, encode_run
 
 EXCHANGE = "exchange_adapter"
 """What `agentrl_vllm_adapter` adds to the server's workers."""
@@ -28,22 +28,27 @@ class VLLMUpdates:
         self._http = http
         self._timeout_s = timeout_s
         self._cache_sleeps = False
+        self._loaded: list[str] = []
+        """Adapters that the server knows, in the order in which it came to know them."""
 
     async def from_folder(self, folder: Path, version: int) -> None:
         """Let it read a folder."""
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         await self._publish(version)
 
-    async def from_adapter(self, folder: Path, version: int, *, is_first: bool) -> None:
-        """Let it read the files of an adapter.
+    async def from_adapters(self, folders: Mapping[str, Path], version: int) -> None:
+        """Let it read the files of adapters, by their names at the server; others that it has stay as they are.
 
-        Only the first one is loaded by vLLM's own route: requests remember the files of the adapter that they name, and
-        would bring it back, so that later ones replace its tensors.
+        Only the first files of a name are loaded by vLLM's own route: requests remember the files of the adapter that
+        they name, and would bring it back, so that later ones replace its tensors.
         """
-        if is_first:
-            body = {"lora_name": ADAPTER, "lora_path": str(folder)}
-            await self._http.order("/v1/load_lora_adapter", body, deadline_s=self._timeout_s)
-        await self._post("/collective_rpc", {"method": EXCHANGE, "kwargs": {"folder": str(folder)}})
+        for name, folder in folders.items():
+            if name not in self._loaded:
+                body = {"lora_name": name, "lora_path": str(folder)}
+                await self._http.order("/v1/load_lora_adapter", body, deadline_s=self._timeout_s)
+                self._loaded.append(name)
+            kwargs = {"folder": str(folder), "number": self._loaded.index(name) + 1}
+            await self._post("/collective_rpc", {"method": EXCHANGE, "kwargs": kwargs})
         await self._publish(version)
 
     async def from_broadcast(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:

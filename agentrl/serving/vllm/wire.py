@@ -37,7 +37,7 @@ _OF_NOTHING = "e3b0c44298fc1c14"
 
 
 def encode_request(
-    request: GenerateRequest, *, wire_id: str, max_context: int, adapted: bool = False
+    request: GenerateRequest, *, wire_id: str, max_context: int, adapter: str | None = None
 ) -> dict[str, Any]:
     """Return the body of a request to ``/inference/v1/generate``.
 
@@ -45,7 +45,7 @@ def encode_request(
         request: The request, checked with `agentrl.serving.request.check_request`.
         wire_id: Name of the request at the server.
         max_context: Most tokens of prompt and answer together.
-        adapted: The model's adapter is to answer.
+        adapter: The server's name of the adapter that is to answer; the model itself when left out.
     """
     params = request.params
     sampling: dict[str, Any] = {
@@ -71,7 +71,18 @@ def encode_request(
     if request.routed_experts_from is not None:
         sampling["routed_experts_prompt_start"] = request.routed_experts_from
     body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
-    return body | {"model": ADAPTER} if adapted else body
+    return body if adapter is None else body | {"model": adapter}
+
+
+def adapter_name(adapter: str) -> str:
+    """Return the name that a server has for one of several adapters."""
+    return f"{ADAPTER}-{adapter}"
+
+
+def decode_adapters(models: Any) -> list[str]:
+    """Return the names of the adapters in the answer of ``/v1/models``, in the order in which they were loaded."""
+    with decoding("vLLM does not report its models", models):
+        return [str(model["id"]) for model in models["data"] if model.get("parent")]
 
 
 def encode_abort(wire_id: str) -> dict[str, Any]:

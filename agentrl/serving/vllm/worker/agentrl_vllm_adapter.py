@@ -1,4 +1,4 @@
-"""Exchange of the adapter that vLLM's workers have.
+"""Exchange of the adapters that vLLM's workers have.
 
 vLLM's own route can do that, too (``load_inplace``). But every request remembers the files of the adapter that it began
 with, and then they are read in each step: a request that is held during an update would bring the old adapter back.
@@ -11,20 +11,18 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
-NUMBER = 1
-"""vLLM counts the adapters that it has been sent from 1; of a trainer there is one."""
-
 
 class AdapterExchange:
     """A call of the workers."""
 
     model_runner: Any
 
-    def exchange_adapter(self, folder: str) -> None:
+    def exchange_adapter(self, folder: str, number: int) -> None:
         """Read an adapter; the old one stays if that fails.
 
         Args:
             folder: Holds peft's files.
+            number: Which one; vLLM counts the adapters that it has been sent from 1.
         """
-        request = LoRARequest(lora_name="exchanged", lora_int_id=NUMBER, lora_path=folder, load_inplace=True)
+        request = LoRARequest(lora_name=f"exchanged-{number}", lora_int_id=number, lora_path=folder, load_inplace=True)
         self.model_runner.lora_manager.add_adapter(request)

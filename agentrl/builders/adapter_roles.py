@@ -1,0 +1,206 @@
+"""Which roles the adapters of a run play, and checks that the rest of the run can do with several adapters."""
+
+from __future__ import annotations
+
+from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.config.config import LABEL, Config
+from agentrl.config.derived import adapter_config, parts_of
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
+from agentrl.config.environment import BASE
+from agentrl.errors import ConfigError, did_you_mean
+from agentrl.registry import Kind, lookup
+from agentrl.rollout.runner import make_agent_loop
+from agentrl.training.signals import check_signals
+
+
+def roles_of_adapters(config: Config) -> dict[str, str]:
+    """Return the adapter of each role that one plays, of all environments; the base model plays the others.
+
+    Raises:
+        ConfigError: a role has different adapters in two environments.
+    """
+    found: dict[str, str] = {}
+    for part in parts_of(config):
+        for role, section in (part.config.agent.roles or {}).items():
+            if section.adapter is None or section.adapter == BASE:
+                continue
+            if found.setdefault(role, section.adapter) != section.adapter:
+                raise ConfigError(
+                    f"role {role} has different adapters in two environments",
+                    got=f"{found[role]} and {section.adapter}",
+                    expected="one adapter, or roles of different names",
+                )
+    return found
+
+
+def trained_roles(config: Config) -> dict[str, frozenset[str]]:
+    """Return the roles that train each adapter, of those that learn."""
+    untrained = {
+        role
+        for part in parts_of(config)
+        for role, section in (part.config.agent.roles or {}).items()
+        if not section.is_trained
+    }
+    plays = roles_of_adapters(config)
+    return {
+        name: frozenset(role for role, adapter in plays.items() if adapter == name and role not in untrained)
+        for name, section in config.named_adapters.items()
+        if section.trained
+    }
+
+
+def check_role_adapters(config: Config) -> None:
+    """Check that every role has an adapter where there are several, and that all parts of the run can do with them.
+
+    Raises:
+        ConfigError: a role without an adapter, an adapter without a role, or a feature that several adapters exclude.
+    """
+    _check_roles(config)
+    if config.named_adapters:
+        _check_features(config)
+        for name, section in config.named_adapters.items():
+            own = adapter_config(config, name)
+            if section.trained:
+                check_signals(own.algorithm, own.trainer, has_adapters=True)
+                _check_estimator(config, own, name)
+
+
+def refuse_role_adapters(config: Config, what: str) -> None:
+    """Refuse several adapters where one model is trained.
+
+    Raises:
+        ConfigError: the config has some.
+    """
+    if config.named_adapters:
+        raise ConfigError(
+            f"{what} trains one model", got=f"adapters {', '.join(config.named_adapters)}", hint="set adapters=null"
+        )
+
+
+def _check_roles(config: Config) -> None:
+    named: set[str] = set()
+    for part in parts_of(config):
+        agent = part.config.agent
+        sections = agent.roles or {}
+        for role, section in sections.items():
+            if section.adapter is not None:
+                _check_name(config, role, section.adapter)
+                named.add(section.adapter)
+        if not config.named_adapters:
+            continue
+        roles = make_agent_loop(agent.loop, agent.options).roles
+        if not roles:
+            raise ConfigError(
+                f"adapters are played by roles, and the agent loop {agent.loop} has none",
+                got=f"adapters {', '.join(config.named_adapters)}",
+                expected="a loop of several agents, or model.lora alone, which is one adapter",
+            )
+        for role in roles:
+            own = sections.get(role)
+            if own is None or (own.adapter is None and not own.speaks_elsewhere):
+                raise ConfigError(
+                    f"agent.roles.{role} names no adapter",
+                    expected=f"adapter: {' or '.join([*config.named_adapters, BASE])}",
+                    hint=f"set agent.roles.{role}.adapter={next(iter(config.named_adapters))}",
+                )
+    if unused := [name for name in config.named_adapters if name not in named]:
+        raise ConfigError(
+            f"adapters.{unused[0]} is named by no role",
+            expected="agent.roles.ROLE.adapter of one role at least",
+            hint=f"remove it, or set agent.roles.ROLE.adapter={unused[0]}",
+        )
+    if config.named_adapters:
+        _check_learns(config)
+
+
+def _check_name(config: Config, role: str, name: str) -> None:
+    if not config.named_adapters or (name != BASE and name not in config.named_adapters):
+        known = [*config.named_adapters, *([BASE] if config.named_adapters else [])]
+        raise ConfigError(
+            f"agent.roles.{role}.adapter is no adapter of the run",
+            got=name,
+            expected=", ".join(known) or "adapters: {NAME: {}, …}, or no adapter",
+            hint=did_you_mean(name, known) or None,
+        )
+
+
+def _check_learns(config: Config) -> None:
+    trained = trained_roles(config)
+    for name in config.named_adapters:
+        if name == BASE or not LABEL.fullmatch(name):
+            raise ConfigError(f"adapters: {name!r} is no name", expected=f"letters, digits, - and _, and not {BASE}")
+    for name, roles in trained.items():
+        if not roles:
+            raise ConfigError(
+                f"adapters.{name} learns from no role",
+                got="roles with trained: false",
+                hint=f"set adapters.{name}.trained=false with a path, or let one of its roles train",
+            )
+    if not trained:
+        raise ConfigError("no adapter is trained", got=", ".join(config.named_adapters), expected="one at least")
+    for part in parts_of(config):
+        for role, section in (part.config.agent.roles or {}).items():
+            if section.trained and section.adapter is not None and section.adapter not in trained:
+                raise ConfigError(
+                    f"agent.roles.{role}.trained is set, and its adapter does not learn",
+                    got=f"adapters.{section.adapter}.trained false",
+                    hint=f"remove agent.roles.{role}.trained",
+                )
+
+
+def _check_features(config: Config) -> None:
+    lora, trainer, engine = config.model.lora, config.trainer, config.engine
+    if lora is None:
+        raise ConfigError(
+            "adapters need model.lora, which says how large they are",
+            got="training of all weights",
+            expected="model.lora={rank: 16}",
+        )
+    excluded = {
+        "model.lora.modules_to_save": lora.modules_to_save,
+        "model.lora.quantize": lora.quantize,
+        "trainer.processes": trainer.processes if trainer.processes > 1 else None,
+        "trainer.critic": trainer.critic and "set",
+        "trainer.process_reward": trainer.process_reward and "set",
+        "cluster": config.cluster and "set",
+    }
+    for key, value in excluded.items():
+        if value:
+            raise ConfigError(
+                f"{key} does not work with several adapters",
+                got=f"{key} {value} with adapters {', '.join(config.named_adapters)}",
+                expected=f"no {key}, or model.lora without adapters",
+            )
+    if isinstance(engine, ServerEngineConfig):
+        _check_servers(config, engine, lora.rank)
+    elif not isinstance(engine, LocalEngineConfig):
+        raise ConfigError("adapters need an engine that has them", got=f"engine {engine.type}", expected="local, vllm")
+
+
+def _check_servers(config: Config, engine: ServerEngineConfig, rank: int) -> None:
+    if not isinstance(engine, VLLMEngineConfig):
+        raise ConfigError(
+            "SGLang exchanges an adapter only when no request uses it, and a sync holds requests",
+            got=f"engine sglang with adapters {', '.join(config.named_adapters)}",
+            expected="engine=local or engine=vllm",
+        )
+    if engine.adapter_rank is None or engine.max_adapters < len(config.named_adapters):
+        raise ConfigError(
+            "the servers have no room for the adapters",
+            got=f"engine.adapter_rank {engine.adapter_rank}, engine.max_adapters {engine.max_adapters}",
+            expected=f"room for {len(config.named_adapters)} of rank {rank}",
+            hint=f"set engine.adapter_rank={rank} engine.max_adapters={len(config.named_adapters)}",
+        )
+
+
+def _check_estimator(config: Config, own: Config, name: str) -> None:
+    """Check that the groups that are played have what an adapter's own estimator compares with."""
+    needs, played = (
+        Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, one.algorithm.advantage)) for one in (own, config)
+    )
+    if needs and not played:
+        raise ConfigError(
+            f"adapters.{name}.algorithm.advantage needs greedy rollouts, which groups have for algorithm.advantage",
+            got=f"{own.algorithm.advantage}, with algorithm.advantage {config.algorithm.advantage}",
+            expected=f"algorithm.advantage={own.algorithm.advantage}, and another one for the other adapters",
+        )

@@ -1,0 +1,118 @@
+"""Several adapters of one engine: those that changed are sent, and each is probed by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from agentrl.engine import InferenceServer
+from agentrl.weights.contract import PreparedWeights, Transport, WeightSource
+from agentrl.weights.folder import AdapterTransport, WrittenWeights
+from agentrl.weights.verify import Comparison, Probe, ProbedEngine, RecordedAnswer
+
+
+class WrittenAdapters(PreparedWeights):
+    """Adapters in a folder each, of which some may be older than the version; `in_use` gives the newest of all."""
+
+    def __init__(
+        self,
+        written: Mapping[str, WrittenWeights],
+        *,
+        version: int,
+        size: int,
+        seconds: float,
+        in_use: Callable[[], Mapping[str, WrittenWeights]],
+    ) -> None:
+        super().__init__(version=version, size=size, seconds=seconds)
+        self._written, self._in_use = written, in_use
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Let it read the folders that it has not read yet."""
+        await server.load_adapters({name: one.folder for name, one in self._written.items()}, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Read from the folders."""
+        return {f"{name}/{key}": tensor for name, one in self._written.items() for key, tensor in one.tensors().items()}
+
+    async def discard(self) -> None:
+        """Remove the folders of adapters that have newer ones."""
+        newest = self._in_use()
+        for name, one in self._written.items():
+            if newest.get(name) is not one:
+                await one.discard()
+
+
+class AdaptersTransport(Transport):
+    """Transport of several adapters, whose tensors are named ``ADAPTER/PARAMETER``; writes those that have changed.
+
+    Args:
+        transports: Of each adapter alone.
+        versions: Gives the version of each adapter, which is written again only when that has changed.
+    """
+
+    def __init__(self, transports: Mapping[str, AdapterTransport], versions: Callable[[], Mapping[str, int]]) -> None:
+        self._transports, self._versions = transports, versions
+        self._written: dict[str, WrittenWeights] = {}
+        self._written_versions: dict[str, int] = {}
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> WrittenAdapters:
+        """Write the adapters whose version has changed."""
+        versions, size, seconds = self._versions(), 0, 0.0
+        for name, transport in self._transports.items():
+            if self._written_versions.get(name) == versions[name]:
+                continue
+            own = {key.removeprefix(f"{name}/"): weights[key] for key in weights if key.startswith(f"{name}/")}
+            written = await transport.prepare(own, version)
+            self._written = {**self._written, name: written}
+            self._written_versions[name] = versions[name]
+            size, seconds = size + written.size, seconds + written.seconds
+        return WrittenAdapters(self._written, version=version, size=size, seconds=seconds, in_use=lambda: self._written)
+
+    async def close(self) -> None:
+        """Remove everything. Idempotent."""
+        for transport in self._transports.values():
+            await transport.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersProbe(Probe):
+    """A probe that asks each adapter, and compares it with its own trainer."""
+
+    sources: Mapping[str, WeightSource]
+    """By the name of the adapter."""
+    differences: dict[str, float] = field(default_factory=dict)
+    """Largest difference of each adapter in the latest comparison."""
+
+    def of(self, adapter: str) -> Probe:
+        """Return the probe of one adapter."""
+        return Probe(
+            prompts=self.prompts,
+            answer_tokens=self.answer_tokens,
+            tolerance=self.tolerance,
+            mean_tolerance=self.mean_tolerance,
+            adapter=adapter,
+        )
+
+    async def compare(
+        self, engine: ProbedEngine, trainer: WeightSource, *, version: int, name: str = "the engine"
+    ) -> Comparison:
+        """Compare every adapter; the answers are in the order of `sources`."""
+        answers: list[RecordedAnswer] = []
+        for adapter, source in self.sources.items():
+            own = f"adapter {adapter} of {name}"
+            found = await self.of(adapter).compare(engine, source, version=version, name=own)
+            self.differences[adapter] = found.difference
+            answers += found.answers
+        return Comparison(difference=max(self.differences.values()), answers=answers)
+
+    async def compare_recorded(
+        self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, version: int, name: str = "the engine"
+    ) -> float:
+        """Compare every adapter with its recorded answers."""
+        found, count = [], len(self.prompts)
+        for number, adapter in enumerate(self.sources):
+            own, said = recorded[number * count : (number + 1) * count], f"adapter {adapter} of {name}"
+            found.append(await self.of(adapter).compare_recorded(engine, own, version=version, name=said))
+        return max(found)

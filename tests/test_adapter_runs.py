@@ -1,0 +1,210 @@
+"""Whole runs of several agents, each with an adapter of its own."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.builders.checks import check_training
+from agentrl.builders.run import resume_run
+from agentrl.config import load_config
+from agentrl.errors import ConfigError, UsageError
+from agentrl.models.lora import ADAPTER_WEIGHTS, adapter_folder
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.runs.rl import train
+
+LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
+ADAPTERS = (
+    *LOOP,
+    "model.lora={rank: 4}",
+    "agent.roles={teller: {adapter: teller}, writer: {adapter: writer}}",
+    "adapters={teller: {learning_rate: 0.05, algorithm: {advantage: rloo}}, writer: {}}",
+)
+
+
+def numbers(run):
+    lines = read_metrics(run.folder.metrics_file)
+    return [
+        {k: v for k, v in line.items() if "time/" not in k and not k.endswith(("seconds", "_per_s"))} for line in lines
+    ]
+
+
+def adapters(run):
+    """The tensors of each adapter in the newest checkpoint."""
+    checkpoint = Checkpoints(run.folder.checkpoints, keep=9).newest()
+    return {
+        name: load_file(adapter_folder(checkpoint.path / "model", name) / ADAPTER_WEIGHTS)
+        for name in ("teller", "writer")
+    }
+
+
+def test_two_adapters_train_and_go_on_bit_for_bit(tiny_run):
+    whole = tiny_run(*ADAPTERS, name="whole")
+    train(whole)
+    lines = numbers(whole)
+    for line in lines:
+        assert line["adapter/teller/tokens"] + line["adapter/writer/tokens"] == line["train/tokens"]
+        assert line["adapter/teller/updates"] == line["adapter/writer/updates"] == 2
+        assert (line["adapter/teller/learning_rate"], line["adapter/writer/learning_rate"]) == (0.05, 0.01)
+        assert line["adapter/teller/staleness/max"] == 0
+        assert line["adapter/teller/probe_difference"] < 1e-4
+        assert line["mismatch/prob_abs_mean"] < 1e-6
+    cut = tiny_run(*ADAPTERS, "trainer.steps=2", name="cut")
+    train(cut)
+    train(resume_run(cut.folder.path, ["trainer.steps=4"]))
+    assert numbers(cut) == lines
+    for name, tensors in adapters(whole).items():
+        for key, tensor in adapters(cut)[name].items():
+            assert torch.equal(tensor, tensors[key])
+
+
+def test_a_killed_process_resumes_bit_for_bit(tiny_run):
+    expected, killed = tiny_run(*ADAPTERS, name="expected"), tiny_run(*ADAPTERS, name="killed")
+    train(expected)
+    command = "import sys; from agentrl.builders.run import resume_run; from agentrl.runs.rl import train; "
+    path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
+    child = subprocess.Popen(
+        [sys.executable, "-c", command + "train(resume_run(sys.argv[1]))", str(killed.folder.path)],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    while not Checkpoints(killed.folder.checkpoints, keep=9).newest() and child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    train(resume_run(killed.folder.path))
+    assert numbers(killed) == numbers(expected)
+    for name, tensors in adapters(expected).items():
+        assert all(torch.equal(tensor, adapters(killed)[name][key]) for key, tensor in tensors.items())
+
+
+def test_episodes_go_on_while_adapters_train(tiny_run):
+    run = tiny_run(*ADAPTERS, "rollout.max_staleness=1", "checkpoint.background=true")
+    train(run)
+    lines = numbers(run)
+    assert max(line["adapter/writer/staleness/max"] for line in lines) == 1
+    assert max(line["adapter/teller/probe_difference"] for line in lines) < 1e-4
+    assert sorted(adapters(run)) == ["teller", "writer"]
+
+
+def test_tokens_say_which_adapter_sampled_them_and_which_version_of_it(tiny_run):
+    run = tiny_run(*ADAPTERS, "trainer.steps=2")
+    train(run)
+    stored = [found.trajectory for found in read_trajectories(run.folder.trajectories)]
+    turns = [turn for trajectory in stored for turn in trajectory.turns]
+    assert {(turn.role, turn.adapter) for turn in turns} == {("teller", "teller"), ("writer", "writer")}
+    assert {int(v) for t in stored for s in t.sequences for v in s.versions[s.loss_mask]} == {0, 1}
+
+
+def test_an_older_self_plays_and_stays_as_it_is(tiny_run, tmp_path):
+    old = tiny_run(*ADAPTERS, "trainer.steps=1", name="old")
+    train(old)
+    run = tiny_run(
+        *LOOP,
+        f"model.path={old.folder.model}",
+        "model.lora={rank: 4}",
+        "agent.roles={teller: {adapter: teller}, writer: {adapter: older}}",
+        f"adapters.teller={{path: {old.folder.path}}}",
+        f"adapters.older={{path: {old.folder.path}, source: writer, trained: false}}",
+        "trainer.steps=2",
+        "checkpoint.every=1",
+        name="new",
+    )
+    train(run)
+    lines = numbers(run)
+    assert all("adapter/older/tokens" not in line and "role/writer/members" not in line for line in lines)
+    assert all(line["adapter/older/probe_difference"] < 1e-4 for line in lines)
+    found = Checkpoints(run.folder.checkpoints, keep=9).newest().path / "model"
+    before = adapters(old)
+    kept = load_file(adapter_folder(found, "older") / ADAPTER_WEIGHTS)
+    assert all(torch.equal(tensor, kept[key]) for key, tensor in before["writer"].items())
+    learned = load_file(adapter_folder(found, "teller") / ADAPTER_WEIGHTS)
+    assert not all(torch.equal(tensor, learned[key]) for key, tensor in before["teller"].items())
+    shutil.rmtree(old.folder.checkpoints)  # the run has what it needs
+    train(resume_run(run.folder.path, ["trainer.steps=3"]))
+
+
+def test_the_base_model_plays_a_role(tiny_run):
+    run = tiny_run(
+        *LOOP,
+        "model.lora={rank: 4}",
+        "agent.roles={teller: {adapter: base}, writer: {adapter: writer}}",
+        "adapters={writer: {}}",
+        "trainer.steps=1",
+    )
+    train(run)
+    (line,) = numbers(run)
+    assert "role/teller/members" not in line
+    assert line["adapter/writer/tokens"] == line["train/tokens"]
+
+
+@pytest.mark.slow
+def test_two_adapters_learn_opposite_answers_to_one_prompt(tiny_run):
+    run = tiny_run(
+        "agent={loop: 'two_agents:Opposites', options: {}, max_answer_tokens: 8, max_tokens: 256}",
+        "model.lora={rank: 8}",
+        "agent.roles={early: {adapter: early}, late: {adapter: late}}",
+        "adapters={early: {}, late: {}}",
+        "algorithm.group_size=8",
+        "trainer={steps: 30, tasks_per_step: 4, learning_rate: 3e-2}",
+        "checkpoint.every=30",
+    )
+    train(run)
+    lines = numbers(run)
+    for role in ("early", "late"):
+        first, last = (sum(line[f"role/{role}/return/mean"] for line in part) / 5 for part in (lines[:5], lines[-5:]))
+        print(role, first, last)
+        assert last > first + 0.3
+
+
+def refused(setting, message):
+    return pytest.param(setting, message, id=" ".join(setting))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        refused(("model.lora=null",), r"adapters need model\.lora"),
+        refused(("agent.roles={teller: {adapter: teller}}",), r"agent\.roles\.writer names no adapter"),
+        refused(("agent.roles.writer.adapter=teler",), r"writer\.adapter is no adapter of the run: got teler"),
+        refused(("agent.roles.writer.adapter=base",), r"adapters\.writer is named by no role"),
+        refused(("agent.roles.writer.trained=false",), r"adapters\.writer learns from no role"),
+        refused(("agent.loop=react_text", "agent.roles=null"), "the agent loop react_text has none"),
+        refused(("adapters=null",), r"teller\.adapter is no adapter of the run"),
+        refused(("adapters.writer.algorithm={group_size: 4}",), r"group_size is no setting of an adapter"),
+        refused(("adapters.writer.algorithm={advantge: rloo}",), r"advantge is no setting of an adapter.*advantage"),
+        refused(("adapters.writer.algorithm={kl_coef: -1}",), r"adapters\.writer does not fit"),
+        refused(("adapters.writer.algorithm={advantage: remax}",), "greedy rollouts"),
+        refused(("model.lora.modules_to_save=[embed_tokens]",), "modules_to_save does not work with several"),
+        refused(("trainer.processes=2",), r"trainer\.processes does not work with several adapters"),
+        refused(("trainer.critic={}", "algorithm.advantage=gae"), r"trainer\.critic does not work with several"),
+        refused(("engine=sglang",), "SGLang exchanges an adapter only when"),
+        refused(("engine=vllm",), r"Set engine\.adapter_rank=4 engine\.max_adapters=2"),
+        refused(("adapters.writer={path: nowhere/at/all}",), "there is no model in nowhere/at/all"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tiny_run, settings, message):
+    with pytest.raises((ConfigError, UsageError), match=message):
+        check_training(tiny_run(*ADAPTERS, *settings, name="refused").config)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("{trained: false}", "has no path is the base model"),
+        ("{source: x}", "source of an adapter is ignored without its path"),
+        ("{path: x, trained: false, learning_rate: 0.1}", "learning_rate of an adapter is ignored with trained: false"),
+    ],
+)
+def test_an_adapters_section_is_read(section, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, ["environment=letters", f"adapters={{a: {section}}}"])
