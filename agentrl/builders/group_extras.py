@@ -113,7 +113,7 @@ def _build_runners(
 def _policies(config: Config, policy: EngineEpisodePolicy) -> dict[str, EpisodePolicy]:
     policies: dict[str, EpisodePolicy] = {}
     if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
-        policies[GREEDY] = policy.with_sampling(SamplingParams(temperature=0.0))
+        policies[GREEDY] = policy.with_sampling(SamplingParams(temperature=0.0), trains=policy.trains)
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:
         scripted = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, policy.renderer, max_context=config.agent.max_tokens)

@@ -3,6 +3,7 @@
 import copy
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -74,9 +75,10 @@ def gradient_of_step(model, trajectories, config, *, temperature=1.0, **settings
     return run_step(trainer, trajectories, temperature), seen
 
 
-def assert_same_gradient(found, expected):
+def assert_same_gradient(found, expected, *, atol=1e-6):
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name].double(), gradient.double(), atol=1e-6, rtol=1e-5, msg=name)
+        close = partial(torch.testing.assert_close, msg=lambda difference, name=name: f"{name}: {difference}")
+        close(found[name].double(), gradient.double(), atol=atol, rtol=1e-5)
 
 
 def reference_gradient(model, trajectories, *, kl_coef=0.0, entropy_coef=0.0, temperature=1.0):
@@ -223,7 +225,7 @@ def test_the_ratio_of_the_second_update_is_that_to_the_start_of_the_step(model, 
     update, gradients = trainer._optimizer.update, []
 
     def record():
-        policies.append(copy.deepcopy(trainer.model))
+        policies.append(copy.deepcopy(trainer.model).double())
         gradients.append({name: p.grad.clone() for name, p in trainer.model.named_parameters()})
         policies[-1].zero_grad()
         return update()
@@ -244,7 +246,8 @@ def test_the_ratio_of_the_second_update_is_that_to_the_start_of_the_step(model, 
     torch.stack(terms).mean().backward()
     assert max(ratios) > 1.1
     assert min(ratios) < 0.9
-    assert_same_gradient(gradients[1], {name: p.grad for name, p in policies[1].named_parameters()})
+    expected = {name: p.grad for name, p in policies[1].named_parameters()}
+    assert_same_gradient(gradients[1], expected, atol=5e-6)  # ratios of several magnify what float32 rounds
     k3 = [ratio - 1 - math.log(ratio) for ratio in ratios]
     assert report.metrics["train/kl_old"] == pytest.approx(sum(k3) / len(k3) / 2, rel=1e-3)
 
