@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/agentrl demo
 
-# A pretrained language model learns Blackjack by reward alone, served by vLLM on the CPU.
+# A pretrained language model learns Blackjack by reward alone, served by vLLM on the CPU; it has not been timed.
 demo-llm: real-model engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) \
 		--recipe smollm2/blackjack engine.type=vllm engine.max_context=512 engine.max_running=128
