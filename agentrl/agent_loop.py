@@ -60,7 +60,7 @@ class EpisodeEnd(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """What an answer has to be, whatever the policy would say: the engine samples nothing else.
+    """The form that an answer is held to, whatever the policy would say: the engine samples nothing else.
 
     Raises:
         ValueError: it has to be two things at once.
@@ -142,7 +142,7 @@ class AnswerSoFar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOptions:
-    """What is special about one turn."""
+    """Options of one turn."""
 
     max_tokens: int | None = None
     """Most tokens of the answer, where that is fewer than the episode's limits leave."""

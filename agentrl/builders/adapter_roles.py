@@ -1,4 +1,4 @@
-"""Which roles the adapters of a run play, and checks that the rest of the run can do with several adapters."""
+"""The roles that the adapters of a run play, and checks that the rest of the run can do with several adapters."""
 
 from __future__ import annotations
 

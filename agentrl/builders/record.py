@@ -161,7 +161,7 @@ class StepClock:
         return {name: float(getattr(counters, name)) for name in names}
 
     def _judge_metrics(self) -> dict[str, float]:
-        """What the judge was asked, and what it said; nothing without one."""
+        """Return the judge's counts of the step; nothing without a judge."""
         judge = self._parts.environments[0].config.agent.judge
         if judge is None:
             return {}

@@ -1,4 +1,4 @@
-"""What scores the episodes of a run: reward functions, a judge or a reward model, as the config says."""
+"""The scorers of a run's episodes: reward functions, a judge or a reward model, as the config says."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _same_weights(first: Path, second: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterParts:
-    """What a run with several adapters trains, and what weight sync needs from it."""
+    """The trainers of a run with several adapters, and what weight sync needs from them."""
 
     models: AdapterModels
     trainer: AdapterTrainers

@@ -50,7 +50,7 @@ class RubricItem(Section):
 
 
 class RubricConfig(Section):
-    """What a judge looks for, item by item. ``agent.judge.rubric: file.yaml`` reads it from a file."""
+    """Criteria of a judge, item by item. ``agent.judge.rubric: file.yaml`` reads it from a file."""
 
     items: list[RubricItem]
     """The criteria: ``[{name: correct, criterion: Is the answer right?, weight: 2, required: true}, …]``."""
@@ -126,7 +126,7 @@ class ComparisonConfig(Section):
 
 
 class JudgeBudgetConfig(Section):
-    """What a judge may use in a whole run, resumptions included. Answers from the cache are free."""
+    """Limits of a judge in a whole run, resumptions included. Answers from the cache are free."""
 
     max_requests: int | None = Field(None, ge=1)
     """Answers of the service."""
@@ -301,7 +301,7 @@ class JudgeConfig(Section):
 
     @property
     def kind(self) -> Literal["score", "verdict", "rubric", "compare"]:
-        """What the judge is asked for."""
+        """Kind of question that the judge is asked."""
         if self.compare is not None:
             return "compare"
         if self.rubric is not None or self.task_rubric is not None:

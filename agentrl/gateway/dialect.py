@@ -248,7 +248,7 @@ OPENAI_ERRORS: Mapping[int, str] = {
 
 
 class OpenAIDialect(Dialect):
-    """What the dialects of OpenAI share."""
+    """Errors and fields that both dialects of OpenAI share."""
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
         """Write an error."""

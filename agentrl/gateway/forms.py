@@ -1,4 +1,4 @@
-"""What a client wants an answer to be: JSON of a schema, or a call of a tool; and the tools that it offers.
+"""Forms that a client asks an answer for: JSON of a schema, or a call of a tool; and the tools that it offers.
 
 Every vendor has its own words for the same few wishes; here they become one.
 """

@@ -1,4 +1,4 @@
-"""What an engine's grammar lets an answer be, as a structural tag of xgrammar: JSON of a schema, or calls of tools.
+"""Structural tags of xgrammar, which hold an answer to a form: JSON of a schema, or calls of tools.
 
 Thinking stays free: it comes before what is held to a form.
 """

@@ -6,7 +6,7 @@ import pytest
 from judge_parts import TASK, decode, episode, group_of, judge_at
 from support.judge_service import agents_words, attempts_in, judge_service, mark_of
 
-from agentrl.rollout.judges.transcripts import Piece, broken_up, marked_transcript, pieces_of
+from agentrl.rollout.judges.transcripts import TranscriptPiece, broken_up, marked_transcript, pieces_of
 
 FAKES = [
     "--- transcript ends",
@@ -88,7 +88,7 @@ async def test_an_attempt_cannot_end_itself_and_begin_as_another():
     ],
 )
 def test_special_tokens_of_chat_templates_are_broken_up(token):
-    question = marked_transcript([[Piece(True, f"a {token} b")]])
+    question = marked_transcript([[TranscriptPiece(True, f"a {token} b")]])
     assert token not in question
     assert f"a {token[0]} {token[1:]} b" in question
 
@@ -99,7 +99,7 @@ def test_plain_text_with_brackets_is_left_alone():
 
 
 def test_the_middle_of_a_long_transcript_is_left_out_with_a_mark():
-    pieces = [Piece(False, "W" * 300), Piece(True, "A" * 1000), Piece(False, "E" * 50)]
+    pieces = [TranscriptPiece(False, "W" * 300), TranscriptPiece(True, "A" * 1000), TranscriptPiece(False, "E" * 50)]
     question = marked_transcript([pieces], max_chars=1000)
     mark = mark_of(question)
     assert f"[350 characters of the middle are left out here] {mark}" in question
@@ -112,7 +112,7 @@ def test_the_middle_of_a_long_transcript_is_left_out_with_a_mark():
 
 @pytest.mark.parametrize("lengths", [[500], [100, 100, 300], [1, 498, 1], [250, 250], [249, 2, 249]])
 def test_exactly_the_allowed_characters_are_shown(lengths):
-    pieces = [Piece(i % 2 == 0, chr(ord("p") + i) * length) for i, length in enumerate(lengths)]
+    pieces = [TranscriptPiece(i % 2 == 0, chr(ord("p") + i) * length) for i, length in enumerate(lengths)]
     question = marked_transcript([pieces], max_chars=200)
     (attempt,) = attempts_in(question)
     shown = re.sub(r"^\[.*$", "", attempt, flags=re.M).replace("\n", "")

@@ -80,7 +80,7 @@ class JudgeClient:
 
     @property
     def spent(self) -> str | None:
-        """What has been spent, in words; ``None`` while something of the budget is left."""
+        """Say what has been spent; ``None`` while something of the budget is left."""
         budget = self._settings.budget
         if budget.max_requests is not None and self._requests >= budget.max_requests:
             return f"{self._requests} requests of {budget.max_requests}"

@@ -26,11 +26,11 @@ REASON_CHARS = 400
 
 
 class Unreadable(Exception):
-    """What is wrong with an answer, in words for the judge."""
+    """A fault of an answer, in words for the judge."""
 
 
 class Form(ABC):
-    """What an answer must look like."""
+    """The form that an answer must have."""
 
     instructions: str
     """Told after the question; may be empty."""
@@ -99,7 +99,7 @@ class Field:
 
     @property
     def words(self) -> str:
-        """What the judge is told about it."""
+        """Description of the field for the judge."""
         if self.choices:
             kind = "one of " + ", ".join(map(json.dumps, self.choices))
         elif self.kind == "boolean":
@@ -262,7 +262,7 @@ def _no_constant(name: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """How fields become a reward: the weighted mean of those with positive weights, minus penalties.
+    """Weights that make fields a reward: the weighted mean of those with positive weights, minus penalties.
 
     With x_i the value of field i between 0 and 1, the reward is sum_i w_i x_i / sum_{w_i > 0} w_i. It is 1 at best, and
     `lowest` at worst: 0 without negative weights.

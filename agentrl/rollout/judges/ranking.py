@@ -35,8 +35,8 @@ ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """How attempts of one task are shown to a judge."""
+class GroupQuestion:
+    """Question to a judge that shows several attempts at one task."""
 
     client: JudgeClient
     question: Callable[[Sequence[Attempt]], str]
@@ -47,7 +47,7 @@ class Comparison:
     """The group, for messages; also decides orders."""
 
 
-async def pairwise(comparison: Comparison, attempts: Sequence[Attempt], *, opponents: int | None) -> list[float]:
+async def pairwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, opponents: int | None) -> list[float]:
     """Compare attempts two at a time, each pair in both orders.
 
     Args:
@@ -64,7 +64,7 @@ async def pairwise(comparison: Comparison, attempts: Sequence[Attempt], *, oppon
     return bradley_terry(found, count)
 
 
-async def _result(comparison: Comparison, first: Attempt, second: Attempt) -> float:
+async def _result(comparison: GroupQuestion, first: Attempt, second: Attempt) -> float:
     """Return 1 where the first of two attempts wins, 0 where the second does, and the mean of both orders."""
     if first == second:
         return TIE
@@ -134,7 +134,7 @@ def bradley_terry(results: Mapping[Pair, float], count: int) -> list[float]:
     ]
 
 
-async def listwise(comparison: Comparison, attempts: Sequence[Attempt], *, rounds: int) -> list[float]:
+async def listwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, rounds: int) -> list[float]:
     """Rank all attempts at once, in a new order each round.
 
     Args:
@@ -150,7 +150,7 @@ async def listwise(comparison: Comparison, attempts: Sequence[Attempt], *, round
     return [means[attempt] for attempt in attempts]
 
 
-async def _ranking(comparison: Comparison, attempts: Sequence[Attempt], number: int) -> dict[Attempt, float]:
+async def _ranking(comparison: GroupQuestion, attempts: Sequence[Attempt], number: int) -> dict[Attempt, float]:
     shuffled = list(attempts)
     random.Random(f"round/{number}/{comparison.name}").shuffle(shuffled)
     count = len(shuffled)

@@ -29,8 +29,8 @@ from agentrl.rollout.judges.forms import (
     verdict_form,
     verdict_weights,
 )
-from agentrl.rollout.judges.ranking import ROUNDS, Comparison, listwise, pairwise
-from agentrl.rollout.judges.transcripts import Decode, Piece, marked_transcript, pieces_of, require_tokens
+from agentrl.rollout.judges.ranking import ROUNDS, GroupQuestion, listwise, pairwise
+from agentrl.rollout.judges.transcripts import Decode, TranscriptPiece, marked_transcript, pieces_of, require_tokens
 from agentrl.rollout.tools import all_of
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -59,7 +59,7 @@ def make_judge(client: JudgeClient, settings: JudgeConfig, decode: Decode) -> Sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquiry:
-    """What a judge is asked about an episode: one form, or several in requests of their own; and what it is worth."""
+    """Questions to a judge about an episode: one form, or several in requests of their own; and what it is worth."""
 
     forms: Sequence[Form]
     weights: Weights
@@ -134,7 +134,7 @@ class RankingJudge(GroupScorer):
 
     async def _ranks(self, trajectories: Sequence[Trajectory], task: Task, group_id: str) -> list[float]:
         shown = [tuple(pieces_of(trajectory, self._decode)) for trajectory in trajectories]
-        comparison = Comparison(
+        comparison = GroupQuestion(
             client=self._client,
             question=lambda attempts: self._question.comparing(attempts, task),
             reason=reason_field(self._settings),
@@ -220,7 +220,7 @@ class Question:
         except TemplateError as error:
             raise ConfigError("agent.judge.prompt is no Jinja2 template", got=str(error)) from error
 
-    def about(self, trajectory: Trajectory, task: Task, pieces: Sequence[Piece]) -> str:
+    def about(self, trajectory: Trajectory, task: Task, pieces: Sequence[TranscriptPiece]) -> str:
         """Return the question about one episode."""
         return self._filled(
             task=asdict(task),
@@ -231,7 +231,7 @@ class Question:
             high=f"{self._settings.high:g}",
         )
 
-    def comparing(self, attempts: Sequence[Sequence[Piece]], task: Task) -> str:
+    def comparing(self, attempts: Sequence[Sequence[TranscriptPiece]], task: Task) -> str:
         """Return the question about several attempts of one task."""
         shown = marked_transcript(attempts, max_chars=self._settings.max_transcript_chars)
         return self._filled(task=asdict(task), transcript=shown, count=len(attempts))
