@@ -20,10 +20,10 @@ from typing import TypeAlias
 
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.forms import Field, FieldsForm, RankingForm
-from agentrl.rollout.judges.transcripts import Piece
+from agentrl.rollout.judges.transcripts import TranscriptPiece
 from agentrl.rollout.tools import all_of
 
-Attempt: TypeAlias = tuple[Piece, ...]
+Attempt: TypeAlias = tuple[TranscriptPiece, ...]
 Pair: TypeAlias = tuple[int, int]
 TIE = 0.5
 RESULT = {"1": 1.0, "2": 0.0, "tie": TIE}
