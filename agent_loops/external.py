@@ -165,6 +165,10 @@ class External(AgentLoop):
         if session.outcome is not None:
             raise EpisodeEnd(session.outcome)
 
+    def can_demonstrate(self) -> bool:
+        """Return True if the option `demonstration` says how."""
+        return self._demonstration is not None
+
     def demonstrate(self, action: str) -> Message:
         """Write the answer in which the program finds an action."""
         if self._demonstration is None:

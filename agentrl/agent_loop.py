@@ -353,6 +353,10 @@ class AgentLoop(ABC):
         """Release what the loop holds for the whole run. No episode is running. Idempotent."""
         return
 
+    def can_demonstrate(self) -> bool:
+        """Return True if `demonstrate` works with the loop's options."""
+        return type(self).demonstrate is not AgentLoop.demonstrate
+
     def demonstrate(self, action: str) -> Message:
         """Write the assistant message of a perfect policy that takes `action` in this loop.
 

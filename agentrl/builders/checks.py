@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from agentrl.agent_loop import AgentLoop
 from agentrl.builders.adapter_roles import check_role_adapters, refuse_role_adapters
 from agentrl.builders.adapters import check_adapter_sync
 from agentrl.builders.chat_file import read_chats
@@ -485,5 +484,5 @@ async def check_experts(config: Config) -> None:
                 hint="train from rewards alone: agentrl train, without algorithm.expert",
             )
         loop = build_loop(part.config.agent)
-        if type(loop).demonstrate is AgentLoop.demonstrate:
+        if not loop.can_demonstrate():
             loop.demonstrate("")
