@@ -162,7 +162,6 @@ def test_two_adapters_learn_opposite_answers_to_one_prompt(tiny_run):
     lines = numbers(run)
     for role in ("early", "late"):
         first, last = (sum(line[f"role/{role}/return/mean"] for line in part) / 5 for part in (lines[:5], lines[-5:]))
-        print(role, first, last)
         assert last > first + 0.3
 
 
