@@ -3,8 +3,8 @@
 Engines: the local engine, vLLM's build for the CPU in each of `bindings` (VLLM_CPU_OMP_THREADS_BIND; "" as agentrl
 launches it), and padded `transformers.generate`, on three loads: long prompts with one token of answer, short prompts
 with long answers, and sessions of several turns. Trainer: a GRPO step of agentrl's trainer, beside forward and backward
-of transformers alone on the same sequences one by one. Both in float32 and bfloat16, beside the speed of this machine's
-matrix products. Leave the machine idle.
+of transformers alone on the same sequences one by one, each in a process of its own. Both in the number formats in
+which this processor multiplies, beside the speed of its matrix products. Leave the machine idle.
 
     agentrl bench real_model --json real_model.json
     agentrl bench real_model --versus trl 'parts=["trainer"]'
@@ -21,23 +21,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from engine import generate_padded, make_sessions, serve
 from throughput.sessions import Session, Turn
-from throughput.steps import Side
-from throughput.training_load import GROUP_SIZE, multi_turn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from throughput.trainer_steps import Dtype, StepKind, load_as_it_comes, measure_alone
 
 from agentrl.builders.models import embedding_rows, load_tokenizer
-from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
 from agentrl.config.engines import LocalEngineConfig, VLLMEngineConfig
-from agentrl.config.trainer import LoraConfig
+from agentrl.config.number_format import fastest_format
 from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.errors import UsageError
 from agentrl.models.load import load_model
-from agentrl.models.lora import add_adapters
 from agentrl.observe.console import note
 from agentrl.observe.model_folder import find_model
 from agentrl.serving.launch import ServerProcess, engine_python
@@ -45,14 +41,9 @@ from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.vllm import VLLMServer, launch_command
 from agentrl.testing import ServerEngine
-from agentrl.training.trainer import Trainer
-from agentrl.trajectory import Trajectory
 from agentrl.weights import write_served_model
 
-Dtype = Literal["float32", "bfloat16"]
-DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 CONTEXT = 2048
-LORA = LoraConfig(rank=16)
 START_S = 300.0
 
 
@@ -116,13 +107,13 @@ async def _serve_here(engine: LocalEngine, sessions: list[Session]) -> float:
 
 
 def measure_engines(
-    path: str, folder: Path, sessions: Sequence[int], bindings: Sequence[str], seed: int
+    path: str, folder: Path, dtypes: Sequence[Dtype], sessions: Sequence[int], bindings: Sequence[str], seed: int
 ) -> dict[str, Any]:
     """Return tokens per second, prompts included, by number of sessions, load, number format and engine."""
     found: dict[str, Any] = {}
-    for dtype in DTYPES:
+    for dtype in dtypes:
         model = load_model(path, dtype=dtype, device="cpu")
-        bare = _as_it_comes(path, dtype)
+        bare = load_as_it_comes(path, dtype)
         # seeds of their own: a server keeps the prompts that it has seen
         work = {count: loads(count, model.config.vocab_size, seed + count) for count in sessions}
         config = LocalEngineConfig(slots=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
@@ -156,82 +147,22 @@ def measure_engines(
     return found
 
 
-def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budget: int = 4096) -> Callable[[], None]:
-    """Return a GRPO step of agentrl's trainer."""
-    algorithm = AlgorithmConfig(
-        group_size=GROUP_SIZE, aggregation="token-mean", correction=CorrectionConfig(mode="off")
-    )
-    settings = TrainerConfig(learning_rate=1e-5, tokens_per_micro_batch=budget)
-    trainer = Trainer(model, algorithm, settings, seed=0, max_tokens=10**6)
-
-    def step() -> None:
-        trainer.step(trajectories, temperature=1.0, pad_id=0)
-
-    return step
-
-
-def _as_it_comes(path: str, dtype: Dtype) -> PreTrainedModel:
-    """The model with transformers' own layers, as peers use it."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    return model.eval()
-
-
-def _bare(model: PreTrainedModel, sequences: Sequence[list[int]]) -> None:
-    for ids in sequences:
-        tokens = torch.tensor([ids])
-        logits = model(tokens).logits[0, :-1].float()
-        torch.nn.functional.cross_entropy(logits, tokens[0, 1:]).backward()
-    model.zero_grad()
-
-
-def _trl_sides(path: str, dtype: Dtype, trajectories: Sequence[Trajectory]) -> dict[str, Side]:
-    """Steps of TRL's GRPOTrainer on the same episodes, all weights and adapters, one and four episodes at a time."""
-    from throughput.trl_step import TRLStep
-
-    def side(batch_size: int, *, adapters: bool) -> Side:
-        step = TRLStep(
-            _as_it_comes(path, "float32"),
-            trajectories,
-            [1.0, -1.0] * (len(trajectories) // 2),
-            batch_size=batch_size,
-            group_size=GROUP_SIZE,
-            learning_rate=1e-5,
-            bfloat16=dtype == "bfloat16",
-            adapters=LORA if adapters else None,
-        )
-        return Side(step.step)
-
-    kinds = {"": False, ", LoRA": True}
-    return {f"trl{name} x{size}": side(size, adapters=adapters) for name, adapters in kinds.items() for size in (1, 4)}
-
-
-def measure_trainer(path: str, rounds: int, seed: int, *, trl: bool) -> dict[str, Any]:
-    """Return tokens per second and the growth of memory of steps, by number format, and the peak of matrix products."""
+def measure_trainer(path: str, dtypes: Sequence[Dtype], rounds: int, seed: int, *, trl: bool) -> dict[str, Any]:
+    """Return tokens per second and the memory of steps, by number format, and the peak of matrix products."""
+    kinds = [StepKind("agentrl", adapters, tokens) for adapters in (False, True) for tokens in (1024, 4096)]
+    kinds.append(StepKind("bare"))
+    if trl:
+        kinds += [StepKind("trl", adapters, episodes) for adapters in (False, True) for episodes in (1, 4)]
     found: dict[str, Any] = {}
-    for dtype in DTYPES:
-        vocabulary = load_model(path, dtype=dtype, device="cpu").config.vocab_size
-        trajectories = multi_turn(1, vocabulary, seed)
-        sequences = [trajectory.sequences[0].ids_list() for trajectory in trajectories]
-        adapted = load_model(path, dtype=dtype, device="cpu")
-        add_adapters(adapted, LORA, base=path, seed=seed)
-        bare = _as_it_comes(path, dtype)
-        sides = {
-            "agentrl": Side(own_step(load_model(path, dtype=dtype, device="cpu"), trajectories)),
-            "agentrl, LoRA": Side(own_step(adapted, trajectories)),
-            "bare": Side(lambda bare=bare, sequences=sequences: _bare(bare, sequences)),
-        }
-        if trl:
-            sides |= _trl_sides(path, dtype, trajectories)
-        for side in sides.values():
-            side.step()
-        for _ in range(rounds):
-            for side in sides.values():
-                side.measure()
-        tokens = sum(map(len, sequences))
-        found[dtype] = {name: side.figures(tokens) for name, side in sides.items()}
-        found[dtype]["matrix_gflops"] = matrix_speed(getattr(torch, dtype))
-        speeds = (f"{name} {side.figures(tokens)['tokens_per_s']:.0f} tokens/s" for name, side in sides.items())
-        note(f"trainer, {dtype}: {', '.join(speeds)}")
+    for dtype in dtypes:
+        found[dtype] = {"matrix_gflops": matrix_speed(getattr(torch, dtype))}
+        for kind in kinds:
+            figures = measure_alone(kind, path, dtype, rounds, seed)
+            found[dtype][kind.name] = figures
+            note(
+                f"trainer, {dtype}, {kind.name}: {figures['tokens_per_s']:.0f} tokens/s, "
+                f"{figures['process_megabytes']:,.0f} MB"
+            )
     return found
 
 
@@ -249,11 +180,12 @@ def run(
     parts: Sequence[str] = ("trainer", "engines"),
     sessions: Sequence[int] = (16, 64),
     bindings: Sequence[str] = ("", "auto"),
+    dtypes: Sequence[Dtype] = (),
     versus: str = "",
     rounds: int = 2,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Measure the parts, beside TRL's trainer with ``--versus trl``.
+    """Measure the parts, beside TRL's trainer with ``--versus trl``; no `dtypes` are those of this processor.
 
     Returns:
         Plain JSON types: tokens per second.
@@ -261,10 +193,11 @@ def run(
     if versus not in ("", "trl"):
         raise UsageError("nothing to compare with", got=f"versus={versus}", expected="trl")
     path = find_model(model)
+    dtypes = dtypes or (("float32", "bfloat16") if fastest_format("cpu") == "bfloat16" else ("float32",))
     found: dict[str, Any] = {"model": model, "threads": torch.get_num_threads()}
     if "trainer" in parts:
-        found["trainer"] = measure_trainer(path, rounds, seed, trl=versus == "trl")
+        found["trainer"] = measure_trainer(path, dtypes, rounds, seed, trl=versus == "trl")
     if "engines" in parts:
         with tempfile.TemporaryDirectory() as folder:
-            found["engines"] = measure_engines(path, Path(folder), sessions, bindings, seed)
+            found["engines"] = measure_engines(path, Path(folder), dtypes, sessions, bindings, seed)
     return found

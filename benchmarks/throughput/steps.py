@@ -19,6 +19,8 @@ class Side:
     cpu_seconds: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     grown_bytes: list[int] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+    """Of the whole process."""
 
     def measure(self) -> None:
         """Take a step."""
@@ -29,7 +31,8 @@ class Side:
         self.step()
         self.seconds.append(time.perf_counter() - start)
         self.cpu_seconds.append(time.process_time() - start_cpu)
-        self.grown_bytes.append(_resident("VmHWM") - before)
+        self.peak_bytes.append(_resident("VmHWM"))
+        self.grown_bytes.append(self.peak_bytes[-1] - before)
 
     def figures(self, tokens: int) -> dict[str, float]:
         """Medians."""
@@ -37,6 +40,7 @@ class Side:
             "tokens_per_cpu_s": tokens / median(self.cpu_seconds),
             "tokens_per_s": tokens / median(self.seconds),
             "peak_megabytes": median(self.grown_bytes) / 2**20,
+            "process_megabytes": median(self.peak_bytes) / 2**20,
         }
 
 
