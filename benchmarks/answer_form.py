@@ -36,6 +36,7 @@ TEXT: dict[str, list[str]] = {
     "household": ["agent.options.list_actions=true"],
     "webshop": ["agent.options.list_actions=true"],
     "search_qa": ["agent.options={format: free}"],
+    "search_react": [],
     "code": ["agent.options={format: free}", "agent.max_answer_tokens=256"],
     "retail": ["agent.options={format: free}"],
 }
@@ -48,6 +49,7 @@ COMMANDS = {
         r"|look|inventory|help"
     ),
     "webshop": re.compile(r"(search|click)\[.+\]"),
+    "search_react": re.compile(r"(search|finish)\[.+\]"),
     "countdown": re.compile(r"[\d+\-*/() ]*\d[\d+\-*/() =.]*"),
 }
 """Environments that answer to a command in the right form that nothing happens: what such a command looks like."""
@@ -64,7 +66,7 @@ def run(
     chat_template: str | None = "chatml",
     options: dict[str, Any] | None = None,
     temperature: float = 1.0,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
 ) -> dict[str, Any]:
     """Play `tasks` episodes of at most `turns` turns in each case.
 

@@ -34,6 +34,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "repo_fix": "agentrl.envs.repo_fix.environment:SPEC",
         "retail": "agentrl.envs.retail.spec:SPEC",
         "search_qa": "agentrl.envs.search_qa.spec:SPEC",
+        "search_react": "agentrl.envs.search_qa.spec:REACT_SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
         "terminal": "agentrl.envs.terminal.environment:SPEC",

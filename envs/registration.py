@@ -37,6 +37,7 @@ ENTRY_POINTS = {
     "agentrl/ReasoningGym-v0": "agentrl.envs.adapters.reasoning_gym:ReasoningGym",
     "agentrl/Retail-v0": "agentrl.envs.retail.environment:RetailDesk",
     "agentrl/SearchQa-v0": "agentrl.envs.search_qa.environment:SearchQA",
+    "agentrl/SearchReact-v0": "agentrl.envs.search_qa.environment:make_search_react",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/TextArena-v0": "agentrl.envs.adapters.textarena:TextArena",

@@ -20,7 +20,7 @@ from .episode import SearchEpisode, Step
 from .expert import SearchExpert
 from .library import index_of
 from .options import ENVIRONMENT, SearchOptions, parse_options
-from .protocol import MoveKind, read_action
+from .protocol import BRACKETS, TAGS, MoveKind, Protocol
 from .tasks import SearchTasks, question_of, split_of
 
 
@@ -33,9 +33,18 @@ def make_search_qa(**options: Any) -> AnyEnv:
     return SearchQA(**options) if options.get("url") is None else RemoteSearchQA(**options)
 
 
+def make_search_react(**options: Any) -> AnyEnv:
+    """The same with ReAct's actions, ``search[words]`` and ``finish[answer]``, and without tools.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    return SearchQA(BRACKETS, **options) if options.get("url") is None else RemoteSearchQA(BRACKETS, **options)
+
+
 def tool_message(action: str) -> Message:
     """The assistant message that takes a text action where searching is a tool."""
-    move = read_action(action)
+    move = TAGS.read(action)
     if move.kind is not MoveKind.SEARCH:
         return Message(role="assistant", content=action)
     return Message(role="assistant", tool_calls=(ToolCall(name="search", arguments={"query": move.text}),))
@@ -48,18 +57,22 @@ class SearchQA(gymnasium.Env[str, str]):
     takes the option ``task_id``; without it the seed draws a training question.
 
     Args:
+        protocol: How actions are written.
         options: As `parse_options` describes them, without ``url``.
     """
 
-    action_hint = ""
-
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, protocol: Protocol = TAGS, /, **options: Any) -> None:
+        self.protocol = protocol
+        self.action_hint = protocol.action_hint
         self.options = parse_options(**options)
         if self.options.url is not None:
             raise UsageError("this class searches by itself", got="url", hint="use make_search_qa, or RemoteSearchQA")
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
-        self.tools = (Tool(self.search, name="search", inline=True),)
+        self.tools: tuple[Tool, ...] = ()
+        if protocol is TAGS:
+            self.tools = (Tool(self.search, name="search", inline=True),)
+            self.tool_message = tool_message
         self._episode: SearchEpisode | None = None
 
     @property
@@ -79,7 +92,7 @@ class SearchQA(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
-        self._episode = _begin(self.options, drawn, options or {})
+        self._episode = _begin(self.options, drawn, options or {}, self.protocol)
         return _first_texts(self._episode)
 
     def step(self, action: str) -> Step:
@@ -104,13 +117,9 @@ class SearchQA(gymnasium.Env[str, str]):
         index = index_of(split_of(self.episode.question.id), self.options)
         return index.search(query, self.options.topk)
 
-    def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action where searching is a tool."""
-        return tool_message(action)
-
     def expert(self) -> SearchExpert:
         """A policy that solves every generated question."""
-        return SearchExpert()
+        return SearchExpert(self.protocol)
 
     def state_key(self) -> str:
         """Key of the question and of what was looked for."""
@@ -122,22 +131,28 @@ class SearchQA(gymnasium.Env[str, str]):
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Go on where a snapshot was taken, in this environment or another with the same options."""
-        self._episode = SearchEpisode.from_plain(snapshot, self.options)
+        self._episode = SearchEpisode.from_plain(snapshot, self.options, self.protocol)
 
 
 class RemoteSearchQA(AsyncEnv):
     """`SearchQA` with a retriever behind HTTP, whose failures are the machinery's, never the policy's.
 
     Args:
+        protocol: How actions are written.
         options: As `parse_options` describes them, with ``url``.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, protocol: Protocol = TAGS, /, **options: Any) -> None:
+        self.protocol = protocol
+        self.action_hint = protocol.action_hint
         self.options = parse_options(**options)
         if self.options.url is None:
             raise UsageError("search_qa has no retriever to ask", expected="option url")
         self.service = RetrievalService(self.options.url, topk=self.options.topk, timeout_s=self.options.timeout_s)
-        self.tools = (Tool(self.search, name="search"),)
+        self.tools: tuple[Tool, ...] = ()
+        if protocol is TAGS:
+            self.tools = (Tool(self.search, name="search"),)
+            self.tool_message = tool_message
         self._episode: SearchEpisode | None = None
 
     async def reset(
@@ -148,7 +163,7 @@ class RemoteSearchQA(AsyncEnv):
         Raises:
             UsageError: an option is unknown, or names no task.
         """
-        self._episode = _begin(self.options, seed or 0, options or {})
+        self._episode = _begin(self.options, seed or 0, options or {}, self.protocol)
         return _first_texts(self._episode)
 
     async def step(self, action: str) -> Step:
@@ -171,13 +186,9 @@ class RemoteSearchQA(AsyncEnv):
         _begun(self._episode).begin_search(query)
         return list_passages(await self.service.search(query))
 
-    def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action where searching is a tool."""
-        return tool_message(action)
-
     def expert(self) -> SearchExpert:
         """A policy that solves generated questions, if the retriever finds their passages."""
-        return SearchExpert()
+        return SearchExpert(self.protocol)
 
     def state_key(self) -> str:
         """Key of the question and of what was looked for."""
@@ -189,7 +200,7 @@ class RemoteSearchQA(AsyncEnv):
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Go on where a snapshot was taken."""
-        self._episode = SearchEpisode.from_plain(snapshot, self.options)
+        self._episode = SearchEpisode.from_plain(snapshot, self.options, self.protocol)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -202,10 +213,11 @@ def _begun(episode: SearchEpisode | None) -> SearchEpisode:
     return episode
 
 
-def _begin(environment: SearchOptions, seed: int, options: Mapping[str, Any]) -> SearchEpisode:
+def _begin(environment: SearchOptions, seed: int, options: Mapping[str, Any], protocol: Protocol) -> SearchEpisode:
     task_id = asked_task(options, ENVIRONMENT) or SearchTasks(TRAIN, environment).draw(seed)
-    return SearchEpisode(question_of(task_id, environment), environment)
+    return SearchEpisode(question_of(task_id, environment), environment, protocol)
 
 
 def _first_texts(episode: SearchEpisode) -> tuple[str, dict[str, Any]]:
-    return f"Question: {episode.question.text}", {"success": False, "task_type": episode.question.type}
+    asked = f"Question: {episode.question.text}"
+    return episode.protocol.remind(asked), {"success": False, "task_type": episode.question.type, "goal": asked}

@@ -12,7 +12,7 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.remote.retrieval import Passage
 
 from .options import RewardKind, SearchOptions
-from .protocol import RULE, Move, MoveKind, read_action, show_passages
+from .protocol import TAGS, Move, MoveKind, Protocol
 from .questions import Question
 from .scoring import exact_match, f1
 from .tasks import question_of
@@ -26,11 +26,13 @@ class SearchEpisode:
     Args:
         question: What is asked.
         options: Of the environment.
+        protocol: How moves are written.
     """
 
-    def __init__(self, question: Question, options: SearchOptions) -> None:
+    def __init__(self, question: Question, options: SearchOptions, protocol: Protocol = TAGS) -> None:
         self.question = question
         self.options = options
+        self.protocol = protocol
         self.queries: list[str] = []
         self.steps = 0
         self.answer: str | None = None
@@ -48,7 +50,7 @@ class SearchEpisode:
         """
         if self.is_over:
             raise UsageError("the search_qa episode is over", expected="reset before the next step")
-        return read_action(action)
+        return self.protocol.read(action)
 
     def take(self, move: Move, found: Sequence[Passage]) -> Step:
         """Take a step; `found` is what the retriever has for a search."""
@@ -57,14 +59,14 @@ class SearchEpisode:
             return self._judge(move.text)
         if move.kind is MoveKind.NOTHING:
             return (
-                f"This is neither a search nor an answer, so nothing happened. {RULE}",
+                f"This is neither a search nor an answer, so nothing happened. {self.protocol.rule}",
                 0.0,
                 False,
                 self.is_over,
                 self._info(valid=False),
             )
         self.queries.append(move.text)
-        return show_passages(found), 0.0, False, self.is_over, self._info(valid=True)
+        return self.protocol.show(found), 0.0, False, self.is_over, self._info(valid=True)
 
     def begin_search(self, query: str) -> None:
         """Count a search that is made with the tool; the last step is kept for the answer.
@@ -89,9 +91,9 @@ class SearchEpisode:
         return {"task_id": self.question.id, "queries": list(self.queries), "steps": self.steps, "answer": self.answer}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any], options: SearchOptions) -> SearchEpisode:
+    def from_plain(cls, plain: Mapping[str, Any], options: SearchOptions, protocol: Protocol = TAGS) -> SearchEpisode:
         """The episode that `to_plain` described."""
-        episode = cls(question_of(plain["task_id"], options), options)
+        episode = cls(question_of(plain["task_id"], options), options, protocol)
         episode.queries, episode.steps, episode.answer = list(plain["queries"]), plain["steps"], plain["answer"]
         return episode
 

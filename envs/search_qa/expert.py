@@ -5,16 +5,21 @@ from __future__ import annotations
 from agentrl.errors import UsageError
 from agentrl.message import Content
 
-from .protocol import answer_action, read_passages, search_action
+from .protocol import TAGS, Protocol, read_passages
 from .relations import Chain, parse_chain
 
 _PREFIX = "Question: "
 
 
 class SearchExpert:
-    """Looks up one thing after the other: the start of the chain, then what each relation leads to."""
+    """Looks up one thing after the other: the start of the chain, then what each relation leads to.
 
-    def __init__(self) -> None:
+    Args:
+        protocol: How moves are written.
+    """
+
+    def __init__(self, protocol: Protocol = TAGS) -> None:
+        self._protocol = protocol
         self._chain: Chain | None = None
         self._thing = ""
         self._done = 0
@@ -29,22 +34,24 @@ class SearchExpert:
         """
         text = observation if isinstance(observation, str) else ""
         if self._chain is None:
-            self._chain = parse_chain(text.partition(_PREFIX)[2])
+            self._chain = parse_chain(text.partition(_PREFIX)[2].partition("\n")[0])
             if self._chain is None:
                 raise UsageError("the observation asks no question of the fact world", got=repr(text[-120:]))
             self._thing = self._chain.start
-            return search_action(self._thing)
+            return self._protocol.search(self._thing)
         relation = self._chain.relations[self._done]
         said = next((passage.text for passage in read_passages(text) if passage.title == self._thing), None)
         value = None if said is None else relation.read(said)
         if value is None:
             return self._look_again()
         self._thing, self._done, self._widened = value, self._done + 1, False
-        return answer_action(value) if self._done == len(self._chain.relations) else search_action(value)
+        return (
+            self._protocol.answer(value) if self._done == len(self._chain.relations) else self._protocol.search(value)
+        )
 
     def _look_again(self) -> str:
         """The name twice: what a passage is about stands in its title, too."""
         if self._widened:
             raise UsageError("the search expert cannot find a passage", got=self._thing)
         self._widened = True
-        return search_action(f"{self._thing} {self._thing} is")
+        return self._protocol.search(f"{self._thing} {self._thing} is")

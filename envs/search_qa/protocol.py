@@ -1,17 +1,14 @@
-"""The text protocol of Search-R1: what an action looks like, and how passages are shown."""
+"""What an action looks like, and how passages are shown: in Search-R1's tags, or in ReAct's brackets."""
 
 from __future__ import annotations
 
 import enum
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from agentrl.remote.retrieval import Passage, list_passages
-
-_TAGGED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
-
-RULE = "Search again, or give the final answer in this form:\n<answer>Oslo</answer>"
 
 
 class MoveKind(enum.Enum):
@@ -31,31 +28,71 @@ class Move(NamedTuple):
     """The query or the answer."""
 
 
-def read_action(action: str) -> Move:
-    """The first tag of an action: whatever was written after it was written before its result was known.
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """How a policy writes its moves, and reads what a search found."""
 
-    >>> read_action("<think>Hm.</think> <search> Marlport </search>")
-    Move(kind=<MoveKind.SEARCH: 'search'>, text='Marlport')
-    """
-    found = _TAGGED.search(action)
-    if found is None or not found[2].strip():
-        return Move(MoveKind.NOTHING)
-    return Move(MoveKind(found[1]), found[2].strip())
+    pattern: re.Pattern[str]
+    """Finds a move: the word that opens it, and its text."""
+    answer_word: str
+    """What opens an answer; ``search`` opens a search."""
+    written: str
+    passages: str
+    action_hint: str = ""
+    reminder: str = ""
+    """The last line of each observation."""
+
+    def read(self, action: str) -> Move:
+        """Return the first move of an action: whatever was written after it was written before its result was known.
+
+        >>> TAGS.read("<think>Hm.</think> <search> Marlport </search>")
+        Move(kind=<MoveKind.SEARCH: 'search'>, text='Marlport')
+        >>> BRACKETS.read("finish[Oslo]")
+        Move(kind=<MoveKind.ANSWER: 'answer'>, text='Oslo')
+        """
+        found = self.pattern.search(action)
+        if found is None or not found[2].strip():
+            return Move(MoveKind.NOTHING)
+        return Move(MoveKind.ANSWER if found[1] == self.answer_word else MoveKind.SEARCH, found[2].strip())
+
+    def search(self, query: str) -> str:
+        """Return the action that looks for `query`."""
+        return self.written.format(word="search", text=query)
+
+    def answer(self, answer: str) -> str:
+        """Return the action that answers."""
+        return self.written.format(word=self.answer_word, text=answer)
+
+    @property
+    def rule(self) -> str:
+        """What to do after an action that is no move."""
+        return f"Search again, or give the final answer in this form:\n{self.answer('Oslo')}"
+
+    def show(self, found: Sequence[Passage]) -> str:
+        """Return what a search found, as the policy reads it."""
+        return self.remind(self.passages.format(list_passages(found)))
+
+    def remind(self, observation: str) -> str:
+        """Return an observation with what can be done now."""
+        return f"{observation}\n{self.reminder}" if self.reminder else observation
 
 
-def search_action(query: str) -> str:
-    """The action that looks for `query`."""
-    return f"<search>{query}</search>"
-
-
-def answer_action(answer: str) -> str:
-    """The action that answers."""
-    return f"<answer>{answer}</answer>"
-
-
-def show_passages(passages: Sequence[Passage]) -> str:
-    """What a search found, in the tags of the text protocol."""
-    return f"<information>{list_passages(passages)}</information>"
+TAGS = Protocol(
+    pattern=re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL),
+    answer_word="answer",
+    written="<{word}>{text}</{word}>",
+    passages="<information>{}</information>",
+)
+"""Search-R1's."""
+BRACKETS = Protocol(
+    pattern=re.compile(r"^\s*(search|finish)\[(.*)\]", re.MULTILINE),
+    answer_word="finish",
+    written="{word}[{text}]",
+    passages="{}",
+    action_hint="search[words] or finish[the answer], for example: search[capital of Norway]",
+    reminder="Actions: search[words], finish[answer]",
+)
+"""ReAct's: easier for small models, in loops that mark the action."""
 
 
 _LISTED = re.compile(r'^(?:<information>)?Doc \d+\(Title: "(.*?)"\) (.*?)(?:</information>)?$', re.MULTILINE)

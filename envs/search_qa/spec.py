@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..task_ids import SPLITS
-from .environment import make_search_qa
+from .environment import make_search_qa, make_search_react
 from .options import ENVIRONMENT, MAX_STEPS, TOPK, parse_options
 from .tasks import SearchTasks
 
@@ -23,6 +24,12 @@ To answer, write the answer without any explanation inside <answer> </answer>, w
 <answer>Oslo</answer>
 
 You may think inside <think> </think> first."""
+REACT_INSTRUCTIONS = """\
+Answer a question. What you do not know you can look up in a search engine. Each turn you take one action.
+
+search[words] shows the best passages about the words. Search for one thing at a time: the answer may need facts from
+several passages.
+finish[answer] ends the episode with the answer, which is written without any explanation."""
 TOOL_INSTRUCTIONS = """\
 Answer a question. What you do not know you can look up with the tool search. Search as often as you need to, for one
 thing at a time: the answer may need facts from several passages. Once you know the answer, call no tool, and write the
@@ -53,4 +60,17 @@ SPEC = EnvironmentSpec(
     isolation=Isolation.INLINE,
     options={"topk": TOPK},
     scores={"random": 0.0, "expert": 1.0},
+)
+
+REACT_SPEC = replace(
+    SPEC,
+    name="search_react",
+    make=make_search_react,
+    description=(
+        "The questions of search_qa with ReAct's actions, search[words] and finish[answer], inside the tags of the"
+        " loop: easier for small models."
+    ),
+    instructions=REACT_INSTRUCTIONS,
+    answer_format="",
+    tool_instructions="",
 )

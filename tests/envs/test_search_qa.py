@@ -14,12 +14,13 @@ from agentrl.envs.search_qa.environment import SearchQA, make_search_qa
 from agentrl.envs.search_qa.expert import SearchExpert
 from agentrl.envs.search_qa.relations import RELATIONS, parse_chain
 from agentrl.envs.search_qa.scoring import f1, normalise
-from agentrl.envs.search_qa.spec import SPEC
+from agentrl.envs.search_qa.spec import REACT_SPEC, SPEC
 from agentrl.envs.search_qa.vocabulary import Kind, names
 from agentrl.envs.search_qa.world import world_of
 from agentrl.envs.task_ids import SPLITS
 from gymnasium.utils.env_checker import check_env
 
+import agentrl
 from agentrl.errors import ToolError, UsageError
 
 PARTS = {
@@ -155,7 +156,7 @@ def test_the_reward_is_exact_match_or_f1() -> None:
     env = SearchQA(reward="f1")
     _, info = env.reset(options={"task_id": "valid-0"})
     golden = env.episode.question.golden[0]
-    assert info == {"success": False, "task_type": "one_hop"}
+    assert info == {"success": False, "task_type": "one_hop", "goal": f"Question: {env.episode.question.text}"}
     observation, reward, terminated, _, info = env.step(f"<answer>perhaps {golden}</answer>")
     assert (observation, terminated, info["success"]) == ("That is not the answer.", True, False)
     words = len(golden.split())
@@ -242,3 +243,12 @@ def test_there_is_no_other_split_and_nothing_works_before_a_reset() -> None:
         SPEC.tasks("dev")
     with pytest.raises(UsageError, match="no episode yet"):
         SearchQA().step("<answer>x</answer>")
+
+
+@pytest.mark.parametrize("loop", ["react_text", "tool_calling"])
+def test_react_s_actions_solve_the_same_questions(loop: str) -> None:
+    result = agentrl.evaluate("search_react/valid", policy="expert", tasks=6, overrides=[f"agent.loop={loop}"])
+    assert result.success.mean == 1.0
+    with pytest.raises(TypeError, match="protocol"):
+        REACT_SPEC.make(protocol="tags")
+    assert not REACT_SPEC.make().tools

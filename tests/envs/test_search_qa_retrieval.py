@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from agentrl.envs.search_qa.environment import RemoteSearchQA, SearchQA, make_search_qa
-from agentrl.envs.search_qa.protocol import MoveKind, read_action, read_passages, show_passages
+from agentrl.envs.search_qa.protocol import BRACKETS, TAGS, MoveKind, Protocol, read_passages
 from agentrl.envs.search_qa.scoring import exact_match, f1, normalise
 from agentrl.envs.search_qa.spec import SPEC
 from aiohttp import web
@@ -85,28 +85,41 @@ def test_exact_match_and_f1(answer: str, golden: list[str], match: float, overla
 
 
 @pytest.mark.parametrize(
-    ("action", "kind", "text"),
+    ("protocol", "action", "kind", "text"),
     [
-        ("<search> a\nb </search>", MoveKind.SEARCH, "a\nb"),
-        ("<think>x</think><answer>42</answer>", MoveKind.ANSWER, "42"),
-        ("<search>a</search><information>b</information><answer>c</answer>", MoveKind.SEARCH, "a"),
-        ("<search>a</answer>", MoveKind.NOTHING, ""),
-        ("<answer>  </answer>", MoveKind.NOTHING, ""),
-        ("42", MoveKind.NOTHING, ""),
+        (TAGS, "<search> a\nb </search>", MoveKind.SEARCH, "a\nb"),
+        (TAGS, "<think>x</think><answer>42</answer>", MoveKind.ANSWER, "42"),
+        (TAGS, "<search>a</search><information>b</information><answer>c</answer>", MoveKind.SEARCH, "a"),
+        (TAGS, "<search>a</answer>", MoveKind.NOTHING, ""),
+        (TAGS, "<answer>  </answer>", MoveKind.NOTHING, ""),
+        (BRACKETS, "search[mayor of Oslo]", MoveKind.SEARCH, "mayor of Oslo"),
+        (BRACKETS, "I know.\n finish[Oslo [Norway]]", MoveKind.ANSWER, "Oslo [Norway]"),
+        (BRACKETS, "search[a]\nfinish[b]", MoveKind.SEARCH, "a"),
+        (BRACKETS, "<search>a</search>", MoveKind.NOTHING, ""),
+        (BRACKETS, "do not search[a]", MoveKind.NOTHING, ""),
+        (BRACKETS, "finish[ ]", MoveKind.NOTHING, ""),
+        (TAGS, "finish[a]", MoveKind.NOTHING, ""),
+        (TAGS, "42", MoveKind.NOTHING, ""),
     ],
 )
-def test_actions_are_read(action: str, kind: MoveKind, text: str) -> None:
-    assert read_action(action) == (kind, text)
+def test_actions_are_read(protocol: Protocol, action: str, kind: MoveKind, text: str) -> None:
+    assert protocol.read(action) == (kind, text)
+
+
+@pytest.mark.parametrize("protocol", [TAGS, BRACKETS])
+def test_moves_that_are_written_are_read(protocol: Protocol) -> None:
+    assert protocol.read(protocol.search("a b")) == (MoveKind.SEARCH, "a b")
+    assert protocol.read(protocol.answer("a b")) == (MoveKind.ANSWER, "a b")
 
 
 def test_passages_are_shown_and_read_back() -> None:
     passages = [Passage("One", "First text."), Passage("Two (film)", "Second text.")]
-    shown = show_passages(passages)
+    shown = TAGS.show(passages)
     assert (
         shown == '<information>Doc 1(Title: "One") First text.\nDoc 2(Title: "Two (film)") Second text.</information>'
     )
     assert read_passages(shown) == read_passages(list_passages(passages)) == passages
-    assert show_passages([]) == "<information>Nothing was found.</information>"
+    assert TAGS.show([]) == "<information>Nothing was found.</information>"
 
 
 @pytest.fixture
