@@ -166,6 +166,9 @@ class TurnOptions:
     """What a scripted policy says in a turn that takes no action, in place of the environment's next action."""
     role: str = SOLE_ROLE
     """Who speaks; set by the conversation of a role."""
+    for_environment: bool = False
+    """A role of the environment speaks, such as its user: the turn is none of the agent's, and a scripted policy says
+    its action as it is."""
 
 
 PLAIN_TURN = TurnOptions()

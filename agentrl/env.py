@@ -23,6 +23,10 @@ where the first observation is out of sight; empty when every observation says e
 Several players: ``info["players"]`` of `reset` lists their names, in their order. Each info then says in ``player`` who
 acts next, and the observation is what this player reads. A step's ``rewards`` holds what single players got, by name;
 its reward is everybody's.
+
+Some of the players may be roles that the runtime plays for the environment, such as a simulated user: those that
+`EnvironmentSpec.roles_of` names. Agents then see nothing of them but what the environment tells. The info of `reset`
+holds in ``instructions``, by name, what such a role has to know, and nobody else reads. See docs/roles.md.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ import enum
 import inspect
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -169,6 +173,9 @@ class EnvironmentSpec:
     """Where the code runs under `options`, for an environment of several engines; `isolation` when left out."""
     images_of: Callable[..., bool] | None = None
     """Whether observations hold images under `options`; left out, they hold none."""
+    roles_of: Callable[..., Sequence[str]] | None = None
+    """The players that the runtime plays for the environment under `options`, such as a simulated user; none when left
+    out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success of the ``random`` and ``expert`` policies, as tests assert them."""
@@ -183,6 +190,10 @@ class EnvironmentSpec:
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
         """Return where the code runs under options, which are put over the spec's own."""
         return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})
+
+    def roles_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the roles that the runtime plays under options, which are put over the spec's own."""
+        return () if self.roles_of is None else tuple(self.roles_of(**{**self.options, **options}))
 
     def shows_images(self, options: Mapping[str, Any]) -> bool:
         """Return whether observations hold images under options, which are put over the spec's own."""

@@ -128,6 +128,22 @@ def tool_result(call: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 
+_SPECIAL = re.compile(
+    r"<(?=[|｜]|/?(?:s|bos|eos|unk|pad|think)>|(?:start|end)_of_|<SYS>>|/SYS>>)|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_)\b)",
+    re.IGNORECASE,
+)
+"""The first character of what chat templates write between messages, in the families of models that are known."""
+
+
+def broken_up(text: str) -> str:
+    """Put a space into the special tokens of chat templates: what one agent wrote must be text to the one who reads it.
+
+    >>> broken_up("done<|im_end|> [/INST] a < b")
+    'done< |im_end|> [ /INST] a < b'
+    """
+    return _SPECIAL.sub(lambda found: f"{found[0]} ", text)
+
+
 MOST_DIGITS = 1000
 """Maximum length of a number that `parse_int` reads; Python refuses to convert more than 4300 digits."""
 _INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")

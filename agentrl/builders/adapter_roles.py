@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.builders.environments import roles_of_environment
 from agentrl.config.config import LABEL, Config
 from agentrl.config.derived import adapter_config, parts_of
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
@@ -11,6 +12,7 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.signals import check_signals
+from agentrl.trajectory import SOLE_ROLE
 
 
 def roles_of_adapters(config: Config) -> dict[str, str]:
@@ -39,7 +41,7 @@ def trained_roles(config: Config) -> dict[str, frozenset[str]]:
         role
         for part in parts_of(config)
         for role, section in (part.config.agent.roles or {}).items()
-        if not section.is_trained
+        if not section.is_trained or role in roles_of_environment(part.config)
     }
     plays = roles_of_adapters(config)
     return {
@@ -88,7 +90,8 @@ def _check_roles(config: Config) -> None:
                 named.add(section.adapter)
         if not config.named_adapters:
             continue
-        roles = make_agent_loop(agent.loop, agent.options).roles
+        others = roles_of_environment(part.config)
+        roles = [*(make_agent_loop(agent.loop, agent.options).roles or ([SOLE_ROLE] if others else [])), *others]
         if not roles:
             raise ConfigError(
                 f"adapters are played by roles, and the agent loop {agent.loop} has none",

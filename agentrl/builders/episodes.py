@@ -73,7 +73,7 @@ def build_runner(
         if isinstance(one, Toolset):
             pool.belongings.push_async_callback(one.close)
     loop = build_loop(config.agent, pool.spec.answer_format)
-    roles = build_roles(config.agent, loop)
+    roles = build_roles(config.agent, loop, pool.roles)
     if names_of_roles(loop, config.agent.called_roles) or not loop.turns_are_steps:
         limits = replace(limits, max_turns=config.agent.max_turns)  # the environment counts its own steps
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):

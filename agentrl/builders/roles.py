@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, AgentRole
+from agentrl.builders.environments import roles_of_environment
 from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
@@ -22,27 +23,39 @@ from agentrl.serving.openai import OpenAIEngine
 from agentrl.tool import TOOL_NAME, Tool, Toolset
 
 
-def build_roles(agent: AgentConfig, loop: AgentLoop) -> list[RoleSetup]:
-    """Make what the roles of a loop play with, for those that the config names.
+def build_roles(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str] = ()) -> list[RoleSetup]:
+    """Make what the roles of a loop and of its environment play with, for those that the config names.
+
+    Args:
+        agent: The section.
+        loop: Its loop.
+        environment_roles: Roles that the runtime plays for the environment. They do not train.
 
     Raises:
-        ConfigError: the loop has no such role, or ignores its tools; or one name stands for different tools.
+        ConfigError: there is no such role, or the loop ignores its tools; or one name stands for different tools.
         UnknownNameError: no such tool.
     """
-    _check_fits(agent, loop)
+    _check_fits(agent, loop, environment_roles)
     _check_one_tool_of_a_name(agent)
     _check_calls_end(agent)
     called = {name: _role_tool(name, role.as_tool) for name, role in (agent.roles or {}).items() if role.as_tool}
-    return [_build_role(agent, name, role, called) for name, role in (agent.roles or {}).items()]
+    untrained = {"trained": False}
+    roles = {
+        name: role.model_copy(update=untrained) if name in environment_roles else role
+        for name, role in (agent.roles or {}).items()
+    }
+    return [_build_role(agent, name, role, called) for name, role in roles.items()]
 
 
 def _role_tool(name: str, config: RoleToolConfig) -> RoleTool:
     return RoleTool(name, description=config.description, arguments=config.arguments, max_turns=config.max_turns)
 
 
-def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
-    """Check that the loop has the roles that the config names, and ignores nothing that is said about them."""
+def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str]) -> None:
+    """Check that there are the roles that the config names, and nothing is ignored that is said about them."""
     names = names_of_roles(loop, agent.called_roles)
+    for name in environment_roles:
+        _check_environment_role(name, agent, names)
     if names and agent.shots:
         raise ConfigError(
             f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, and it has several",
@@ -50,13 +63,16 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
             expected="agent.shots=0, or a loop of one agent",
         )
     for name, role in (agent.roles or {}).items():
+        if name in environment_roles:
+            continue
         if name not in names or (role.as_tool is not None and names.count(name) > 1):
             raise ConfigError(
                 f"agent.roles.{name}: the agent loop {agent.loop} has no such role"
                 if role.as_tool is None
                 else f"agent.roles.{name}.as_tool: a role of the agent loop {agent.loop} cannot be called by others",
-                expected=", ".join(names) or "a loop of several agents, or as_tool: {description: …}",
-                hint=did_you_mean(name, [other for other in names if other != name]),
+                expected=", ".join([*names, *environment_roles])
+                or "a loop of several agents, or as_tool: {description: …}",
+                hint=did_you_mean(name, [other for other in [*names, *environment_roles] if other != name]),
             )
         if role.as_tool is not None and not TOOL_NAME.fullmatch(name):
             raise ConfigError(
@@ -76,6 +92,30 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop) -> None:
                 got=role.tools,
                 expected="a loop that lets roles call tools, or no tools",
             )
+
+
+def _check_environment_role(name: str, agent: AgentConfig, names: Sequence[str]) -> None:
+    """Check what the config says about a role that the runtime plays for the environment."""
+    role = (agent.roles or {}).get(name, RoleConfig())
+    if name in names:
+        raise ConfigError(
+            f"both the environment and the agent loop {agent.loop} have a role {name}",
+            got=", ".join(names),
+            expected="roles of other names",
+        )
+    if role.trained:
+        raise ConfigError(
+            f"agent.roles.{name} is a role of the environment, and does not train: no reward says how well it plays,"
+            " and with the agent's it would learn to make the task easy",
+            got="trained true",
+            expected=f"no agent.roles.{name}.trained",
+        )
+    if role.as_tool is not None or role.tools:
+        raise ConfigError(
+            f"agent.roles.{name} is a role of the environment: nobody calls it, and it calls nothing",
+            got="as_tool" if role.as_tool is not None else f"tools {role.tools}",
+            expected=f"no agent.roles.{name}.{'as_tool' if role.as_tool is not None else 'tools'}",
+        )
 
 
 def _build_role(agent: AgentConfig, name: str, config: RoleConfig, called: Mapping[str, RoleTool]) -> RoleSetup:
@@ -187,7 +227,14 @@ def check_roles(config: Config) -> None:
     for part in parts_of(config):
         agent = part.config.agent
         loop = make_agent_loop(agent.loop, agent.options)
-        _check_fits(agent, loop)
+        environment_roles = roles_of_environment(part.config)
+        _check_fits(agent, loop, environment_roles)
+        if environment_roles and config.algorithm.expert is not None:
+            raise ConfigError(
+                "algorithm.expert adds an expert's episodes to groups, in which another user would speak",
+                got=f"an environment with the roles {', '.join(environment_roles)}",
+                expected="an environment that plays its user itself, or no algorithm.expert",
+            )
         roles += names_of_roles(loop, agent.called_roles)
     for name in config.algorithm.role_weights:
         if name not in roles:

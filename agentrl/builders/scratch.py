@@ -74,8 +74,10 @@ class _WrittenDown(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Act, and write the answer down."""
         turns = self._episode.turns
-        message, _ = await demonstration(self._scribe.policy, self._episode, turns.begin(), options)
-        turns.take(append_textual_turn(turns, StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        seed = turns.begin(is_counted=not options.for_environment)
+        message, _ = await demonstration(self._scribe.policy, self._episode, seed, options)
+        turn = append_textual_turn(turns, StopReason.STOP, options.role)
+        turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
         self.add(message)
         return Answer(message=message, raw_text=message.text)
 

@@ -290,6 +290,7 @@ def write_served(
     told["scores"] = dict(spec.scores)
     told["reward_range"] = [value if math.isfinite(value) else None for value in spec.reward_range]
     told["shows_images"] = spec.shows_images(options)
+    told["roles"] = list(spec.roles_under(options))
     told["options"] = {name: _shown(value) for name, value in options.items()}
     facts = {"spec": told, "parts": sorted(parts), "action_hint": action_hint}
     fingerprint = hashlib.sha256(to_json(facts)).hexdigest()[:16]
@@ -310,12 +311,14 @@ def read_served(url: str, info: Mapping[str, Any]) -> Served:
 def spec_facts(served: Served) -> dict[str, Any]:
     """Make the keyword arguments of the `EnvironmentSpec` of a served environment, besides its factories."""
     facts = {name: served.spec[name] for name in _TOLD if name != "name" and name in served.spec}
+    roles = tuple(served.spec.get("roles", ()))
     return {
         **facts,
         "splits": tuple(served.spec["splits"]),
         "scores": dict(served.spec["scores"]),
         "reward_range": served.reward_range,
         "images_of": _always if served.spec["shows_images"] else None,
+        "roles_of": (lambda **options: roles) if roles else None,
     }
 
 

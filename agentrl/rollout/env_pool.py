@@ -131,6 +131,8 @@ class EnvPool:
         self.spec = spec
         self.waits = waits or Waits()
         self._options = {**spec.options, **(options or {})}
+        self.roles = spec.roles_under(self._options)
+        """The players that the runtime plays for the environments."""
         isolation = isolation or spec.isolation_under(self._options)
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s

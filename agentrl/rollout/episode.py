@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,10 +19,20 @@ from agentrl.agent_loop import (
     TurnOptions,
 )
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import A_REWARD, EnvironmentFailure, Outcome, UsageError, bounded_reward, did_you_mean
+from agentrl.errors import (
+    A_REWARD,
+    AgentRLError,
+    EngineError,
+    EnvironmentFailure,
+    Outcome,
+    UsageError,
+    bounded_reward,
+    did_you_mean,
+)
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, system, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
+from agentrl.rollout.environment_roles import EnvironmentRoles
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool, ask_role
 from agentrl.rollout.shots import with_shots
@@ -51,6 +62,7 @@ class RuntimeEpisode(Episode):
         shots: Sequence[Message] = (),
         roles: Mapping[str, AgentRole] | None = None,
         role_policies: Mapping[str, EpisodePolicy] | None = None,
+        environment_roles: Mapping[str, AgentRole] | None = None,
     ) -> None:
         self.task = task
         self.spec = spec
@@ -64,6 +76,10 @@ class RuntimeEpisode(Episode):
         self.player: str | None = None
         self.players: Mapping[str, str] = {}
         self._role_policies = role_policies or {}
+        self._others = EnvironmentRoles(spec.name, environment_roles or {}, self._open_for_environment)
+        self._unheard: EpisodeEnd | AgentRLError | None = None
+        """Why a role of the environment's has not answered."""
+        self._stepping = asyncio.Lock()
         self.action_hint = ""
         self.goal: str | None = None
         self.observation: Content = ""
@@ -87,26 +103,50 @@ class RuntimeEpisode(Episode):
         goal = result.info.get("goal")
         self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
-        self.info.update(result.info)
-        self.player_names, self.player = tuple(result.info.get("players", ())), result.info.get("player")
+        self.info.update(self._others.take_instructions(result.info))
+        players = result.info.get("players", ())
+        self.player_names = tuple(name for name in players if name not in self._others.roles)
+        self.player = result.info.get("player")
         self.observation = result.observation
-        return _after_prompt(self.task.prompt, self._cut(result.observation))
+        opened = StepResult(
+            observation=result.observation, reward=0.0, terminated=False, truncated=False, info=result.info
+        )
+        first = await self._let_others_speak(opened, None)
+        return _after_prompt(self.task.prompt, self._cut(first.observation))
 
     async def step(self, action: str) -> StepResult:
         """Take an action."""
+        async with self._stepping:
+            return await self._step(action)
+
+    async def _step(self, action: str) -> StepResult:
+        if self.player in self._others.roles:  # what the agent says now would be taken for words of this role
+            raise self._unheard or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        clock = self.turns.waits.clock
-        began = clock()
-        stepped = await self.environment.step(action)
-        turn.timings.env += clock() - began
-        result = stepped.result
-        turn.reward += result.reward
+        self._others.agents_turn()
+        result = await self._take(action, turn)
         refused = not result.info.get("valid", True)
         if refused:
             (self.turns.acting or turn).valid = False
             self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
+        result = await self._let_others_speak(result, turn)
+        shown = self._cut(result.observation)
+        self.last_result = result if shown is result.observation else replace(result, observation=shown)
+        if refused and not result.done:
+            self.turns.budget.count_refused()
+        return self.last_result
+
+    async def _take(self, action: str, turn: Turn | None) -> StepResult:
+        """Step the environment; what comes of it is that of `turn`."""
+        clock = self.turns.waits.clock
+        began = clock()
+        stepped = await self.environment.step(action)
+        result = stepped.result
+        if turn is not None:
+            turn.timings.env += clock() - began
+            turn.reward += result.reward
         if self.roles and "rewards" in result.info:
             self._reward_players(result.info["rewards"])
         for name, value in result.info.get("reward_components", {}).items():
@@ -115,11 +155,28 @@ class RuntimeEpisode(Episode):
         self.info.update(result.info)
         self.player = result.info.get("player")
         self.observation = result.observation
-        shown = self._cut(result.observation)
-        self.last_result = result if shown is result.observation else replace(result, observation=shown)
-        if refused and not result.done:
-            self.turns.budget.count_refused()
-        return self.last_result
+        return result
+
+    async def _let_others_speak(self, result: StepResult, turn: Turn | None) -> StepResult:
+        """Play the roles that the environment names until the agent is next; return what all of that led to."""
+        acting = self.turns.acting
+        try:
+            while not result.done and self.player in self._others.roles:
+                words = await self._others.speak(str(self.player), self._cut(result.observation))
+                answered = await self._take(words, turn)
+                facts = {**answered.info, "valid": result.info.get("valid", True)}
+                result = replace(answered, reward=result.reward + answered.reward, info=facts)
+        except (EpisodeEnd, AgentRLError) as error:
+            self._unheard = error
+            raise
+        finally:
+            self.turns.acting = acting
+        if turn is None and (result.done or result.reward):
+            raise EnvironmentFailure(
+                f"environment {self.spec.name} ended, or gave a reward, before the agent could act",
+                got=f"reward {result.reward}, done {result.done}",
+            )
+        return result
 
     async def call_tool(self, call: ToolCall) -> Message:
         """Call a tool; errors that the policy can fix come back as text."""
@@ -240,6 +297,12 @@ class RuntimeEpisode(Episode):
         opened = policy.open(self, messages, tools)
         return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
 
+    def _open_for_environment(self, role: AgentRole, messages: Sequence[Message]) -> RecordedConversation:
+        """Start a conversation of a role of the environment's."""
+        policy = self._role_policies.get(role.name) or self._policy.of_environment_role(role.name)
+        opened = policy.open(self, messages, ())
+        return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
+
     def _role(self, name: str) -> AgentRole:
         if name not in self.roles:
             raise UsageError(
@@ -315,6 +378,8 @@ class RuntimeEpisode(Episode):
                 expected="a reward for each player, by name",
             )
         for player, reward in rewards.items():
+            if player in self._others.roles:
+                continue
             value = bounded_reward(reward)
             if value is None:
                 raise EnvironmentFailure(

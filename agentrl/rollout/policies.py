@@ -80,6 +80,10 @@ class EpisodePolicy(ABC):
         """Return the policy of a role; the same for all roles where they have no adapters of their own."""
         return self
 
+    def of_environment_role(self, role: str) -> EpisodePolicy:
+        """Return the policy that plays a role of the environment's, such as its user, where the config names none."""
+        return self.of_role(role)
+
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
         """Return how many tokens a conversation would begin with; a `UsageError` where the policy has no tokens."""
         raise UsageError(f"{type(self).__name__} cannot count tokens", expected="a policy that samples tokens")
@@ -224,7 +228,7 @@ class EngineConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Sample one turn."""
         structure = self._structure(options)
-        seed = self._turns.begin()
+        seed = self._turns.begin(is_counted=not options.for_environment)
         prompt_ids = await self._prepare(prefill)
         room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed, structure=structure)
@@ -246,7 +250,8 @@ class EngineConversation(Conversation):
             generation = self._cut(await self._sample(request), params.stop)
             check_logprobs(generation, request.request_id)
         except AgentRLError as error:
-            self._turns.budget.give_back_turn()
+            if not options.for_environment:
+                self._turns.budget.give_back_turn()
             self.ledger.withdraw()
             if structure is not None and isinstance(error, UsageError):
                 raise UnsupportedOption("the engine does not take this form", option="form", got=str(error)) from error
@@ -537,7 +542,7 @@ class ChatConversation(Conversation):
             raise UnsupportedOption("a text service gives no log-probabilities", option="logprobs")
         if options.seed is not None:
             raise UnsupportedOption("a text service is not asked for a seed", option="seed")
-        seed = self._turns.begin()
+        seed = self._turns.begin(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
         trajectory_id = self._turns.trajectory.id

@@ -260,6 +260,7 @@ class EpisodeRunner:
                 shots=shots,
                 roles={name: await self._known_role(name) for name in self.role_names},
                 role_policies=self._role_policies(),
+                environment_roles={name: await self._known_role(name, trained=False) for name in self.pool.roles},
             )
             try:
                 outcome = await self._run_loop(episode)
@@ -284,11 +285,11 @@ class EpisodeRunner:
         except AgentRLError as error:
             logger.warning("%s", error)
 
-    async def _known_role(self, name: str) -> AgentRole:
-        """Return a role of the loop with the tools that it may call."""
+    async def _known_role(self, name: str, *, trained: bool = True) -> AgentRole:
+        """Return a role with the tools that it may call; `trained` is the default of one that the config leaves out."""
         setup = self._role_setups.get(name)
         if setup is None or setup.tools is None:
-            return AgentRole(name=name) if setup is None else setup.role
+            return AgentRole(name=name, trained=trained) if setup is None else setup.role
         return dataclasses.replace(setup.role, tools={tool.name: tool for tool in await _known_tools(setup.tools)})
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:

@@ -69,6 +69,10 @@ class ScriptedEpisodePolicy(EpisodePolicy):
             ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
         return ScriptedConversation(self, ledger, episode)
 
+    def of_environment_role(self, role: str) -> EpisodePolicy:
+        """Return the same policy without a model: what a role of the environment's says is no demonstration."""
+        return ScriptedEpisodePolicy(self.kind)
+
     def written(self, message: Message) -> str:
         """Write it as the chat template does, if there is a model."""
         return super().written(message) if self.renderer is None else written_by(self.renderer, message)
@@ -103,7 +107,7 @@ class ScriptedConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Write the answer that takes the scripted policy's action."""
         policy, turns = self._policy, self._episode.turns
-        seed, prompt_tokens = turns.begin(), 0
+        seed, prompt_tokens = turns.begin(is_counted=not options.for_environment), 0
         if self.ledger is not None:
             prompt_tokens = len(self.ledger.prepare(prefill))
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
@@ -161,13 +165,15 @@ async def demonstration(
         return Message(role="assistant", content=options.demonstration()), Source.FORCED
     environment = episode.environment
     if policy is ScriptedPolicy.RANDOM:
-        return await _message(episode, await environment.call(RANDOM_ACTION, seed)), Source.FORCED
+        return await _message(episode, await environment.call(RANDOM_ACTION, seed), options), Source.FORCED
     action = await environment.call(EXPERT_ACTION, episode.observation, seed, mistakes)
-    return await _message(episode, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
+    return await _message(episode, action.text, options), Source.MISTAKE if action.is_mistake else Source.FORCED
 
 
-async def _message(episode: EpisodeView, action: str) -> Message:
+async def _message(episode: EpisodeView, action: str, options: TurnOptions) -> Message:
     """Return the answer that takes `action`: through the environment's own tools where the loop offers them."""
+    if options.for_environment:
+        return Message(role="assistant", content=action)
     through_tools = await episode.environment.call(TOOL_MESSAGE, action) if episode.loop.offers_tools else None
     return through_tools or episode.loop.demonstrate(action)
 

@@ -87,12 +87,16 @@ class Budget:
         if remaining is not None and remaining <= 0:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
 
-    def take_turn(self) -> int:
-        """Count a turn and return the index of its request; truncated_time or truncated_turns ends the episode."""
+    def take_turn(self, *, is_counted: bool = True) -> int:
+        """Count a turn and return the index of its request; truncated_time or truncated_turns ends the episode.
+
+        Args:
+            is_counted: It is one of the agent's; others count as requests only.
+        """
         self.check_time()
-        if self.turns >= self.limits.max_turns:
+        if is_counted and self.turns >= self.limits.max_turns:
             raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
-        self.turns += 1
+        self.turns += is_counted
         self.requests += 1
         return self.requests - 1
 
@@ -158,9 +162,13 @@ class TurnLog:
         self._observer = observer
         self._is_reported = True
 
-    def begin(self) -> int:
-        """Report the latest turn, open the next, and return the seed of its sampling; may raise `EpisodeEnd`."""
-        index = self.budget.take_turn()
+    def begin(self, *, is_counted: bool = True) -> int:
+        """Report the latest turn, open the next, and return the seed of its sampling; may raise `EpisodeEnd`.
+
+        Args:
+            is_counted: The turn is one of the agent's, and not of a role of the environment's.
+        """
+        index = self.budget.take_turn(is_counted=is_counted)
         self._report()
         return derive_seed(self._seed, index)
 

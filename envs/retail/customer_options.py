@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from agentrl.errors import UsageError, did_you_mean
 from agentrl.remote.chat import ServiceSettings
 
 SECTION = "environment.options.customer"
+ROLE: Final = "role"
+"""The runtime plays the customer."""
 DEFAULTS: Mapping[str, Any] = {
     "temperature": 0.0,
     "api_key_variable": "OPENAI_API_KEY",
@@ -45,7 +47,7 @@ def parse_customer(given: object) -> CustomerOptions:
         UsageError: a key is missing or unknown, or a value is not allowed.
     """
     if not isinstance(given, Mapping):
-        expected = "{url: http://HOST:PORT/v1, model: NAME}"
+        expected = f"{{url: http://HOST:PORT/v1, model: NAME}}, or {ROLE}"
         raise UsageError(f"{SECTION} has no keys", got=repr(given), expected=expected)
     for name in given:
         if name not in _KEYS:

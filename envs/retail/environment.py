@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,36 +10,33 @@ import gymnasium
 from gymnasium.spaces import Text
 
 from agentrl.env import AnyEnv, AsyncEnv
-from agentrl.errors import ToolError, UsageError
+from agentrl.errors import UsageError
 from agentrl.message import Message
 from agentrl.remote.chat import ChatService
 
 from .customer import Customer
+from .customer_options import ROLE, CustomerOptions
 from .episode import RetailEpisode, Step, begin
 from .expert import RetailExpert
 from .model_customer import ModelCustomer
 from .options import parse_options
+from .role_desk import RoleRetailDesk
 from .tasks import Case
-from .tools import Toolbox, parse_call
+from .tools import Toolbox, tool_message
 
 T = TypeVar("T")
 
 
 def make_retail(**options: Any) -> AnyEnv:
-    """The environment that the options ask for: with a ``customer``, a language model plays it.
+    """The environment that the options ask for: with a ``customer``, the runtime or a service plays it.
 
     Raises:
         UsageError: an option is wrong.
     """
-    return RetailDesk(**options) if options.get("customer") is None else LiveRetailDesk(**options)
-
-
-def tool_message(action: str) -> Message:
-    """The assistant message that takes a text action: a call, or words (a broken call is those, too)."""
-    with contextlib.suppress(ToolError):
-        if (call := parse_call(action)) is not None:
-            return Message(role="assistant", tool_calls=(call,))
-    return Message(role="assistant", content=action)
+    customer = options.get("customer")
+    if customer == ROLE:
+        return RoleRetailDesk(**options)
+    return RetailDesk(**options) if customer is None else LiveRetailDesk(**options)
 
 
 class RetailDesk(gymnasium.Env[str, str]):
@@ -138,8 +134,8 @@ class LiveRetailDesk(AsyncEnv):
 
     def __init__(self, **options: Any) -> None:
         self.options = parse_options(**options)
-        if self.options.customer is None:
-            raise UsageError("this retail desk has no model to ask", expected="option customer")
+        if not isinstance(self.options.customer, CustomerOptions):
+            raise UsageError("this retail desk has no model to ask", expected="option customer with url and model")
         self._asked = self.options.customer
         self.action_space = Text(512, charset=string.printable)
         self._toolbox = Toolbox()

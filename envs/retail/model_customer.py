@@ -27,6 +27,8 @@ LONGEST_HEARD = 4000
 SECOND_TEMPERATURE = 0.7
 """Least temperature of a second attempt: at 0 the same nothing would come again."""
 _NOTHING = "(says nothing)"
+_NO_STOP = "[…]"
+"""In place of the stop mark, which is the customer's: an agent cannot give it away to be repeated."""
 _THOUGHTS = re.compile(r".*</think>|<think>.*", re.DOTALL)
 
 
@@ -73,22 +75,22 @@ class ModelCustomer:
             EnvironmentFailure: the service failed, or has nothing to say.
             UsageError: it refuses the key, or the model's name.
         """
-        heard = _heard(text)
+        words = heard(text)
         if database.transfers:
             reply = phrases.HANDED_OVER
         elif len(self._talk) // 2 >= self._options.patience:
             reply = phrases.OUT_OF_TIME
         else:
             said = [Message(role=("assistant", "user")[n % 2], content=words) for n, words in enumerate(self._talk)]
-            reply = await self._ask([*self._part, *said, user(heard)])
-        self._talk += [heard, reply]
+            reply = await self._ask([*self._part, *said, user(words)])
+        self._talk += [words, reply]
         return reply
 
     async def _ask(self, messages: Sequence[Message]) -> str:
         """What the customer says next; a model that says nothing is asked once more."""
         for attempt in range(2):
             answer = await self._chat(messages, attempt)
-            words = _spoken(answer.message.text)
+            words = spoken(answer.message.text)
             if words and (self._talk or not words.endswith(STOP)):
                 return words
         cut = answer.stop_reason is StopReason.LENGTH
@@ -113,16 +115,16 @@ class ModelCustomer:
             raise EnvironmentFailure(what, got=error.got, expected=error.expected, hint=hint) from error
 
 
-def _heard(text: str) -> str:
+def heard(text: str) -> str:
     """What of the agent's words reaches the customer: services refuse empty messages, and endless ones."""
-    words = text.strip() or _NOTHING
+    words = text.replace(STOP, _NO_STOP).strip() or _NOTHING
     return words if len(words) <= LONGEST_HEARD else f"{words[:LONGEST_HEARD]} […]"
 
 
-def _spoken(text: str) -> str:
+def spoken(text: str) -> str:
     """What of a model's answer the customer says: no thoughts, and nothing after the stop mark.
 
-    >>> _spoken("<think>Who am I?</think> Bye. ###STOP### That was it."), _spoken("<think>Hm.")
+    >>> spoken("<think>Who am I?</think> Bye. ###STOP### That was it."), spoken("<think>Hm.")
     ('Bye. ###STOP###', '')
     """
     words, stop, _ = _THOUGHTS.sub("", text).partition(STOP)

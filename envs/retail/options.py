@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.errors import UsageError
 
 from ..choices import choose_all
 from ..option_types import typed_options
-from .customer_options import CustomerOptions, parse_customer
+from .customer_options import ROLE, CustomerOptions, parse_customer
 from .requests import Persona, TaskType
 
 MAX_STEPS = 40
@@ -25,8 +25,8 @@ class RetailOptions:
     personas: tuple[Persona, ...]
     users: int | None
     """Of a split's shop; all when ``None``."""
-    customer: CustomerOptions | None
-    """Who plays the customer; ``None``: the script."""
+    customer: CustomerOptions | Literal["role"] | None
+    """Who plays the customer: the runtime, as a role, or a service; ``None``: the script."""
 
 
 @typed_options("retail")
@@ -36,7 +36,7 @@ def parse_options(
     task_types: Iterable[str] | None = None,
     personas: Iterable[str] | None = None,
     users: int | None = None,
-    customer: Mapping[str, Any] | None = None,
+    customer: Mapping[str, Any] | str | None = None,
 ) -> RetailOptions:
     """Check options as they stand in a config.
 
@@ -45,7 +45,8 @@ def parse_options(
         task_types: Types of tasks that the seed draws among; all when left out.
         personas: Customers that the seed draws among; all when left out.
         users: How many users the shop has; all when left out.
-        customer: The service that plays the customer, as `parse_customer` describes it; the script when left out.
+        customer: ``role`` if the runtime plays the customer, or the service that does, as `parse_customer` describes
+            it; the script when left out.
 
     Raises:
         UsageError: a value is not allowed.
@@ -58,5 +59,5 @@ def parse_options(
         task_types=choose_all(TaskType, task_types, "retail task type"),
         personas=choose_all(Persona, personas, "retail persona"),
         users=users,
-        customer=None if customer is None else parse_customer(customer),
+        customer=ROLE if customer == ROLE else None if customer is None else parse_customer(customer),
     )

@@ -10,6 +10,7 @@ from agentrl.env import EnvironmentSpec, Isolation
 from ..task_ids import SPLITS
 from .environment import make_retail
 from .options import MAX_STEPS, parse_options
+from .role_desk import roles_of
 from .tasks import ENVIRONMENT, RetailTasks
 from .tools import call_text, describe_tools
 
@@ -47,6 +48,7 @@ SPEC = EnvironmentSpec(
     answer_format="free",
     tool_instructions=TOOL_INSTRUCTIONS,
     max_turns=MAX_STEPS,
+    roles_of=roles_of,
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
     isolation=Isolation.INLINE,

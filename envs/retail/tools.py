@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 import orjson
 
 from agentrl.errors import ToolError
-from agentrl.message import ToolCall
+from agentrl.message import Message, ToolCall
 from agentrl.tool import Tool
 
 from .database import Database, Store
@@ -120,6 +121,14 @@ def parse_call(action: str) -> ToolCall | None:
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
         raise ToolError("this is no call of a tool", got=", ".join(call), expected=_EXAMPLE)
     return ToolCall(name=call["name"], arguments=arguments)
+
+
+def tool_message(action: str) -> Message:
+    """The assistant message that takes a text action: a call, or words (a broken call is those, too)."""
+    with contextlib.suppress(ToolError):
+        if (call := parse_call(action)) is not None:
+            return Message(role="assistant", tool_calls=(call,))
+    return Message(role="assistant", content=action)
 
 
 _EXAMPLE = call_text("think", {"thought": "What do I know?"})

@@ -11,14 +11,14 @@ import pytest
 from agentrl.envs.retail.briefing import GREETING, brief
 from agentrl.envs.retail.customer import Customer
 from agentrl.envs.retail.database import Database
-from agentrl.envs.retail.environment import LiveRetailDesk, RetailDesk, make_retail, tool_message
+from agentrl.envs.retail.environment import LiveRetailDesk, RetailDesk, make_retail
 from agentrl.envs.retail.expert import RetailExpert
 from agentrl.envs.retail.model_customer import LONGEST_HEARD
 from agentrl.envs.retail.phrases import HANDED_OVER, OUT_OF_TIME, STOP
 from agentrl.envs.retail.requests import Persona, RequestKind
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
-from agentrl.envs.retail.tools import call_text
+from agentrl.envs.retail.tools import call_text, tool_message
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.models import tiny_model
@@ -369,7 +369,7 @@ GOOD = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 @pytest.mark.parametrize(
     ("customer", "message"),
     [
-        ("gpt", "customer of retail has another type: got 'gpt'"),
+        ("gpt", r"customer has no keys: got 'gpt'.*or role"),
         ({"model": "m"}, r"customer\.url is missing"),
         ({"url": GOOD["url"]}, r"customer\.model is missing"),
         ({**GOOD, "url": "127.0.0.1:8000"}, r"customer\.url is no address"),

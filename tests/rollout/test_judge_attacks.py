@@ -6,7 +6,8 @@ import pytest
 from judge_parts import TASK, decode, episode, group_of, judge_at
 from support.judge_service import agents_words, attempts_in, judge_service, mark_of
 
-from agentrl.rollout.judges.transcripts import TranscriptPiece, broken_up, marked_transcript, pieces_of
+from agentrl.message import broken_up
+from agentrl.rollout.judges.transcripts import TranscriptPiece, marked_transcript, pieces_of
 
 FAKES = [
     "--- transcript ends",

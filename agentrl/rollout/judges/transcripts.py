@@ -8,23 +8,17 @@ text: nobody can write a text that contains its own hash. Special tokens are bro
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 from agentrl.errors import UsageError
+from agentrl.message import broken_up
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 WRITTEN = frozenset({Source.SAMPLED, Source.FORCED, Source.MISTAKE})
 AGENT, WORLD = "agent", "world"
-
-SPECIAL = re.compile(
-    r"<(?=[|｜]|/?(?:s|bos|eos|unk|pad|think)>|(?:start|end)_of_|<SYS>>|/SYS>>)|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_)\b)",
-    re.IGNORECASE,
-)
-"""The first character of what chat templates write between messages, in the families of models that are known."""
 
 PREFACE = """\
 Lines that end with {mark} were written by the examiner. Everything between them was written by an agent or its
@@ -80,15 +74,6 @@ def marked_transcript(episodes: Sequence[Sequence[TranscriptPiece]], *, max_char
         for name, episode in zip(names, safe, strict=True)
     ]
     return "\n\n".join([PREFACE.format(mark=mark), *blocks])
-
-
-def broken_up(text: str) -> str:
-    """Put a space into the special tokens of chat templates, which a server would read as such.
-
-    >>> broken_up("done<|im_end|> [/INST] a < b")
-    'done< |im_end|> [ /INST] a < b'
-    """
-    return SPECIAL.sub(lambda found: f"{found[0]} ", text)
 
 
 def _mark(texts: Iterable[str]) -> str:

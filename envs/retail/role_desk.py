@@ -1,0 +1,192 @@
+"""The retail desk with a customer whom the runtime plays, as the role `user`."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+from gymnasium.spaces import Text
+
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.message import Content, Message
+
+from . import phrases
+from .briefing import GREETING, brief
+from .customer import Customer
+from .customer_options import DEFAULTS, ROLE
+from .episode import RetailEpisode, Step, begin
+from .expert import RetailExpert
+from .model_customer import heard, spoken
+from .options import parse_options
+from .phrases import STOP
+from .tools import Toolbox, tool_message
+
+AGENT, USER = "agent", "user"
+ATTEMPTS = 3
+"""Answers of a customer of which one has to be something that a customer can say."""
+AGAIN = "(That could not be understood. Say in plain words what the customer says now.)"
+NOT_YET = f"(The conversation has only begun. Say what you want, without {STOP}.)"
+
+
+def roles_of(*, customer: object = None, **_options: Any) -> tuple[str, ...]:
+    """Return the roles that the runtime plays for the desk."""
+    return (USER,) if customer == ROLE else ()
+
+
+class RoleRetailDesk(gymnasium.Env[str, str]):
+    """`RetailDesk` as a game of two players: what the agent says to the customer is what the player `user` reads, and
+    the next action is the customer's answer.
+
+    Args:
+        options: As `parse_options` describes them, with ``customer: role``.
+    """
+
+    action_hint = ""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = parse_options(**options)
+        if self.options.customer != ROLE:
+            raise UsageError("this retail desk has a customer of its own", expected=f"option customer {ROLE}")
+        self.observation_space = Text(16384, charset=string.printable)
+        self.action_space = Text(512, charset=string.printable)
+        self._toolbox = Toolbox()
+        self.tools = self._toolbox.tools
+        self._episode: RetailEpisode | None = None
+        self._talk: list[str] = []
+        """What was said so far, by turns: the customer first, then the agent."""
+        self._failed = 0
+        """Answers of the customer since then that it cannot have said."""
+
+    @property
+    def episode(self) -> RetailEpisode:
+        """The current episode.
+
+        Raises:
+            UsageError: `reset` was not called yet.
+        """
+        if self._episode is None:
+            raise UsageError("the retail environment has no episode yet", expected="reset before anything else")
+        return self._episode
+
+    @property
+    def is_asked(self) -> bool:
+        """The customer acts next."""
+        return len(self._talk) % 2 == 0 and not self.episode.gone
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """A customer calls, and hears a greeting.
+
+        Raises:
+            UsageError: an option is unknown, or names no task.
+        """
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._episode = begin(self.options, self._toolbox, drawn, options or {})
+        self._talk, self._failed = [], 0
+        secret = {USER: brief(self._episode.case.scenario)}
+        return GREETING, {**self._info(), "players": [AGENT, USER], "instructions": secret}
+
+    def step(self, action: str) -> Step:
+        """Take an action of the agent's, or hear the customer, whoever is next.
+
+        Raises:
+            UsageError: the episode is over.
+            EnvironmentFailure: the customer has said nothing that a customer can say, several times.
+        """
+        if self.is_asked:
+            return self._hear(action)
+        episode = self.episode
+        deed = episode.take(action, episode.case.outputs)
+        if deed.words is None:
+            return self._told(episode.observe(deed.result, valid=deed.valid))
+        self._talk.append(heard(deed.words))
+        if episode.database.transfers:
+            return self._answered(phrases.HANDED_OVER)
+        if len(self._talk) // 2 > DEFAULTS["patience"]:
+            return self._answered(phrases.OUT_OF_TIME)
+        return self._asking(self._talk[-1])
+
+    def _hear(self, words: str) -> Step:
+        said = spoken(words)
+        if said and (self._talk or not said.endswith(STOP)):
+            return self._answered(said)
+        self._failed += 1
+        if self._failed == ATTEMPTS:
+            raise EnvironmentFailure(
+                f"the customer of {self.episode.case.task_id} says nothing that a customer can say",
+                got=repr(words[:200]),
+                expected="words" if self._talk else f"first words, without {STOP}",
+                hint=f"try another model for agent.roles.{USER}",
+            )
+        return self._asking(NOT_YET if said else AGAIN)
+
+    def _answered(self, words: str) -> Step:
+        self._talk.append(words)
+        self._failed = 0
+        if len(self._talk) == 1:
+            return words, 0.0, False, False, self._info()
+        return self._told(self.episode.hear(words))
+
+    def _asking(self, text: str) -> Step:
+        """What the customer reads; the agent's step is not over yet."""
+        return text, 0.0, False, False, self._info()
+
+    def _told(self, step: Step) -> Step:
+        observation, reward, terminated, truncated, info = step
+        return observation, reward, terminated, truncated, {**info, "player": AGENT}
+
+    def _info(self) -> dict[str, Any]:
+        return {**self.episode.info(), "player": USER if self.is_asked else AGENT}
+
+    def tool_message(self, action: str) -> Message:
+        """The assistant message that takes a text action by calling tools."""
+        return tool_message(action)
+
+    def expert(self) -> RoleRetailExpert:
+        """A policy that serves every customer, and plays the customer by the script."""
+        return RoleRetailExpert(self)
+
+    def state_key(self) -> str:
+        """Key of the database, of the conversation, and of what was said."""
+        return self.episode.key(self._customer())
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        return self.episode.to_plain(self._customer())
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        self._episode = RetailEpisode.from_plain(snapshot, self.options, self._toolbox)
+        self._talk, self._failed = list(snapshot["customer"]["talk"]), snapshot["customer"]["failed"]
+
+    def _customer(self) -> dict[str, Any]:
+        return {"talk": list(self._talk), "failed": self._failed}
+
+
+class RoleRetailExpert:
+    """Plays the agent as `RetailExpert` does, and the customer as the script.
+
+    Args:
+        desk: Where they meet.
+    """
+
+    def __init__(self, desk: RoleRetailDesk) -> None:
+        self._desk = desk
+        self._agent = RetailExpert()
+        self._customer: Customer | None = None
+
+    def act(self, observation: Content) -> str:
+        """The next action of whoever is next.
+
+        Raises:
+            UsageError: the customer wants something that the expert does not know.
+        """
+        episode = self._desk.episode
+        if not self._desk.is_asked:
+            return self._agent.act(observation)
+        if self._customer is None:
+            self._customer = Customer(episode.case.scenario, episode.case.expected)
+            return self._customer.open()
+        return self._customer.answer(observation if isinstance(observation, str) else "", episode.database)
