@@ -6,6 +6,7 @@ from agentrl.builders.run import resume_run
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
+from agentrl.runs.sft import warm_start
 
 LOOP = ("agent={loop: 'two_agents:Telling', options: {}}", "agent.max_answer_tokens=6", "agent.max_tokens=256")
 
@@ -76,3 +77,48 @@ def test_roles_that_cannot_be_called_are_refused(tiny_run, setting, message):
     described = "agent={loop: tool_calling, options: {}, roles: {scout: {as_tool: {description: Looks.}}}}"
     with pytest.raises(ConfigError, match=message):
         train(tiny_run(described, setting, name="refused"))
+
+
+GUESTS = ("environment={name: 'guests:SPEC', isolation: inline}", "agent.max_answer_tokens=6", "agent.max_tokens=200")
+
+
+def test_an_environment_s_user_speaks_in_runs_which_go_on_bit_for_bit(tiny_run):
+    whole = tiny_run(*GUESTS, name="whole")
+    train(whole)
+    lines = numbers(whole)
+    for line in lines:
+        assert line["groups/trained"] == 2
+        assert "role/user/members" not in line
+        assert "role/user/return/mean" not in line
+        assert line["role/user/turns/mean"] >= line["role/assistant/turns/mean"] + 1
+        assert line["reward/mean"] == pytest.approx(line["role/assistant/return/mean"])
+    cut = tiny_run(*GUESTS, "trainer.steps=2", name="cut")
+    train(cut)
+    train(resume_run(cut.folder.path, ["trainer.steps=4"]))
+    assert numbers(cut) == lines
+
+
+def test_demonstrations_hold_nothing_of_the_user(tiny_run):
+    run = tiny_run(*GUESTS, "sft={episodes: 4, epochs: 1}", name="taught")
+    warm_start(run)
+    assert read_metrics(run.folder.metrics_file)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "agent.roles={usr: {}}",
+            r"agent\.roles\.usr: .*no such role.*expected user.*Did you mean .user",
+        ),
+        ("agent.roles={user: {trained: true}}", "is a role of the environment, and does not train"),
+        ("agent.roles={user: {as_tool: {description: x}}}", "nobody calls it"),
+        ("agent.roles={user: {tools: [calculator]}}", r"no agent\.roles\.user\.tools"),
+        ("algorithm={expert: {members: 1}, loss: luffy}", "another user would speak"),
+        ("agent={loop: self_play, options: {roles: [user, b]}}", "both the environment and the agent loop self_play"),
+        ("adapters={a: {}}", "agent.roles.assistant names no adapter"),
+    ],
+)
+def test_what_an_environment_s_user_cannot_be_is_refused(tiny_run, setting, message):
+    with pytest.raises(ConfigError, match=message):
+        train(tiny_run(*GUESTS, setting, name="refused"))

@@ -97,12 +97,6 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence
 def _check_environment_role(name: str, agent: AgentConfig, names: Sequence[str]) -> None:
     """Check what the config says about a role that the runtime plays for the environment."""
     role = (agent.roles or {}).get(name, RoleConfig())
-    if name in names:
-        raise ConfigError(
-            f"both the environment and the agent loop {agent.loop} have a role {name}",
-            got=", ".join(names),
-            expected="roles of other names",
-        )
     if role.trained:
         raise ConfigError(
             f"agent.roles.{name} is a role of the environment, and does not train: no reward says how well it plays,"
@@ -115,6 +109,12 @@ def _check_environment_role(name: str, agent: AgentConfig, names: Sequence[str])
             f"agent.roles.{name} is a role of the environment: nobody calls it, and it calls nothing",
             got="as_tool" if role.as_tool is not None else f"tools {role.tools}",
             expected=f"no agent.roles.{name}.{'as_tool' if role.as_tool is not None else 'tools'}",
+        )
+    if name in names:
+        raise ConfigError(
+            f"both the environment and the agent loop {agent.loop} have a role {name}",
+            got=", ".join(names),
+            expected="roles of other names",
         )
 
 
