@@ -165,9 +165,9 @@ class External(AgentLoop):
         if session.outcome is not None:
             raise EpisodeEnd(session.outcome)
 
-    def can_demonstrate(self) -> bool:
-        """Return True if the option `demonstration` says how."""
-        return self._demonstration is not None
+    def demonstration_problem(self) -> str | None:
+        """Return what is missing if the option `demonstration` does not say how."""
+        return None if self._demonstration else "agent.options.demonstration of the external loop is not set"
 
     def demonstrate(self, action: str) -> Message:
         """Write the answer in which the program finds an action."""

@@ -356,9 +356,11 @@ class AgentLoop(ABC):
         """Release what the loop holds for the whole run. No episode is running. Idempotent."""
         return
 
-    def can_demonstrate(self) -> bool:
-        """Return True if `demonstrate` works with the loop's options."""
-        return type(self).demonstrate is not AgentLoop.demonstrate
+    def demonstration_problem(self) -> str | None:
+        """Return why `demonstrate` does not work with the loop's options; ``None`` where it does."""
+        if type(self).demonstrate is not AgentLoop.demonstrate:
+            return None
+        return f"agent loop {type(self).__name__} has no demonstrate(action)"
 
     def demonstrate(self, action: str) -> Message:
         """Write the assistant message of a perfect policy that takes `action` in this loop.

@@ -484,5 +484,5 @@ async def check_experts(config: Config) -> None:
                 hint="train from rewards alone: agentrl train, without algorithm.expert",
             )
         loop = build_loop(part.config.agent)
-        if not loop.can_demonstrate():
+        if loop.demonstration_problem():
             loop.demonstrate("")

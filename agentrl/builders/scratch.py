@@ -144,11 +144,8 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     failed, in_a_row = None, 0
     try:
         runner = build_runner(config, pool, scribe)
-        if not runner.loop.can_demonstrate():
-            say(
-                f"agent loop {type(runner.loop).__name__} has no demonstrate(action): the new model's vocabulary is "
-                "built from the environment's text and bare actions"
-            )
+        if problem := runner.loop.demonstration_problem():
+            say(f"{problem}: the new model's vocabulary is built from the environment's text and bare actions")
             runner.loop, runner.role_names = BareActions(), []
         runner.scorer = EnvironmentReward()  # these returns are not read, and a judge would be asked about each
         for number in range(episodes):

@@ -9,6 +9,7 @@ import pytest
 from support.tokenizers import build_tokenizer
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.builders import scratch
 from agentrl.builders.checks import check_curriculum
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
@@ -379,3 +380,31 @@ async def test_a_loop_without_demonstrations_has_a_vocabulary_of_bare_actions(ti
     corpus = await scratch_corpus(tiny_run(loop, "agent.options={}").config, say=said.append)
     assert len(set(corpus)) > 3
     assert [line for line in said if "agent loop Mute has no demonstrate(action)" in line]
+
+
+async def test_a_loop_of_several_roles_without_demonstrations_has_a_vocabulary_of_bare_actions(tiny_run, monkeypatch):
+    monkeypatch.setattr(scratch, "EPISODES", 8)
+
+    class Duet(AgentLoop):
+        roles = ("first", "second")
+
+        async def run(self, episode):
+            raise AssertionError("it reads tokens that there are not yet")
+
+    loop = f"agent.loop={name_of(Kind.AGENT_LOOP, Duet)}"
+    config = tiny_run(loop, "agent.options={}", "agent.roles={first: {trained: false}}").config
+    said = []
+    assert len(set(await scratch_corpus(config, say=said.append))) > 3
+    (notice,) = said
+    assert notice.startswith("agent loop Duet has no demonstrate(action): ")
+
+
+async def test_an_external_program_without_a_demonstration_has_a_vocabulary_of_bare_actions(tiny_run, monkeypatch):
+    monkeypatch.setattr(scratch, "EPISODES", 8)
+    config = tiny_run("agent.loop=external", "agent.options={command: [program]}").config
+    said = []
+    assert len(set(await scratch_corpus(config, say=said.append))) > 3
+    (notice,) = said
+    assert notice.startswith("agent.options.demonstration of the external loop is not set: ")
+    with pytest.raises(UsageError, match=r"agent\.options\.demonstration="):
+        make_agent_loop("external", {"command": ["program"]}).demonstrate("a")
