@@ -247,6 +247,14 @@ class Episode(ABC):
         """
 
     @abstractmethod
+    async def try_action(self, action: str) -> StepResult:
+        """Return what an action would lead to now. The environment is then as before, and nobody gets the reward.
+
+        Raises:
+            UsageError: the environment has no ``snapshot()`` and ``restore()``, or roles of its own, who would speak.
+        """
+
+    @abstractmethod
     async def call_tool(self, call: ToolCall) -> Message:
         """Call a tool; errors that the model should read come back as the result's text.
 

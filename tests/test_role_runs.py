@@ -79,6 +79,17 @@ def test_roles_that_cannot_be_called_are_refused(tiny_run, setting, message):
         train(tiny_run(described, setting, name="refused"))
 
 
+def test_debaters_and_their_judge_train_on_one_policy(tiny_run):
+    options = "agent={loop: debate, options: {format: plain, explain: false, rounds: 1}}"
+    run = tiny_run(options, "trainer.steps=2", "agent.max_answer_tokens=4", "agent.max_tokens=256", name="debate")
+    train(run)
+    lines = numbers(run)
+    for line in lines:
+        assert [line[f"role/{role}/members"] for role in ("debater_1", "debater_2", "judge")] == [6, 6, 6]
+        tokens = sum(line[f"role/{role}/tokens"] for role in ("debater_1", "debater_2", "judge"))
+        assert tokens == line["train/tokens"] > 0
+
+
 GUESTS = ("environment={name: 'guests:SPEC', isolation: inline}", "agent.max_answer_tokens=6", "agent.max_tokens=200")
 
 

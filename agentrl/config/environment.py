@@ -307,8 +307,8 @@ class RoleConfig(Section):
 
 class AgentConfig(Section):
     loop: str = "tool_calling"
-    """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play, or
-    module:attr."""
+    """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play,
+    planner_worker, debate, external, or module:attr."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the loop's constructor."""
     tools: ToolEntries = Field(default_factory=list)

@@ -30,7 +30,7 @@ from agentrl.errors import (
     did_you_mean,
 )
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, system, tool_result
-from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
+from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.environment_roles import EnvironmentRoles
 from agentrl.rollout.policies import EpisodePolicy
@@ -137,6 +137,24 @@ class RuntimeEpisode(Episode):
         if refused and not result.done:
             self.turns.budget.count_refused()
         return self.last_result
+
+    async def try_action(self, action: str) -> StepResult:
+        """Take an action, and put the environment back."""
+        if self._others.roles:
+            roles = ", ".join(self._others.roles)
+            raise UsageError(f"an action cannot be tried where others answer it: roles {roles} of the environment")
+        async with self._stepping:
+            try:
+                before = await self.environment.call(SNAPSHOT)
+            except UsageError as error:
+                raise UsageError(
+                    f"environment {self.spec.name} cannot say what an action would lead to",
+                    got=str(error),
+                    expected="an environment with snapshot() and restore()",
+                ) from error
+            stepped = await self.environment.call(STEP, action)
+            await self.environment.call(RESTORE, before)
+        return stepped.result
 
     async def _take(self, action: str, turn: Turn | None) -> StepResult:
         """Step the environment; what comes of it is that of `turn`."""

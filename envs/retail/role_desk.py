@@ -26,6 +26,8 @@ from .tools import Toolbox, tool_message
 AGENT, USER = "agent", "user"
 ATTEMPTS = 3
 """Answers of a customer of which one has to be something that a customer can say."""
+BEGIN = '(You begin with: "{}")'
+"""Below the greeting. It stands in the notes as well; small models find it here only."""
 AGAIN = "(That could not be understood. Say in plain words what the customer says now.)"
 NOT_YET = f"(The conversation has only begun. Say what you want, without {STOP}.)"
 
@@ -85,8 +87,9 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
         self._episode = begin(self.options, self._toolbox, drawn, options or {})
         self._talk, self._failed = [], 0
-        secret = {USER: brief(self._episode.case.scenario)}
-        return GREETING, {**self._info(), "players": [AGENT, USER], "instructions": secret}
+        scenario = self._episode.case.scenario
+        facts = {"players": [AGENT, USER], "instructions": {USER: brief(scenario)}}
+        return f"{GREETING}\n\n{BEGIN.format(scenario.requests[0].opening)}", {**self._info(), **facts}
 
     def step(self, action: str) -> Step:
         """Take an action of the agent's, or hear the customer, whoever is next.

@@ -24,7 +24,8 @@ def begun(task_id: str = "valid-3") -> tuple[RoleRetailDesk, dict[str, Any]]:
     env = make_retail(**ROLE)
     assert isinstance(env, RoleRetailDesk)
     observation, info = env.reset(seed=1, options={"task_id": task_id})
-    assert observation == GREETING
+    opening = case_of(task_id).scenario.requests[0].opening
+    assert observation == f'{GREETING}\n\n(You begin with: "{opening}")'
     return env, info
 
 
