@@ -219,7 +219,7 @@ def _vote(action: str) -> str:
     return " ".join(action.split()).casefold()
 
 
-def _choice(kind: type[T], name: str, value: object) -> T:
+def _choice(kind: type[T], name: str, value: str) -> T:
     try:
         return kind(value)
     except ValueError as error:
