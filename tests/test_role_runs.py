@@ -3,8 +3,10 @@
 import pytest
 
 from agentrl.builders.run import resume_run
+from agentrl.cli.view import episode_text
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
+from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import train
 from agentrl.runs.sft import warm_start
 
@@ -107,6 +109,15 @@ def test_an_environment_s_user_speaks_in_runs_which_go_on_bit_for_bit(tiny_run):
     train(cut)
     train(resume_run(cut.folder.path, ["trainer.steps=4"]))
     assert numbers(cut) == lines
+
+
+def test_the_terminal_shows_who_spoke(tiny_run):
+    run = tiny_run(*GUESTS, "agent.roles={user: {policy: expert}}", "trainer.steps=1", name="shown")
+    train(run)
+    trajectory = next(read_trajectories(run.folder.trajectories)).trajectory
+    shown = episode_text(trajectory, str).plain.splitlines()
+    assert "user: in text, without tokens" in shown
+    assert "assistant" in shown
 
 
 def test_demonstrations_hold_nothing_of_the_user(tiny_run):

@@ -23,7 +23,7 @@ from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.trajectory import Source, Trajectory
+from agentrl.trajectory import SOLE_ROLE, Source, Trajectory
 
 app = typer.Typer()
 
@@ -81,7 +81,11 @@ def episode_text(trajectory: Trajectory, decode: Decode) -> Text:
         (f"{trajectory.task_id}", "bold"),
         f"  {trajectory.outcome or 'unfinished'}, reward {trajectory.reward}, {len(trajectory.turns)} turns\n",
     )
+    has_roles = any(turn.role != SOLE_ROLE for turn in trajectory.turns)
     for sequence in trajectory.sequences:
+        if has_roles:
+            speakers = ", ".join(dict.fromkeys(turn.role for turn in sequence.turns))
+            text.append(f"{speakers}{'' if len(sequence) else ': in text, without tokens'}\n", "bold")
         for segment in segments(sequence, decode):
             for cell in segment.cells:
                 shown = (

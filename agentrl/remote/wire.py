@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -311,19 +312,23 @@ def read_served(url: str, info: Mapping[str, Any]) -> Served:
 def spec_facts(served: Served) -> dict[str, Any]:
     """Make the keyword arguments of the `EnvironmentSpec` of a served environment, besides its factories."""
     facts = {name: served.spec[name] for name in _TOLD if name != "name" and name in served.spec}
-    roles = tuple(served.spec.get("roles", ()))
+    roles = tuple(served.spec.get("roles", ()))  # an older server has none
     return {
         **facts,
         "splits": tuple(served.spec["splits"]),
         "scores": dict(served.spec["scores"]),
         "reward_range": served.reward_range,
         "images_of": _always if served.spec["shows_images"] else None,
-        "roles_of": (lambda **options: roles) if roles else None,
+        "roles_of": functools.partial(_these, roles) if roles else None,
     }
 
 
 def _always(**options: Any) -> bool:
     return True
+
+
+def _these(roles: tuple[str, ...], **options: Any) -> tuple[str, ...]:
+    return roles
 
 
 def _shown(value: Any) -> Any:
