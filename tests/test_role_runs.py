@@ -111,6 +111,16 @@ def test_an_environment_s_user_speaks_in_runs_which_go_on_bit_for_bit(tiny_run):
     assert numbers(cut) == lines
 
 
+def test_the_agent_trains_an_adapter_beside_a_user_without_one(tiny_run):
+    roles = "agent.roles={assistant: {adapter: a}, user: {adapter: base}}"
+    run = tiny_run(*GUESTS, roles, "adapters={a: {}}", "model.lora={rank: 2}", "trainer.steps=1", name="adapter")
+    train(run)
+    (line,) = numbers(run)
+    assert line["adapter/a/tokens"] == line["train/tokens"] > 0
+    trajectory = next(read_trajectories(run.folder.trajectories)).trajectory
+    assert {(turn.role, turn.adapter) for turn in trajectory.turns} == {("assistant", "a"), ("user", None)}
+
+
 def test_the_terminal_shows_who_spoke(tiny_run):
     run = tiny_run(*GUESTS, "agent.roles={user: {policy: expert}}", "trainer.steps=1", name="shown")
     train(run)

@@ -21,6 +21,7 @@ from agentrl.rollout.runner import RoleSetup, make_agent_loop, names_of_roles
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.tool import TOOL_NAME, Tool, Toolset
+from agentrl.trajectory import SOLE_ROLE
 
 
 def build_roles(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str] = ()) -> list[RoleSetup]:
@@ -54,6 +55,8 @@ def _role_tool(name: str, config: RoleToolConfig) -> RoleTool:
 def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str]) -> None:
     """Check that there are the roles that the config names, and nothing is ignored that is said about them."""
     names = names_of_roles(loop, agent.called_roles)
+    if environment_roles and not names and SOLE_ROLE in (agent.roles or {}):
+        names = [SOLE_ROLE]
     for name in environment_roles:
         _check_environment_role(name, agent, names)
     if names and agent.shots:

@@ -130,6 +130,8 @@ class EpisodeRunner:
         called = [setup.called_as for setup in roles if setup.called_as is not None]
         self.tools = [*tools, *called]
         self.role_names = names_of_roles(loop, [tool.name for tool in called])
+        if pool.roles and not self.role_names:  # the loop's agent may have an entry of its own beside theirs
+            self.role_names = [setup.role.name for setup in roles if setup.role.name == SOLE_ROLE]
         self.scorer = scorer or EnvironmentReward()
         self.retries = retries
         self.waits = pool.waits
