@@ -15,6 +15,7 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.builders.rewards import build_judge, check_rewards, reward_fingerprints
+from agentrl.builders.roles import check_roles
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
@@ -86,6 +87,7 @@ async def run_evaluation(
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
+    check_roles(config)
     check_rewards(config)
     panel = describe(request, config)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
