@@ -69,9 +69,9 @@ class Debate(AgentLoop):
         rounds: How often each of them answers.
         decide: ``judge``, a role of its own that reads the last answers, or ``vote``: the most frequent last action.
             The seed of the task chooses among equals.
-        own_reward: Pays each debater for an answer of its own as the environment would have rewarded it: the
-            ``first``, which nobody can copy, or the ``last``. The environment needs snapshots. ``none``: all share its
-            reward alone.
+        own_reward: Pays each debater for an answer of its own as the environment would have rewarded it: the ``first``
+            of the episode, which no other debater has influenced, or the ``last`` before its first step. The
+            environment needs snapshots. ``none``: all share its reward alone.
         own_weight: Multiplies that reward.
         format: As in `ReactText`.
         list_actions: As in `ReactText`.
@@ -111,6 +111,7 @@ class Debate(AgentLoop):
         """Play one episode."""
         observation = await episode.reset()
         conversations: dict[str, Conversation] = {}
+        is_paid = self.own_reward is not OwnReward.NONE
         while True:
             shown = await self._shown(episode, observation)
             debate = _Debate(shown)
@@ -120,7 +121,9 @@ class Debate(AgentLoop):
                 action = await self._judged(episode, conversations, debate)
             else:
                 action = await self._voted(episode, conversations, debate)
-            await self._pay(episode, debate)
+            if is_paid:
+                await self._pay(episode, debate)
+                is_paid = False
             result = await episode.step(action)
             if result.done:
                 return
@@ -186,15 +189,12 @@ class Debate(AgentLoop):
         return next(action for action in debate.actions.values() if _vote(action) == winner)
 
     async def _pay(self, episode: Episode, debate: _Debate) -> None:
-        """Give each debater what its own action would have earned."""
-        if self.own_reward is OwnReward.NONE:
-            return
-        rewards: dict[str, float] = {}
+        """Give each debater what its own action would have earned; one that cannot be read earns no more than any."""
+        actions = {action for action, _ in debate.own.values() if action}
+        rewards = {action: (await episode.try_action(action)).reward for action in sorted(actions)}
+        rewards[""] = min([0.0, *rewards.values()])
         for name, (action, turn) in debate.own.items():
-            if action and action not in rewards:
-                rewards[action] = (await episode.try_action(action)).reward
-            if action:
-                episode.give_reward(self.own_weight * rewards[action], turn=turn, role=name)
+            episode.give_reward(self.own_weight * rewards[action], turn=turn, role=name)
 
     def demonstrate(self, action: str) -> Message:
         """Return the answer that takes `action`."""
@@ -218,8 +218,8 @@ def _marked(text: str) -> str:
 
 
 def _vote(action: str) -> str:
-    """Return an action as it is counted: blanks and capitals make no difference."""
-    return " ".join(action.split()).casefold()
+    """Return an action as it is counted: blanks make no difference."""
+    return " ".join(action.split())
 
 
 def _choice(kind: type[T], name: str, value: str) -> T:

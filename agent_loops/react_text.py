@@ -17,7 +17,7 @@ from .compaction import Compaction, compacted
 from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
 
 _FIRST_ACTION = re.compile(r"<action>(.*?)(?:</action>|\n|$)")
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
+_ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
 
 
 class AnswerFormat(enum.StrEnum):

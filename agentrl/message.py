@@ -129,7 +129,8 @@ def tool_result(call: ToolCall, text: str) -> Message:
 
 
 _SPECIAL = re.compile(
-    r"<(?=[|｜]|/?(?:s|bos|eos|unk|pad|think)>|(?:start|end)_of_|<SYS>>|/SYS>>)|\[(?=/?(?:INST|SYSTEM_PROMPT|TOOL_)\b)",
+    r"<(?=[|｜]|/?(?:s|bos|eos|unk|pad|mask|think|tool_call|tool_response)>|(?:start|end)_of_|\w+\|>|unused\d|<SYS>>|/SYS>>)"
+    r"|\[(?=/?(?:INST\]|SYSTEM_PROMPT\]|TOOL_|AVAILABLE_TOOLS\]|THINK\]|IMG))",
     re.IGNORECASE,
 )
 """The first character of what chat templates write between messages, in the families of models that are known."""
@@ -142,6 +143,13 @@ def broken_up(text: str) -> str:
     'done< |im_end|> [ /INST] a < b'
     """
     return _SPECIAL.sub(lambda found: f"{found[0]} ", text)
+
+
+def content_broken_up(content: Content) -> Content:
+    """Do the same to the texts of a content."""
+    if isinstance(content, str):
+        return broken_up(content)
+    return tuple(TextPart(text=broken_up(part.text)) if isinstance(part, TextPart) else part for part in content)
 
 
 MOST_DIGITS = 1000

@@ -309,6 +309,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "shaping": {
         "invalid": "agentrl.algorithms.rewards:invalid",
+        "unfinished": "agentrl.algorithms.rewards:unfinished",
         "format": "agentrl.algorithms.rewards:format_reward",
         "length": "agentrl.algorithms.rewards:length",
         "overlong": "agentrl.algorithms.rewards:overlong",

@@ -36,6 +36,8 @@ class EpisodeRewards:
     """Group of each episode: int64 [episodes], from 0."""
     sampled: torch.Tensor
     """Sampled tokens: int64 [episodes]."""
+    unfinished: torch.Tensor
+    """Bool [episodes]: a budget was spent, or answers were unusable too often, before the environment had ended it."""
     longest: torch.Tensor
     """Tokens of the longest sequence: int64 [episodes]."""
     max_tokens: int
@@ -59,6 +61,15 @@ def invalid(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     """Each turn that was not valid is given `penalty`, zero or negative."""
     _check("invalid", penalty <= 0, "penalty", penalty, "0 or less")
     return rewards.with_turns((~rewards.turn_valid).double() * penalty)
+
+
+def unfinished(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
+    """An episode that ended before the environment had ended it is given `penalty`, zero or negative.
+
+    For environments that pay less than 0: there, to stall until a budget is spent would pay better than to lose.
+    """
+    _check("unfinished", penalty <= 0, "penalty", penalty, "0 or less")
+    return rewards.with_episodes(rewards.unfinished.double() * penalty)
 
 
 def format_reward(rewards: EpisodeRewards, *, bonus: float) -> EpisodeRewards:

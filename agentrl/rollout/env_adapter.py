@@ -20,6 +20,8 @@ from agentrl.tool import Tool, ToolResult
 
 LARGEST_OBSERVATION = 10_000_000
 """Maximum number of characters of an observation, over all its parts."""
+_COUNTS, _INNER = "steps_of_wrappers", "environment"
+"""Of snapshots of environments whose wrappers count steps."""
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
 
@@ -175,6 +177,12 @@ class EnvAdapter:
             tools=tuple(self._optional("tools") or ()),
         )
 
+    async def snapshot(self) -> Any:
+        """Return the environment's state, with the steps that Gymnasium's `TimeLimit` has counted."""
+        inner = await settled(self._required("snapshot")())
+        counts = [layer._elapsed_steps for layer in _time_limits(self.env)]
+        return {_COUNTS: counts, _INNER: inner} if counts else inner
+
     async def step(self, action: str) -> Stepped:
         """Take an action."""
         result = checked_step(await settled(self.env.step(action)))
@@ -260,6 +268,10 @@ class EnvAdapter:
 
     async def restore(self, data: Any) -> str | None:
         """Put a state back, and return its key."""
+        if limits := _time_limits(self.env):
+            for layer, count in zip(limits, data[_COUNTS], strict=True):
+                layer._elapsed_steps = count
+            data = data[_INNER]
         await settled(self._required("restore")(data))
         return await self.state_key()
 
@@ -291,6 +303,16 @@ class EnvAdapter:
         if method is None:
             raise UsageError(f"the environment has no {name}()")
         return method
+
+
+def _time_limits(env: Any) -> list[Any]:
+    """Return the wrappers of an environment that count its steps, such as `gymnasium.wrappers.TimeLimit`."""
+    found = []
+    while env is not getattr(env, "unwrapped", env):
+        if "_elapsed_steps" in vars(env):
+            found.append(env)
+        env = env.env
+    return found
 
 
 async def sampled(space: Any) -> str:

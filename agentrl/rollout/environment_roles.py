@@ -11,11 +11,11 @@ from typing import Any
 
 from agentrl.agent_loop import AgentRole, Conversation, TurnOptions
 from agentrl.errors import EngineError, EnvironmentFailure, UsageError
-from agentrl.message import Content, Message, TextPart, broken_up, system, user
+from agentrl.message import Content, Message, broken_up, content_broken_up, system, user
 
 ATTEMPTS = 3
 """Answers of which one has to say something."""
-MOST_IN_A_ROW = 16
+MAX_IN_A_ROW = 16
 """Answers of such roles between two of the agent's."""
 INSTRUCTIONS = "instructions"
 _OPTIONS = TurnOptions(trained=False, for_environment=True)
@@ -72,7 +72,7 @@ class EnvironmentRoles:
         self._in_a_row = 0
 
     async def speak(self, name: str, observation: Content) -> str:
-        """Let a role answer what it reads.
+        """Let a role answer what it reads. Neither can imitate the marks between messages to the other.
 
         Raises:
             EpisodeEnd: the time of the episode is over, or the role's conversation is full.
@@ -80,18 +80,18 @@ class EnvironmentRoles:
             EnvironmentFailure: the environment never comes back to the agent.
         """
         self._in_a_row += 1
-        if self._in_a_row > MOST_IN_A_ROW:
+        if self._in_a_row > MAX_IN_A_ROW:
             raise EnvironmentFailure(
                 f"environment {self._environment} asks role {name} again and again",
-                got=f"{MOST_IN_A_ROW} answers in a row",
+                got=f"{MAX_IN_A_ROW} answers in a row",
                 expected="a turn of the agent",
             )
-        self._listen(name, user(_safe(observation)))
+        self._listen(name, user(content_broken_up(observation)))
         for _ in range(ATTEMPTS):
             answer = await self._conversations[name].generate(options=_OPTIONS)
             if answer.text.strip():
                 self._said[name].append(answer.message)
-                return answer.text
+                return broken_up(answer.text)
             self._conversations[name] = self._conversations[name].fork(self._said[name])
         raise EngineError(
             f"role {name} of environment {self._environment} says nothing",
@@ -109,10 +109,3 @@ class EnvironmentRoles:
         prompt = "\n\n".join(part for part in (role.system_prompt, self._instructions.get(name)) if part)
         self._said[name] = [*([system(prompt)] if prompt else []), message]
         self._conversations[name] = self._open(role, list(self._said[name]))
-
-
-def _safe(content: Content) -> Content:
-    """Return what a role reads, in which the agent cannot imitate the marks between messages."""
-    if isinstance(content, str):
-        return broken_up(content)
-    return tuple(TextPart(text=broken_up(part.text)) if isinstance(part, TextPart) else part for part in content)

@@ -124,6 +124,7 @@ class RuntimeEpisode(Episode):
             raise self._unheard or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
+        action = _encodable(action)
         self._others.agents_turn()
         result = await self._take(action, turn)
         refused = not result.info.get("valid", True)
@@ -152,7 +153,7 @@ class RuntimeEpisode(Episode):
                     got=str(error),
                     expected="an environment with snapshot() and restore()",
                 ) from error
-            stepped = await self.environment.call(STEP, action)
+            stepped = await self.environment.call(STEP, _encodable(action))
             await self.environment.call(RESTORE, before)
         return stepped.result
 
@@ -186,6 +187,12 @@ class RuntimeEpisode(Episode):
                 result = replace(answered, reward=result.reward + answered.reward, info=facts)
         except (EpisodeEnd, AgentRLError) as error:
             self._unheard = error
+            if turn is None and isinstance(error, EpisodeEnd) and error.outcome is Outcome.TRUNCATED_TOKENS:
+                raise UsageError(
+                    f"role {self.player} of environment {self.spec.name} has no room for its first answer",
+                    got=f"agent.max_tokens {self.turns.budget.limits.max_tokens}",
+                    expected="more tokens: its instructions alone take them",
+                ) from error
             raise
         finally:
             self.turns.acting = acting
@@ -319,7 +326,7 @@ class RuntimeEpisode(Episode):
         """Start a conversation of a role of the environment's."""
         policy = self._role_policies.get(role.name) or self._policy.of_environment_role(role.name)
         opened = policy.open(self, messages, ())
-        return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
+        return RecordedConversation(opened, self.turns.trajectory, messages, role=role, is_kept=False)
 
     def _role(self, name: str) -> AgentRole:
         if name not in self.roles:
@@ -455,13 +462,16 @@ class RecordedConversation(Conversation):
         messages: Sequence[Message],
         shots: Sequence[Message] = (),
         role: AgentRole | None = None,
+        is_kept: bool = True,
     ) -> None:
         self._conversation = conversation
+        self._is_kept = is_kept
         self._role = role
         self._shots = shots
         self._trajectory = trajectory
         self._messages = list(messages)
-        trajectory.conversations.append(self._messages)
+        if is_kept:
+            trajectory.conversations.append(self._messages)
 
     def add(self, *messages: Message) -> None:
         """Append messages."""
@@ -486,12 +496,21 @@ class RecordedConversation(Conversation):
         forked = self._conversation.fork(with_shots(messages, self._shots))
         if list(messages[: len(self._messages)]) == self._messages:  # it goes on with this one
             self._forget()
-        return RecordedConversation(forked, self._trajectory, messages, self._shots, self._role)
+        return RecordedConversation(forked, self._trajectory, messages, self._shots, self._role, self._is_kept)
 
     def _forget(self) -> None:
         """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]
+
+
+def _encodable(action: str) -> str:
+    """Return an action without lone surrogates, which a JSON answer may spell and no environment can encode."""
+    try:
+        action.encode()
+    except UnicodeEncodeError:
+        return action.encode("utf-8", "replace").decode()
+    return action
 
 
 def _as_role(options: TurnOptions, role: AgentRole) -> TurnOptions:

@@ -10,7 +10,7 @@ import torch
 
 from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, TeacherKL, pf_ppo
 from agentrl.algorithms.segments import segment_sum
-from agentrl.errors import TrainingError
+from agentrl.errors import Outcome, TrainingError
 from agentrl.registry import Kind, lookup
 from agentrl.training.objective import bind, described
 from agentrl.trajectory import Trajectory
@@ -97,9 +97,14 @@ def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRew
         final=verdict - segment_sum(reward, owner, len(turns)),
         group=torch.tensor([groups[t.group_id] for t in trajectories], dtype=torch.int64),
         sampled=torch.tensor([t.sampled_tokens for t in trajectories], dtype=torch.int64),
+        unfinished=torch.tensor([_is_unfinished(t.outcome) for t in trajectories], dtype=torch.bool),
         longest=torch.tensor(lengths, dtype=torch.int64),
         max_tokens=max_tokens,
     )
+
+
+def _is_unfinished(outcome: Outcome | None) -> bool:
+    return outcome is not None and (outcome.is_truncated or outcome is Outcome.POLICY_ERROR)
 
 
 def _check_shaped(name: str, given: Any, before: EpisodeRewards) -> EpisodeRewards:

@@ -17,7 +17,7 @@ class MoveKind(enum.Enum):
     SEARCH = "search"
     ANSWER = "answer"
     NOTHING = "nothing"
-    """The action holds neither tag, or nothing in it."""
+    """The action holds no move, or one without words."""
 
 
 class Move(NamedTuple):
@@ -78,14 +78,14 @@ class Protocol:
 
 
 TAGS = Protocol(
-    pattern=re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL),
+    pattern=re.compile(r"<(search|answer)>((?:(?!<(?:search|answer)>).)*?)</\1>", re.DOTALL),
     answer_word="answer",
     written="<{word}>{text}</{word}>",
     passages="<information>{}</information>",
 )
 """Search-R1's."""
 BRACKETS = Protocol(
-    pattern=re.compile(r"^\s*(search|finish)\[(.*)\]", re.MULTILINE),
+    pattern=re.compile(r"^[ \t]*(search|finish)\[(.*)\]", re.MULTILINE),
     answer_word="finish",
     written="{word}[{text}]",
     passages="{}",

@@ -18,6 +18,7 @@ REWARDS = EpisodeRewards(
     final=torch.tensor([0.25, 0.0, 0.5], dtype=torch.float64),  # the third episode took no turn
     group=torch.tensor([0, 0, 1]),
     sampled=torch.tensor([10, 50, 0]),
+    unfinished=torch.tensor([False, True, False]),
     longest=torch.tensor([85, 100, 5]),
     max_tokens=100,
 )
@@ -27,6 +28,7 @@ REWARDS = EpisodeRewards(
     ("name", "options", "returns", "turns"),
     [
         ("invalid", {"penalty": -0.1}, [2.25, -3.1, 0.5], [0.0, 2.0, -3.1]),
+        ("unfinished", {"penalty": -1.0}, [2.25, -4.0, 0.5], [0.0, 2.0, -3.0]),
         ("format", {"bonus": 0.5}, [2.75, -3.0, 0.5], [0.0, 2.0, -3.0]),
         ("length", {"factor": 0.5}, [2.2, -3.25, 0.5], [0.0, 2.0, -3.0]),
         ("overlong", {"buffer": 20, "factor": 0.5}, [2.125, -3.5, 0.5], [0.0, 2.0, -3.0]),
@@ -51,6 +53,7 @@ def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
         final=torch.zeros(4, dtype=torch.float64),
         group=group,
         sampled=turns,
+        unfinished=turns < 0,
         longest=turns,
     )
     assert lookup(Kind.SHAPING, "win_rate")(rewards).returns.tolist() == [1.0, 0.0, 0.5, 0.5]
@@ -60,6 +63,7 @@ def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
     ("name", "options", "message"),
     [
         ("invalid", {"penalty": 0.1}, r"shaping invalid: penalty is out of range: got 0\.1, expected 0 or less"),
+        ("unfinished", {"penalty": 1.0}, r"shaping unfinished: penalty is out of range: got 1\.0, expected 0 or less"),
         ("overlong", {"buffer": 100}, "buffer is out of range: got 100, expected above 0 and below agent.max_tokens"),
         ("overlong", {"buffer": 10, "factor": -1.0}, "factor is out of range"),
         ("clip", {"low": 1.0, "high": 1.0}, "low and high is out of range"),
@@ -82,6 +86,7 @@ def test_overlong_penalty_equals_the_formula():
             final=torch.zeros(1).double(),
             group=torch.zeros(1).long(),
             sampled=torch.zeros(1).long(),
+            unfinished=torch.zeros(1).bool(),
             longest=torch.tensor([longest]),
             max_tokens=limit,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,11 +114,12 @@ class Field:
     def check(self, value: Any) -> None:
         """Raise `Unreadable` if a value is not of the field."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_within = is_number and self.low <= value <= self.high and abs(value) <= sys.float_info.max
         fits = {
             "boolean": isinstance(value, bool),
             "string": isinstance(value, str) and (not self.choices or value in self.choices),
-            "number": is_number and self.low <= value <= self.high,
-            "integer": is_number and float(value).is_integer() and self.low <= value <= self.high,
+            "number": is_within,
+            "integer": is_within and value == int(value),
         }
         if not fits[self.kind]:
             raise Unreadable(f"{json.dumps(value)[:80]} is no value for {self.words}.")
@@ -240,8 +242,8 @@ def read_object(answer: str) -> dict[str, Any]:
         text = fenced[1]
     try:
         found = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise Unreadable(f"Your answer is not one JSON object: {error}.") from error
+    except ValueError as error:  # a number of thousands of digits, too
+        raise Unreadable(f"Your answer is not one JSON object: {str(error)[:200]}.") from error
     except RecursionError as error:
         raise Unreadable("Your answer is nested too deeply.") from error
     if not isinstance(found, dict):
