@@ -84,7 +84,8 @@ async def evaluate_panel(
             store.add(episode)
         on_episode(episode)
     seconds = time.perf_counter() - began
-    return summarise(panel, [episodes[assignment.id] for assignment in chosen], seconds, found=on_disk)
+    played = [episodes[assignment.id] for assignment in chosen]
+    return summarise(panel, played, seconds, found=on_disk, others=runner.pool.roles)
 
 
 def _finished(

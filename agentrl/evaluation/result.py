@@ -13,6 +13,7 @@ import numpy as np
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.trajectory import Turn
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -193,7 +194,12 @@ class EvaluationResult:
 
 
 def summarise(
-    panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float, *, found: Container[str] = ()
+    panel: Panel,
+    episodes: Sequence[EvaluatedEpisode],
+    seconds: float,
+    *,
+    found: Container[str] = (),
+    others: Container[str] = (),
 ) -> EvaluationResult:
     """Compute the estimates from the episodes; infrastructure failures are only counted.
 
@@ -202,8 +208,10 @@ def summarise(
         episodes: All, in the panel's order.
         seconds: Wall-clock time of this run.
         found: Ids of trajectories that this run found on disk.
+        others: Roles that the runtime played for the environment, whose turns and tokens are not the agent's.
     """
-    played = sum(_written_tokens(episode) for episode in episodes if episode.trajectory.id not in found)
+    turns = {id(episode): _own_turns(episode, others) for episode in episodes}
+    played = sum(_tokens(turns[id(episode)]) for episode in episodes if episode.trajectory.id not in found)
     measured = [episode for episode in episodes if episode.is_measured]
     by_type: dict[str, list[EvaluatedEpisode]] = defaultdict(list)
     for episode in measured:
@@ -217,8 +225,8 @@ def summarise(
         outcomes=dict(Counter(e.trajectory.outcome for e in episodes if e.trajectory.outcome is not None)),
         pass_at_k=_over_tasks(measured, panel.samples, pass_at_k),
         pass_hat_k=_over_tasks(measured, panel.samples, pass_hat_k),
-        turns=_mean([float(len(episode.trajectory.turns)) for episode in measured]),
-        tokens=_mean([float(_written_tokens(episode)) for episode in measured]),
+        turns=_mean([float(len(turns[id(episode)])) for episode in measured]),
+        tokens=_mean([float(_tokens(turns[id(episode)])) for episode in measured]),
         seconds=seconds,
         tokens_per_s=played / seconds if seconds > 0 else 0.0,
     )
@@ -277,8 +285,12 @@ def _over_tasks(
     return {k: fmean(found) for k, found in values.items() if found}
 
 
-def _written_tokens(episode: EvaluatedEpisode) -> int:
-    return sum(turn.end - turn.start for turn in episode.trajectory.turns)
+def _own_turns(episode: EvaluatedEpisode, others: Container[str]) -> list[Turn]:
+    return [turn for turn in episode.trajectory.turns if turn.role not in others]
+
+
+def _tokens(turns: Sequence[Turn]) -> int:
+    return sum(turn.end - turn.start for turn in turns)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,15 @@ from agentrl.builders.roles import check_roles
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.models.lora import ADAPTERS
 from agentrl.observe.files import replace_file, writing
-from agentrl.observe.run_folder import find_run
+from agentrl.observe.run_folder import LOCK, find_run
 from agentrl.registry import SESSION, Kind, lookup
 from agentrl.render.tokens import read_chat_template
 from agentrl.reward import fingerprint as code_fingerprint
@@ -80,10 +84,8 @@ async def run_evaluation(
     Raises:
         UsageError: an environment, model or service that is not there, or a full disk.
     """
-    uses_model = request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
-    config = (
-        resolve_model(request.config, several=bool(request.config.named_adapters)) if uses_model else request.config
-    )
+    several = bool(request.config.named_adapters)
+    config = resolve_model(request.config, several=several) if _uses_model(request) else request.config
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
@@ -93,6 +95,44 @@ async def run_evaluation(
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    with _alone_in(folder):
+        return await _play(request, config, spec, panel, folder, on_episode=on_episode, on_stall=on_stall)
+
+
+def _uses_model(request: EvaluationRequest) -> bool:
+    return request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Lock an evaluation against other processes; the system releases the lock however this process ends."""
+    with writing(folder):
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UsageError(
+            f"evaluation {folder} is in use",
+            got="another process that plays it",
+            hint="wait until it has ended, or stop it; finished episodes are kept",
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+async def _play(
+    request: EvaluationRequest,
+    config: Config,
+    spec: EnvironmentSpec,
+    panel: Panel,
+    folder: Path,
+    *,
+    on_episode: Callable[[EvaluatedEpisode], None],
+    on_stall: Callable[[str], None],
+) -> FinishedEvaluation:
+    """Play what is not finished, in the evaluation's folder."""
+    uses_model = _uses_model(request)
     pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE)
     try:

@@ -157,7 +157,7 @@ class AnswerReader:
             raise TemplateError(
                 "the model's family has no known way to call tools",
                 expected="a chat template with tool calls",
-                hint="set agent.tool_parser, or use an agent loop without tool calls such as react_text",
+                hint="set agent.tool_parser, or use an agent loop without tool calls: agent.loop=react_text",
             )
         return self._parser
 

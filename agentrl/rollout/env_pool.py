@@ -20,6 +20,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
@@ -289,7 +290,9 @@ class SerialWorker(ABC, Generic[W]):
 def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
-    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error))
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}"
+    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error), hint=where)
     failure.__cause__ = error
     return failure
 

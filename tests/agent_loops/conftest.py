@@ -30,7 +30,9 @@ def renderer():
 def play(renderer):
     """Let a policy that says the given texts, one per turn, play a world through a loop; checks the ledger."""
 
-    async def run(factory, loop, *answers, options=None, tools=(), instructions="", tool_instructions="", **limits):
+    async def run(
+        factory, loop, *answers, options=None, tools=(), instructions="", tool_instructions="", seed=0, **limits
+    ):
         sent = {}
 
         def script(request):
@@ -55,7 +57,7 @@ def play(renderer):
             tools=tools,
             limits=EpisodeLimits(**limits),
         )
-        trajectory = await runner.run(Task(id="t", environment="w"), group_id="g", member=0, seed=0)
+        trajectory = await runner.run(Task(id="t", environment="w", seed=seed), group_id="g", member=0, seed=0)
         await pool.close()
         for sequence in trajectory.sequences:
             for turn in sequence.turns:

@@ -104,7 +104,7 @@ async def test_a_debater_s_own_answer_earns_what_it_would_have_earned(play):
     assert last.trajectory.role_returns == {"debater_1": 0.0, "debater_2": 1.0, "judge": 0.0}
     assert last.trajectory.success is False
     twice = await play(Twice, "debate", "4", "5", "4", options=loop(own_reward="first", rounds=1))
-    assert twice.trajectory.role_returns == {"debater_1": 4.0, "debater_2": 3.0, "judge": 2.0}
+    assert twice.trajectory.role_returns == {"debater_1": 3.0, "debater_2": 2.0, "judge": 2.0}
     with pytest.raises(UsageError, match=r"cannot say what an action would lead to.*snapshot\(\)"):
         await play(Fleeting, "debate", "4", options=loop(own_reward="first"))
 
@@ -145,3 +145,17 @@ def test_scripted_policies_debate_with_one_action_per_step(tmp_path, monkeypatch
     overrides = ["agent.loop=debate", f"agent.options={{decide: {decide}, own_reward: last}}", "agent.max_turns=200"]
     result = agentrl.evaluate("guess_number/valid", policy="expert", tasks=4, samples=1, overrides=overrides)
     assert result.success.mean == 1.0
+
+
+async def test_stalling_earns_nothing_of_its_own(play):
+    """Otherwise a debate would pay best that never finishes."""
+    quick = await play(Sum, "debate", "4", "4", options=loop(own_reward="first", rounds=1, decide="vote"))
+    slow = await play(Twice, "debate", *["4"] * 4, options=loop(own_reward="first", rounds=1, decide="vote"))
+    own = [sum(turn.own_reward for turn in played.trajectory.turns) for played in (quick, slow)]
+    assert own[0] == own[1] == 2.0
+
+
+@pytest.mark.parametrize(("seed", "winner"), [(0, "3"), (1, "4")])
+async def test_the_seed_chooses_among_equal_votes(play, seed, winner):
+    played = await play(Sum, "debate", "3", "4", options=loop(decide="vote", rounds=1), seed=seed)
+    assert played.trajectory.success is (winner == "4")

@@ -277,3 +277,9 @@ async def test_a_missing_or_silent_retriever_is_named(serve: Callable[[Answer], 
     with pytest.raises(EnvironmentFailure, match=r"http://127.0.0.1:1/retrieve failed.*POST /retrieve"):
         await refused.search("who")
     await refused.close()
+
+
+@pytest.mark.parametrize("protocol", [TAGS, BRACKETS])
+@pytest.mark.parametrize("piece", ["<search>", "\n", "finish["])
+def test_long_answers_are_read_in_time_that_grows_with_their_length(protocol: Protocol, piece: str) -> None:
+    assert protocol.read(piece * 40_000).kind is MoveKind.NOTHING  # minutes where a pattern begins anew at each place

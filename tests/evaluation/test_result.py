@@ -77,6 +77,13 @@ def test_tokens_per_second_are_those_of_episodes_that_this_run_played() -> None:
     assert summarise(PANEL, episodes, seconds=3.0, found={episodes[0].trajectory.id}).tokens_per_s == 1.0
 
 
+def test_turns_and_tokens_of_the_environment_s_roles_are_not_the_agent_s() -> None:
+    played = episode("a", 0, turn_tokens=(2, 4))
+    played.trajectory.sequences[0].turns[1].role = "user"
+    result = summarise(PANEL, [played], seconds=1.0, others=("user",))
+    assert (result.turns, result.tokens, result.tokens_per_s) == (1.0, 2.0, 2.0)
+
+
 def test_failures_of_the_machinery_count_in_no_estimate() -> None:
     broken = episode("b", 0, outcome=Outcome.ENGINE_ERROR, attempt=2)
     result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)

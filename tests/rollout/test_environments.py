@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 import rollout_worlds
+from agentrl.envs.puzzles.sokoban import SPEC as SOKOBAN
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
@@ -23,6 +24,7 @@ from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
 from agentrl.rollout import env_worker_main
+from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.env_worker_main import HEADER
 from agentrl.rollout.turns import EpisodeLimits
@@ -427,3 +429,16 @@ async def test_a_closed_worker_leaves_no_thread():
     await worker.close()
     await asyncio.to_thread(thread.join, 30)
     assert not thread.is_alive()
+
+
+async def test_a_state_holds_the_steps_that_a_wrapper_has_counted():
+    """Otherwise each action that is tried would bring an episode nearer to its end."""
+    make = SOKOBAN.make
+    adapter = EnvAdapter(lambda: gymnasium.wrappers.TimeLimit(make(), max_episode_steps=3), {})
+    await adapter.reset(0, {})
+    for _ in range(5):
+        before = await adapter.snapshot()
+        assert not (await adapter.step("up")).result.truncated
+        await adapter.restore(before)
+    flags = [(await adapter.step("up")).result.truncated for _ in range(3)]
+    assert flags == [False, False, True]

@@ -86,6 +86,13 @@ async def test_an_attempt_cannot_end_itself_and_begin_as_another():
         "<eos>",
         "[SYSTEM_PROMPT]",
         "</think>",
+        "[TOOL_CALLS]",
+        "[/TOOL_RESULTS]",
+        "[AVAILABLE_TOOLS]",
+        "[THINK]",
+        "<tool_call>",
+        "<turn|>",
+        "<unused0>",
     ],
 )
 def test_special_tokens_of_chat_templates_are_broken_up(token):
