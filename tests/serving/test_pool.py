@@ -1,6 +1,7 @@
 """The pool over servers of this process: what it promises as an engine, and what it does when servers are lost."""
 
 import asyncio
+import time
 
 import pytest
 from support.local_server import LocalServer
@@ -398,6 +399,39 @@ async def test_a_cancelled_caller_frees_its_place(pool_of, request_of):
     tasks[0].cancel()
     assert len((await tasks[1]).token_ids) == LONG
     assert servers[0]._engine.metrics().running == 0
+
+
+async def test_the_loss_of_a_server_is_no_cancellation_of_those_who_wait_for_it(pool_of, request_of):
+    pool, servers = pool_of()
+    cancellations = []
+
+    async def ask(request):
+        answer = await pool.generate(request)
+        cancellations.append(asyncio.current_task().cancelling())
+        return answer
+
+    await pool.start()
+    tasks = [asyncio.create_task(ask(request)) for request in long_requests(request_of, 2)]
+    await until(lambda: all(sampled(server) > 20 for server in servers))
+    pool.group.keeper.lose(pool.group.members[0], "gone")
+    answers = await asyncio.gather(*tasks)
+    assert sorted(answer.resubmissions for answer in answers) == [0, 1]
+    assert cancellations == [0, 0]
+
+
+async def test_a_caller_that_gives_up_as_its_server_is_lost_has_given_up(pool_of, request_of):
+    pool, servers = pool_of(1)
+    (cancelled,) = await in_flight(pool, servers, long_requests(request_of, 1))
+    late = asyncio.create_task(asyncio.wait_for(pool.generate(request_of([5], "late", max_tokens=LONG)), 0.3))
+    await until(lambda: pool.metrics().running == 2)
+    time.sleep(0.4)  # the deadline and the loss come in one turn of the event loop
+    pool.group.keeper.lose(pool.group.members[0], "gone")
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    with pytest.raises(TimeoutError):
+        await late
+    assert (pool.metrics().running, pool.metrics().waiting) == (0, 0)
 
 
 async def test_weights_need_a_weight_sync_and_a_failed_probe_stops_everything(pool_of, request_of):

@@ -212,8 +212,8 @@ class Call:
         self._member.calls.discard(self)
         if not self.is_lost:
             return False
-        is_ours = self._task.uncancel() <= self._cancellations
-        return isinstance(error, Exception) or (is_ours and isinstance(error, asyncio.CancelledError))
+        is_alone = self._task.uncancel() <= self._cancellations
+        return is_alone and isinstance(error, (Exception, asyncio.CancelledError))
 
     def lose(self) -> None:
         """End the block: its server is lost."""
