@@ -14,7 +14,7 @@ runtime share few cores, a turn of the smallest models costs the server little m
     agentrl bench rollout --engine vllm --json rollout.json
     agentrl bench rollout --engine vllm stand_in=true
 
-The last one needs no vLLM: a process that has no model answers as vLLM does, and `cpu_ms_per_turn` of the runtime stands
+The last one needs no vLLM: a process without a model answers as vLLM does, and `cpu_ms_per_turn` of the runtime stands
 beside that of the bare client, and of the runtime on an engine that is not behind HTTP.
 """
 

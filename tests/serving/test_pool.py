@@ -1,7 +1,6 @@
 """The pool over servers of this process: what it promises as an engine, and what it does when servers are lost."""
 
 import asyncio
-import time
 
 import pytest
 from support.local_server import LocalServer
@@ -421,16 +420,23 @@ async def test_the_loss_of_a_server_is_no_cancellation_of_those_who_wait_for_it(
 
 async def test_a_caller_that_gives_up_as_its_server_is_lost_has_given_up(pool_of, request_of):
     pool, servers = pool_of(1)
-    (cancelled,) = await in_flight(pool, servers, long_requests(request_of, 1))
-    late = asyncio.create_task(asyncio.wait_for(pool.generate(request_of([5], "late", max_tokens=LONG)), 0.3))
-    await until(lambda: pool.metrics().running == 2)
-    time.sleep(0.4)  # the deadline and the loss come in one turn of the event loop
+    cancelled, late = long_requests(request_of, 2)
+    scopes = []
+
+    async def ask_in_time(request):
+        async with asyncio.timeout(None) as scope:
+            scopes.append(scope)
+            await pool.generate(request)
+
+    tasks = [asyncio.create_task(pool.generate(cancelled)), asyncio.create_task(ask_in_time(late))]
+    await until(lambda: sampled(servers[0]) > 20)
+    scopes[0].reschedule(asyncio.get_running_loop().time())  # passes before the task hears of the loss
     pool.group.keeper.lose(pool.group.members[0], "gone")
-    cancelled.cancel()
+    tasks[0].cancel()
     with pytest.raises(asyncio.CancelledError):
-        await cancelled
+        await tasks[0]
     with pytest.raises(TimeoutError):
-        await late
+        await tasks[1]
     assert (pool.metrics().running, pool.metrics().waiting) == (0, 0)
 
 
