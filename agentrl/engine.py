@@ -421,6 +421,8 @@ class InferenceServer(ABC):
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn, as `agentrl.engine.PolicyEngine.generate` promises. Cancelling the awaiting task aborts it.
 
+        A cancelled call ends at once: whatever the server still has to be told goes on behind it.
+
         Raises:
             UsageError: no server like this one can serve it.
             ServerLost: the connection broke.

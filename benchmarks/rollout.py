@@ -12,6 +12,10 @@ runtime share few cores, a turn of the smallest models costs the server little m
 
     agentrl bench rollout
     agentrl bench rollout --engine vllm --json rollout.json
+    agentrl bench rollout --engine vllm stand_in=true
+
+The last one needs no vLLM: a process without a model answers as vLLM does, and `cpu_ms_per_turn` of the runtime stands
+beside that of the bare client, and of the runtime on an engine that is not behind HTTP.
 """
 
 from __future__ import annotations
@@ -142,6 +146,7 @@ def run(
     turns: int | None = None,
     concurrency: int = 64,
     rounds: int = 6,
+    stand_in: bool = False,
 ) -> dict[str, Any]:
     """The runtime's figures.
 
@@ -153,11 +158,14 @@ def run(
         turns: Most turns of an episode; 20, or 8 on a server.
         concurrency: Episodes at once on a server.
         rounds: Measurements on a server; medians are given.
+        stand_in: Ask a stand-in for a vLLM server, for CPU times alone.
     """
     if engine is not None:
-        load = Load(episodes=episodes or 64, concurrency=concurrency, rounds=rounds)
+        if stand_in and (engine != "vllm" or url is not None):
+            raise UsageError("the stand-in answers as a vLLM server would", expected="--engine vllm, without --url")
+        load = Load(episodes=episodes or 64, concurrency=concurrency, rounds=rounds, stand_in=stand_in)
         return run_on_server(engine, model, url, load, turns=turns or 8)
-    if model is not None or url is not None:
+    if model is not None or url is not None or stand_in:
         raise UsageError("the scripted engine serves no model", expected="--engine vllm or sglang")
     sizes = {"episodes": episodes or 1000, "turns": turns or 20}
     figures: dict[str, Any] = {

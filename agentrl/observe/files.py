@@ -126,6 +126,7 @@ class JsonLinesWriter:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._opened = os.fstat(self._descriptor)
             self._is_open = True
             self._close_torn_line()
 
@@ -180,7 +181,7 @@ class JsonLinesWriter:
     def _check_in_place(self) -> None:
         """Check that the path still leads to the open file, so that nothing is written where nobody looks."""
         try:
-            if os.path.samestat(os.stat(self.path), os.fstat(self._descriptor)):
+            if os.path.samestat(os.stat(self.path), self._opened):
                 return
             got = "another file in its place"
         except OSError as error:

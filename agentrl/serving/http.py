@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import aiohttp
@@ -47,8 +50,45 @@ class Refused(EngineError):
         return self.status in (500, 502, 503, 504)
 
 
-async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-    context.trace_request_ctx.reused = True
+@dataclass(slots=True)
+class _Attempt:
+    """One request on its way."""
+
+    is_first: bool = False
+    """Its connection was made for it, and not kept from another request."""
+
+
+_attempt: ContextVar[_Attempt] = ContextVar("attempt")
+
+
+def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    _attempt.get().is_first = True
+    family, kind, protocol, *_ = address
+    return socket.socket(family=family, type=kind, proto=protocol)
+
+
+class _Failures:
+    """Deadline of a request, and the kinds of its failures; a class, because every turn passes one."""
+
+    __slots__ = ("_deadline_s", "_late", "_route", "_scope", "_session")
+
+    def __init__(self, session: HttpSession, route: str, deadline_s: float | None, late: type[EngineError]) -> None:
+        self._session, self._route, self._deadline_s, self._late = session, route, deadline_s, late
+        self._scope = asyncio.timeout(deadline_s)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            what = f"{self._session.url}{self._route} missed its deadline"
+            raise self._late(what, got=f"no answer in {self._deadline_s:g} s") from late
+        if error is not None:
+            self._session.classify(self._route, error)
 
 
 class HttpSession:
@@ -144,7 +184,7 @@ class HttpSession:
         session, data = self._open(), orjson.dumps(body)
         is_whole = False
         async with (
-            self._failures(route, deadline_s, late),
+            _Failures(self, route, deadline_s, late),
             await self._send(session, "POST", route, data, JSON_BODY, STREAM_BUFFER) as response,
         ):
             if response.status >= 400:
@@ -177,7 +217,7 @@ class HttpSession:
     ) -> bytes:
         session = self._open()
         headers = {} if data is None else JSON_BODY
-        async with self._failures(route, deadline_s, late):
+        async with _Failures(self, route, deadline_s, late):
             async with await self._send(session, method, route, data, headers) as response:
                 answer = await response.read()
             if response.status < 400:
@@ -195,29 +235,23 @@ class HttpSession:
     ) -> aiohttp.ClientResponse:
         """Ask, and ask again where a kept connection turns out to be closed: servers do that after an error."""
         while True:
-            attempt = SimpleNamespace(reused=False)  # True over a connection that had been used before
+            attempt = _Attempt()
+            _attempt.set(attempt)
             try:
                 return await session.request(
-                    method,
-                    self.url + route,
-                    data=data,
-                    headers=headers,
-                    trace_request_ctx=attempt,
-                    read_bufsize=read_bufsize,
+                    method, self.url + route, data=data, headers=headers, read_bufsize=read_bufsize
                 )
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                if self._closed or not attempt.reused:
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if self._closed or attempt.is_first or isinstance(error, aiohttp.ClientConnectorError):
                     raise
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
             raise EngineError(f"the connection to {self.url} is closed")
         if self._session is None:
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_reuseconn.append(_note_reuse)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S, socket_factory=_make_socket)
             self._session = aiohttp.ClientSession(
-                trace_configs=[trace],
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S),
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._key(),
             )
@@ -232,22 +266,17 @@ class HttpSession:
             raise UsageError(f"the environment variable {self._key_variable} is not set", hint=hint)
         return {"Authorization": f"Bearer {key}"}
 
-    @asynccontextmanager
-    async def _failures(self, route: str, deadline_s: float | None, late: type[EngineError]) -> AsyncIterator[None]:
-        what = f"{self.url}{route}"
-        try:
-            async with asyncio.timeout(deadline_s) as scope:
-                yield
-        except TimeoutError as error:
-            if scope.expired():
-                raise late(f"{what} missed its deadline", got=f"no answer in {deadline_s:g} s") from error
-            raise ServerLost(f"{what} cannot be reached", got=repr(error)) from error
-        except (aiohttp.ClientError, OSError, RuntimeError) as error:
-            if self._closed:
-                raise EngineError(f"the connection to {self.url} was closed during a request") from error
-            if isinstance(error, RuntimeError):  # aiohttp's words for a session closed under it, handled above
-                raise
-            raise ServerLost(f"{what} cannot be reached", got=f"{type(error).__name__}: {error}") from error
+    def classify(self, route: str, error: BaseException) -> None:
+        """Raise what a failure of a request means; errors that do not come from the connection pass."""
+        what = f"{self.url}{route} cannot be reached"
+        if not isinstance(error, (aiohttp.ClientError, OSError, RuntimeError)):
+            return
+        if self._closed:
+            raise EngineError(f"the connection to {self.url} was closed during a request") from error
+        if isinstance(error, TimeoutError):
+            raise ServerLost(what, got=repr(error)) from error
+        if not isinstance(error, RuntimeError):  # aiohttp's words for a session closed under it, handled above
+            raise ServerLost(what, got=f"{type(error).__name__}: {error}") from error
 
     def _refuse(self, route: str, status: int, said: str) -> bytes:
         if status == 401:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from agentrl.builders.scratch import write_scratch_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.engine import GenerateRequest, PolicyEngine
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError
 from agentrl.models.load import load_model
@@ -33,10 +35,12 @@ from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.waits import settled_heap
+from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskCursor
 from throughput.bare_client import WIRES, forget, play
 from throughput.server import open_server, server_version
 from throughput.sessions import Session, recorded
+from throughput.stand_in import open_stand_in
 
 STOP_EVERY = 24
 """One in so many token ids ends an answer of a model with random weights, so that its answers differ in length as those
@@ -51,6 +55,8 @@ class Load:
     concurrency: int
     rounds: int
     """Each is the runtime, then the bare client with what the runtime did."""
+    stand_in: bool = False
+    """The server is `throughput.stand_in`; rounds end with the runtime on an engine without HTTP."""
 
 
 @dataclass(slots=True)
@@ -99,19 +105,26 @@ async def measure(config: Config, section: ServerEngineConfig, load: Load, folde
     """
     path = await _model_path(config, folder)
     served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
-    async with open_server(section, served, folder) as url:
+    opened = open_stand_in(served.vocab_size) if load.stand_in else open_server(section, served, folder)
+    async with opened as url:
         attached = type(section)(servers=[url], max_running=section.max_running)
         bench = _Bench(config, attached, served, folder)
-        await bench.check()
-        await bench.round(Load(episodes=load.concurrency // 2, concurrency=load.concurrency, rounds=1))
-        runtime, bare = [], []
+        if not load.stand_in:
+            await bench.check()
+        await bench.round(replace(load, episodes=load.concurrency // 2))
+        runtime, bare, without_http = [], [], []
         for number in range(load.rounds):
             with_runtime, without = await bench.round(load)
             runtime.append(with_runtime)
             bare.append(without)
+            if load.stand_in:
+                without_http.append(await bench.without_http(load))
             note(f"round {number + 1}: {with_runtime.tokens_per_s:,.0f} and {without.tokens_per_s:,.0f} tokens/s")
         version = await server_version(url, section.type)
-    return _figures(runtime, bare) | _conditions(runtime[-1].sessions, load, version, served)
+    figures = _figures(runtime, bare) | _conditions(runtime[-1].sessions, load, version, served)
+    if without_http:
+        figures["cpu_ms_per_turn_without_http"] = median(played.cpu_ms_per_turn for played in without_http)
+    return figures
 
 
 async def _model_path(config: Config, folder: Path) -> str:
@@ -155,7 +168,19 @@ class _Bench:
             raise AgentRLError("the bare client sampled other tokens", got=tokens, expected=runtime.tokens)
         return runtime, Played(sessions=runtime.sessions, tokens=tokens, watch=watch)
 
+    async def without_http(self, load: Load) -> Played:
+        """The runtime with the scripted engine, which samples such answers as the stand-in does."""
+        return await self._play(ScriptedEngine(script=self._sampled, vocab_size=self._served.vocab_size), load)
+
+    def _sampled(self, request: GenerateRequest) -> list[int]:
+        return random.choices(range(self._served.vocab_size), k=request.params.max_tokens)
+
     async def _runtime(self, load: Load) -> Played:
+        async with open_pool(self._section, self._served, self._folder, version=self._version) as pool:
+            await forget(self._url, self._wire)
+            return await self._play(pool, load)
+
+    async def _play(self, engine: PolicyEngine, load: Load) -> Played:
         config, spec = self._config, resolve_environment(self._config.sole_environment.name)
         tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
         assignments = [
@@ -166,14 +191,10 @@ class _Bench:
             env_pool = build_env_pool(config, spec=spec)
             stack.push_async_callback(env_pool.close)
             store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
-            opened = open_pool(self._section, self._served, self._folder, version=self._version)
-            pool = await stack.enter_async_context(opened)
-            policy = EngineEpisodePolicy(
-                pool, build_renderer(config, self._served.path, self._tokenizer), self._sampling
-            )
+            renderer = build_renderer(config, self._served.path, self._tokenizer)
+            policy = EngineEpisodePolicy(engine, renderer, self._sampling)
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, env_pool, policy, observer=observer, retries=0)
-            await forget(self._url, self._wire)
             with settled_heap(), Stopwatch() as watch:
                 played = [
                     trajectory async for trajectory in play_all(runner, assignments, concurrency=load.concurrency)

@@ -1,4 +1,5 @@
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import pytest
@@ -176,6 +177,17 @@ async def test_a_server_that_is_not_there_is_lost():
     with pytest.raises(ServerLost, match="cannot be reached"):
         await gone.get("/x", deadline_s=10)
     await gone.close()
+
+
+async def test_a_server_whose_name_nobody_knows_is_lost(monkeypatch):
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    nowhere = HttpSession("http://nowhere.invalid")
+    with pytest.raises(ServerLost, match=r"nowhere\.invalid/x cannot be reached"):
+        await nowhere.post("/x", {}, deadline_s=10)
+    await nowhere.close()
 
 
 class _Slow(EngineError):

@@ -400,6 +400,46 @@ async def test_a_cancelled_caller_frees_its_place(pool_of, request_of):
     assert servers[0]._engine.metrics().running == 0
 
 
+async def test_the_loss_of_a_server_is_no_cancellation_of_those_who_wait_for_it(pool_of, request_of):
+    pool, servers = pool_of()
+    cancellations = []
+
+    async def ask(request):
+        answer = await pool.generate(request)
+        cancellations.append(asyncio.current_task().cancelling())
+        return answer
+
+    await pool.start()
+    tasks = [asyncio.create_task(ask(request)) for request in long_requests(request_of, 2)]
+    await until(lambda: all(sampled(server) > 20 for server in servers))
+    pool.group.keeper.lose(pool.group.members[0], "gone")
+    answers = await asyncio.gather(*tasks)
+    assert sorted(answer.resubmissions for answer in answers) == [0, 1]
+    assert cancellations == [0, 0]
+
+
+async def test_a_caller_that_gives_up_as_its_server_is_lost_has_given_up(pool_of, request_of):
+    pool, servers = pool_of(1)
+    cancelled, late = long_requests(request_of, 2)
+    scopes = []
+
+    async def ask_in_time(request):
+        async with asyncio.timeout(None) as scope:
+            scopes.append(scope)
+            await pool.generate(request)
+
+    tasks = [asyncio.create_task(pool.generate(cancelled)), asyncio.create_task(ask_in_time(late))]
+    await until(lambda: sampled(servers[0]) > 20)
+    scopes[0].reschedule(asyncio.get_running_loop().time())  # passes before the task hears of the loss
+    pool.group.keeper.lose(pool.group.members[0], "gone")
+    tasks[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[0]
+    with pytest.raises(TimeoutError):
+        await tasks[1]
+    assert (pool.metrics().running, pool.metrics().waiting) == (0, 0)
+
+
 async def test_weights_need_a_weight_sync_and_a_failed_probe_stops_everything(pool_of, request_of):
     pool, servers = pool_of(1)
     await pool.start()

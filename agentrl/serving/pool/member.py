@@ -6,10 +6,11 @@ import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Self
 
 from agentrl.config.engines import ServerEngineConfig
-from agentrl.engine import Generation, InferenceServer, ServerLoad
+from agentrl.engine import InferenceServer, ServerLoad
 
 LONGEST_FACTOR = 16
 """A server that fails every trial rests at most so many times as long as after the first failure."""
@@ -45,7 +46,9 @@ class CircuitBreaker:
 
     def limit(self, most: int) -> int:
         """Return how many requests may run at once, where `most` may run while it is closed."""
-        return {BreakerState.CLOSED: most, BreakerState.HALF_OPEN: min(most, 1), BreakerState.OPEN: 0}[self.state]
+        if self._opened is None:
+            return most
+        return min(most, 1) if self.state is BreakerState.HALF_OPEN else 0
 
     def record_success(self) -> None:
         """Count a success: it closes the breaker, unless it is a late answer while the breaker is open."""
@@ -183,6 +186,41 @@ class MemberState(enum.StrEnum):
         return self in (MemberState.SERVING, MemberState.SUSPECT)
 
 
+class Call:
+    """One request at a server, in the task that waits for its answer; a context manager.
+
+    The loss of the server cancels what the block awaits, and ends the block: `is_lost` is true then. All other
+    cancellations of the task pass.
+    """
+
+    __slots__ = ("_cancellations", "_member", "_task", "is_lost")
+
+    def __init__(self, member: Member) -> None:
+        self.is_lost = False
+        self._member = member
+
+    def __enter__(self) -> Call:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._cancellations = task, task.cancelling()
+        self._member.calls.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._member.calls.discard(self)
+        if not self.is_lost:
+            return False
+        is_alone = self._task.uncancel() <= self._cancellations
+        return is_alone and isinstance(error, (Exception, asyncio.CancelledError))
+
+    def lose(self) -> None:
+        """End the block: its server is lost."""
+        self.is_lost = True
+        self._task.cancel()
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """A server and its state."""
@@ -198,7 +236,7 @@ class Member:
     losses: int = 0
     attempts: int = 0
     """Attempts to bring it back since it last answered a request."""
-    calls: set[asyncio.Task[Generation]] = field(default_factory=set)
+    calls: set[Call] = field(default_factory=set)
     """Requests that it was given."""
     gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Done once the server is lost; renewed when it comes back."""
@@ -232,14 +270,18 @@ class Member:
         if not self.gone.done():
             self.gone.set_result(None)
         for call in self.calls:
-            call.cancel()
+            call.lose()
+        self.calls = set()
         self.wake.set()
+
+    def asked(self) -> Call:
+        """Return a context manager around a request that this server answers."""
+        return Call(self)
 
     def join(self, server: InferenceServer) -> None:
         """Take the server back, perhaps as another process."""
         self.server, self.state, self.why = server, MemberState.SERVING, ""
         self.gone = asyncio.get_running_loop().create_future()
-        self.calls = set()
         self.breaker.reset()
         self.concurrency.forget()
 

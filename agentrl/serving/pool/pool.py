@@ -34,7 +34,7 @@ from agentrl.engine import (
 )
 from agentrl.errors import AgentRLError, EngineError, async_boundary
 from agentrl.serving.pool.group import PoolGroup, Restart
-from agentrl.serving.pool.member import Member, PoolSettings, first_of
+from agentrl.serving.pool.member import Member, PoolSettings
 from agentrl.serving.request import check_is_new
 
 
@@ -131,7 +131,7 @@ class PoolRequest:
     is_aborted: bool = False
     member: Member | None = None
     """The server that samples it now."""
-    _placed: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _placed: asyncio.Future[None] = field(init=False)
 
     @property
     def sent(self) -> GenerateRequest:
@@ -271,7 +271,6 @@ class ServerPool(PolicyEngine):
         self._tickets: dict[Ticket, PoolRequest] = {}
         self._totals = PoolTotals()
         self._failure: AgentRLError | None = None
-        self._abandoned: set[asyncio.Task[Generation]] = set()
         self._starting = asyncio.Lock()
 
     @property
@@ -349,14 +348,11 @@ class ServerPool(PolicyEngine):
 
     async def _ask(self, member: Member, pending: PoolRequest) -> Generation | None:
         oldest = self.version
-        call = asyncio.create_task(member.server.generate(pending.sent))
+        answer: Generation | None = None
         pending.member = member
-        member.calls.add(call)
         try:
-            await first_of(call, member.gone)
-            if not call.done() or call.cancelled():
-                return None
-            answer = call.result()
+            with member.asked() as call:
+                answer = await member.server.generate(pending.sent)
         except ServerLost:
             self.group.keeper.suspect(member)
             return None
@@ -365,23 +361,11 @@ class ServerPool(PolicyEngine):
             raise
         finally:
             pending.member = None
-            member.calls.discard(call)
-            self._abandon(call)
+        if call.is_lost or answer is None:
+            return None
         member.attempts = 0
         member.breaker.record_success()
         return answer if self._is_current(member, answer, oldest) else None
-
-    def _abandon(self, call: asyncio.Task[Generation]) -> None:
-        """Abort the request of an answer that is no longer awaited, however long the server takes for that."""
-        if not call.done():
-            call.cancel()
-            self._abandoned.add(call)
-            call.add_done_callback(self._forget)
-
-    def _forget(self, call: asyncio.Task[Generation]) -> None:
-        self._abandoned.discard(call)
-        if not call.cancelled():
-            call.exception()  # failures after the loss of its server are ignored
 
     def _is_current(self, member: Member, answer: Generation, oldest: int) -> bool:
         versions = answer.versions
@@ -393,6 +377,8 @@ class ServerPool(PolicyEngine):
 
     def _place(self) -> None:
         """Give servers to waiting requests, after anything changed."""
+        if not self._router.waiting:
+            return
         self._router.held = self.group.is_paused
         for places, member in zip(self._router.servers, self.group.members, strict=False):
             places.limit = member.limit
@@ -447,7 +433,5 @@ class ServerPool(PolicyEngine):
         """Let go of the servers; requests that run end as `EngineError`."""
         self._fail(EngineError("the pool of servers is closed"))
         await self.group.stop()
-        await asyncio.sleep(0)  # calls that waited for an answer abandon it
-        if self._abandoned:
-            await asyncio.wait(self._abandoned, timeout=self.settings.health_timeout_s)
+        await asyncio.sleep(0)  # requests hear that their server is lost
         await self.group.close()

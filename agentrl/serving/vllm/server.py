@@ -224,7 +224,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             del self._running[request.request_id]
             running.over.set()
         seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
-        return replace(decode_answer(answer, request.params.stop_token_ids, request.params.stop), decode_s=seconds)
+        return decode_answer(answer, request.params.stop_token_ids, request.params.stop, decode_s=seconds)
 
     async def _ask(self, request: GenerateRequest, body: dict[str, Any]) -> Any:
         timeout_s = self._config.timeout_s

@@ -105,8 +105,10 @@ def decode_checksums(body: Any) -> dict[str, str]:
     return {name[-1]: checksum for name, checksum in found.items() if checksum != _OF_NOTHING}
 
 
-def decode_answer(body: Any, stop_token_ids: frozenset[int], stop: Sequence[str] = ()) -> Generation:
-    """Return the answer in the body of a successful response to a request with these stop tokens and texts."""
+def decode_answer(
+    body: Any, stop_token_ids: frozenset[int], stop: Sequence[str] = (), *, decode_s: float = 0.0
+) -> Generation:
+    """Return the answer in the body of a response to a request with these stop tokens and texts, after `decode_s`."""
     with decoding("vLLM's answer is not a generation", body):
         choice = body["choices"][0]
         token_ids = [int(token) for token in choice["token_ids"]]
@@ -132,6 +134,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int], stop: Sequence[str]
         versions=versions,
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
+        decode_s=decode_s,
         routed_experts=routed_experts,
     )
 
