@@ -109,14 +109,15 @@ def _alone_in(folder: Path) -> Iterator[None]:
     with writing(folder):
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"evaluation {folder} is in use",
+                got="another process that plays it",
+                hint="wait until it has ended, or stop it; finished episodes are kept",
+            ) from None
         yield
-    except BlockingIOError:
-        raise UsageError(
-            f"evaluation {folder} is in use",
-            got="another process that plays it",
-            hint="wait until it has ended, or stop it; finished episodes are kept",
-        ) from None
     finally:
         os.close(descriptor)
 
