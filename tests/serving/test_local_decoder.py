@@ -22,7 +22,7 @@ ANSWER = 3
 def layout(request, monkeypatch):
     if request.param == "laid out":
         monkeypatch.setattr(products, "SMALLEST", 1)
-        monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+        monkeypatch.setattr(products, "packing_is_faster", lambda: True)
 
 
 @pytest.fixture
