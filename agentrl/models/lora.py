@@ -6,6 +6,7 @@ A layer computes W x + scale B (A x) with W frozen. peft puts A and B into it; t
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agentrl.config.trainer import LoraConfig
@@ -74,10 +76,36 @@ def add_adapters(
         ) from error
     _check_layers(model, head=head)
     generator = torch.Generator().manual_seed(seed)
+    plain, fused = peft.tuners.lora.Linear, _fused_layer()
     for layer in adapted_layers(model).values():
         _fill(layer, generator, device or model.device)
         layer.lora_dropout.eval()
+        if type(layer) is plain:
+            layer.__class__ = fused
     settings.modules_to_save = list(_train_whole(model, config.modules_to_save)) or None
+
+
+@functools.cache
+def _fused_layer() -> type[nn.Module]:
+    """Return peft's linear layer with a forward that reads and writes its output [tokens, out] once.
+
+    peft computes W x + scale * (B (A x)) in three passes over the output, and casts x to the adapter's dtype even where
+    autocast casts it back. Here the scale is applied to A x [tokens, rank], and B's product is added as it is computed.
+    """
+    peft_linear: Any = PEFT.load("peft.tuners.lora").Linear
+
+    class FusedLoraLinear(peft_linear):  # type: ignore[misc]
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if args or kwargs or self.disable_adapters or self.merged:
+                return cast("Tensor", super().forward(x, *args, **kwargs))
+            down, up = self.lora_A[_NAME].weight, self.lora_B[_NAME].weight
+            found: Tensor = self.base_layer(x)
+            if not (found.dtype is x.dtype is down.dtype or torch.is_autocast_enabled(x.device.type)):
+                return cast("Tensor", super().forward(x))
+            reduced = functional.linear(self.lora_dropout[_NAME](x), down) * self.scaling[_NAME]
+            return torch.addmm(found.flatten(0, -2), reduced.flatten(0, -2), up.t()).view(found.shape)
+
+    return FusedLoraLinear
 
 
 def _check_layers(model: PreTrainedModel, *, head: bool) -> None:

@@ -1,6 +1,7 @@
 """Adapters: the base computes as before, few tensors train, merged weights compute the same, files can be read back."""
 
 import copy
+import functools
 import json
 import warnings
 
@@ -22,6 +23,7 @@ from agentrl.config.trainer import LoraConfig, SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import (
+    adapters_dropped_out,
     adapters_off,
     add_adapters,
     has_adapters,
@@ -94,6 +96,29 @@ def test_adapters_change_nothing_until_they_are_trained():
     with adapters_off(model):
         assert torch.equal(scores(model), plain)
     assert torch.equal(scores(model), changed)
+
+
+@pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-5), (True, 2e-2)])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_layer_computes_what_peft_computes(autocast, tolerance, dropout):
+    model = moved(adapted(LoraConfig(rank=4, alpha=12.0, dropout=dropout)))
+    layer = model.model.layers[0].mlp.up_proj
+    assert type(layer) is not peft.tuners.lora.Linear
+    inputs = torch.linspace(-1, 1, 2 * 3 * layer.in_features).reshape(2, 3, -1).requires_grad_()
+    results = []
+    with adapters_dropped_out(model):
+        for forward in (layer.forward, functools.partial(peft.tuners.lora.Linear.forward, layer)):
+            torch.manual_seed(0)
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                found = forward(inputs)
+            found.float().square().sum().backward()
+            tensors = (inputs, layer.lora_A["default"].weight, layer.lora_B["default"].weight)
+            results.append([found, *(tensor.grad for tensor in tensors)])
+            for tensor in tensors:
+                tensor.grad = None
+    for own, wanted in zip(*results, strict=True):
+        assert own.dtype is wanted.dtype
+        assert (own - wanted).norm() <= tolerance * wanted.norm()
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
