@@ -6,6 +6,7 @@ The first Ctrl-C or SIGTERM asks the run to stop; the second one ends it at once
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_loop
 from agentrl.builders.machine import check_machine
-from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
+from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model, with_fitting_loop
 from agentrl.builders.resume_rules import Change, changes, check_same_run
 from agentrl.builders.rewards import check_rewards
 from agentrl.builders.tools import check_tools
@@ -33,6 +34,8 @@ from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import check_trackers
 from agentrl.observe.run_folder import RunDirectory
+
+_log = logging.getLogger(__name__)
 
 MIXED = "mixed"
 """Stands for the environment in the made-up name of a run that has several."""
@@ -62,7 +65,7 @@ def start_run(config: Config, *, kind: str) -> Run:
     """
     name = check_tasks(config) if config.has_environment else ENVIRONMENT
     check_trackers(config.trackers)
-    resolved = resolve_model(config)
+    resolved = with_fitting_loop(resolve_model(config), say=_log.warning)
     if resolved.model.path != SCRATCH:
         load_tokenizer(resolved.model.path)
     if config.has_environment:

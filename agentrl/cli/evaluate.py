@@ -25,6 +25,7 @@ from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
 from agentrl.observe.terminal import EpisodeCounter, counting
+from agentrl.rollout.waits import RolloutCounters
 
 app = typer.Typer()
 
@@ -105,9 +106,16 @@ def evaluate(
         seed=seed,
         folder=evaluations_folder(config, model),
     )
-    with counting(n_tasks * samples) as counter, message_when_interrupted(lambda: _stopped(counter)):
+    counters = RolloutCounters()
+    shown = counting(n_tasks * samples, counters.playing)
+    with shown as counter, message_when_interrupted(lambda: _stopped(counter)):
         finished = asyncio.run(
-            run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note)
+            run_evaluation(
+                request,
+                on_episode=lambda episode: counter.add(episode.trajectory),
+                on_stall=note,
+                counters=counters,
+            )
         )
     _print_result(finished.result)
     note(f"episodes are kept in {finished.folder}")

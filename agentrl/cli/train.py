@@ -13,6 +13,7 @@ from rich.table import Table
 from agentrl.builders.checks import check_training
 from agentrl.builders.environments import task_source
 from agentrl.builders.machine import check_machine, gpu_rows
+from agentrl.builders.models import SCRATCH, with_fitting_loop
 from agentrl.builders.rewards import judge_rows
 from agentrl.builders.run import Run, RunResult, check_tasks, resume_run, start_run
 from agentrl.builders.workers import followed_launcher
@@ -30,6 +31,7 @@ from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import check_trackers, read_metrics
+from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.terminal import watching
 from agentrl.runs.rl import train as train_run
@@ -100,6 +102,8 @@ def train(
 def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
     check_trackers(config.trackers)
+    if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
+        config = with_fitting_loop(config, say=note)
     tasks = []
     if config.has_environment:
         check_tasks(config)

@@ -15,7 +15,7 @@ import orjson
 
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
-from agentrl.builders.models import SCRATCH, resolve_model
+from agentrl.builders.models import SCRATCH, resolve_model, with_fitting_loop
 from agentrl.builders.rewards import build_judge, check_rewards, reward_fingerprints
 from agentrl.builders.roles import check_roles
 from agentrl.builders.tools import check_tools
@@ -33,7 +33,7 @@ from agentrl.observe.run_folder import LOCK, find_run
 from agentrl.registry import SESSION, Kind, lookup
 from agentrl.render.tokens import read_chat_template
 from agentrl.reward import fingerprint as code_fingerprint
-from agentrl.rollout.waits import settled_heap
+from agentrl.rollout.waits import RolloutCounters, settled_heap
 
 _log = logging.getLogger(__name__)
 
@@ -73,19 +73,23 @@ async def run_evaluation(
     *,
     on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
     on_stall: Callable[[str], None] = _log.warning,
+    counters: RolloutCounters | None = None,
 ) -> FinishedEvaluation:
     """Play what is not finished yet, and write the result next to the episodes.
 
     Args:
         request: What to evaluate.
         on_episode: Called after each episode, those found on disk included.
+        counters: Tells at any time what the running episodes have come to.
         on_stall: Called with a table of waits when nothing has moved for ``rollout.stall_report_s``.
 
     Raises:
         UsageError: an environment, model or service that is not there, or a full disk.
     """
     several = bool(request.config.named_adapters)
-    config = resolve_model(request.config, several=several) if _uses_model(request) else request.config
+    config = request.config
+    if _uses_model(request):
+        config = with_fitting_loop(resolve_model(config, several=several), say=_log.warning)
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
@@ -96,7 +100,9 @@ async def run_evaluation(
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
-        return await _play(request, config, spec, panel, folder, on_episode=on_episode, on_stall=on_stall)
+        return await _play(
+            request, config, spec, panel, folder, on_episode=on_episode, on_stall=on_stall, counters=counters
+        )
 
 
 def _uses_model(request: EvaluationRequest) -> bool:
@@ -131,6 +137,7 @@ async def _play(
     *,
     on_episode: Callable[[EvaluatedEpisode], None],
     on_stall: Callable[[str], None],
+    counters: RolloutCounters | None,
 ) -> FinishedEvaluation:
     """Play what is not finished, in the evaluation's folder."""
     uses_model = _uses_model(request)
@@ -139,7 +146,9 @@ async def _play(
     try:
         watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
         async with open_policy(config, request.policy, folder) as policy, watched, AsyncExitStack() as stack:
-            runner = build_runner(config, pool, policy, judge=build_judge(config.agent, folder=folder))
+            runner = build_runner(
+                config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
+            )
             stack.push_async_callback(runner.loop.close)
             with settled_heap():
                 result = await evaluate_panel(

@@ -38,10 +38,19 @@ class RunStatus:
     """For the next training step."""
     sampled_tokens: int = 0
     """Since the run began."""
-    tokens_per_s: float = 0.0
-    """Sampled tokens per second since the last training step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the last training step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Playing:
+    """What the episodes of an evaluation have come to by now, running ones included."""
+
+    episodes: int = 0
+    """Running."""
+    turns: int = 0
+    tokens: int = 0
+    """Of the policy's answers."""
 
 
 class RunWatcher:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +21,7 @@ from rich.text import Text
 from agentrl.observe.console import err, note
 from agentrl.observe.learning import share_that_differs
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
-from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.progress import Playing, RunStatus, RunWatcher
 from agentrl.trajectory import Trajectory
 
 QUIET_S = 15.0
@@ -79,6 +80,35 @@ def repeating(name: str, work: Callable[[], float]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+WINDOW_S = 20.0
+"""Seconds over which speed is measured; more where it is asked for less often."""
+
+
+class Speed:
+    """Units per second, of a total that grows, over the last seconds.
+
+    Args:
+        now: Monotonic clock, in seconds; the present when left out.
+    """
+
+    def __init__(self, now: float | None = None) -> None:
+        self._readings = deque([(time.monotonic() if now is None else now, 0.0)])
+
+    def at(self, total: float, now: float | None = None) -> float:
+        """Return the speed as of `now`, when `total` was reached; 0 without a clock's tick.
+
+        >>> speed = Speed(now=0.0)
+        >>> speed.at(500, now=10.0), speed.at(500, now=20.0), speed.at(500, now=30.0)
+        (50.0, 25.0, 0.0)
+        """
+        now = time.monotonic() if now is None else now
+        while len(self._readings) > 1 and now - self._readings[1][0] >= WINDOW_S:
+            self._readings.popleft()
+        began, before = self._readings[0]
+        self._readings.append((now, total))
+        return (total - before) / (now - began) if now > began else 0.0
 
 
 RECENT = 8
@@ -158,17 +188,19 @@ def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
     return "  ".join([f"step {step}/{steps}", *parts])
 
 
-def status_words(status: RunStatus) -> str:
+def status_words(status: RunStatus, tokens_per_s: float = 0.0) -> str:
     """Describe on one line what a run is doing.
 
-    >>> status_words(RunStatus(step=3, steps=60, episodes_running=16, episodes_done=2))
-    'prepare, step 3/60, 16 episodes running, 2 done'
+    >>> status_words(RunStatus(step=3, steps=60, episodes_running=16, episodes_done=2), 1234.5)
+    'prepare, step 3/60, 16 episodes running, 2 done, 1,234 tokens/s'
     """
     parts = [status.phase.value]
     if status.steps:
         parts.append(f"step {status.step}/{status.steps}")
     if status.episodes_running:
         parts.append(f"{status.episodes_running} episodes running, {status.episodes_done} done")
+    if tokens_per_s:
+        parts.append(f"{tokens_per_s:,.0f} tokens/s")
     return ", ".join(parts)
 
 
@@ -177,11 +209,12 @@ class LineWatcher(RunWatcher):
 
     def __init__(self) -> None:
         self._status = RunStatus()
-        self.heartbeat = Heartbeat(lambda: status_words(self._status))
+        self._speed = Speed()
+        self.heartbeat = Heartbeat(lambda: status_words(self._status, self._speed.at(self._status.sampled_tokens)))
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
         """Say where the run lies."""
-        self._status = status
+        self._status, self._speed = status, Speed()
         self._say(f"run {folder}")
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -213,12 +246,13 @@ class LiveWatcher(RunWatcher):
     def __init__(self, live: Live) -> None:
         self._live = live
         self._status = RunStatus()
+        self._speed = Speed()
         self._folder = Path()
         self._recent: list[tuple[int, Mapping[str, float]]] = []
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
         """Keep the status, which changes from now on; a second run begins with an empty table."""
-        self._folder, self._status, self._recent = folder, status, []
+        self._folder, self._status, self._speed, self._recent = folder, status, Speed(), []
         self._live.update(self)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -234,6 +268,8 @@ class LiveWatcher(RunWatcher):
         status = self._status
         head = Text(f"{self._folder}  {status.phase.value}  step {status.step}/{status.steps}", style="bold")
         episodes = Text(f"{status.episodes_running} episodes running, {status.episodes_done} done for the next step")
+        if speed := self._speed.at(status.sampled_tokens):
+            episodes.append(f", {speed:,.0f} tokens/s")
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(1, status.steps), completed=status.step, width=60))
         return Group(head, bar, episodes, self._table())
@@ -268,58 +304,86 @@ class EpisodeCounter:
     """Counter of episodes, which shows each one as it ends."""
 
     total: int
+    playing: Callable[[], Playing] = Playing
+    """Gives what goes on at the moment."""
     done: int = 0
+    failed: int = 0
     judged: int = 0
     """Episodes with a known success."""
     solved: int = 0
-    failed: int = 0
-    tokens: int = 0
-    """Sampled by the policy."""
-    began: float = field(default_factory=time.monotonic)
+    rewards: list[float] = field(default_factory=list, repr=False)
     bar: Progress | None = field(default=None, repr=False)
     on_line: Callable[[], None] = field(default=lambda: None, repr=False)
     """Called after a line is printed."""
+    _speed: Speed = field(default_factory=Speed, repr=False)
 
     def add(self, trajectory: Trajectory) -> None:
         """Count an episode that ended."""
         self.done += 1
         infrastructure = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
         self.failed += infrastructure
-        self.tokens += trajectory.sampled_tokens
         if not infrastructure and trajectory.success is not None:
             self.judged += 1
             self.solved += trajectory.success
+        if not infrastructure and trajectory.reward is not None:
+            self.rewards.append(trajectory.reward)
         if self.bar is not None:
-            self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.words())
+            self.bar.update(self.bar.task_ids[0], completed=self.done)
         elif self.done == self.total or self.done % max(1, self.total // LINES) == 0:
             note(self.line())
             self.on_line()
 
     def line(self) -> str:
         """Describe the progress on one line."""
-        return f"{self.done}/{self.total} episodes, {self.words()}"
+        return ", ".join(filter(None, (f"{self.done}/{self.total} episodes", self.words())))
 
     def words(self) -> str:
-        """Describe the results so far."""
-        said = [f"success {self.solved / self.judged:.1%}" if self.judged else "success unknown"]
+        """Describe the results so far, and what goes on."""
+        said = []
+        if self.judged:
+            said.append(f"success {self.solved / self.judged:.1%}")
+        elif self.rewards:
+            said.append(f"reward {sum(self.rewards) / len(self.rewards):.3f}")
         if self.failed:
             said.append(f"{self.failed} failed")
-        if self.tokens:
-            said.append(f"{self.tokens / (time.monotonic() - self.began):,.0f} tokens/s")
+        playing = self.playing()
+        if playing.episodes:
+            said.append(f"{playing.episodes} running")
+        if playing.turns:
+            said.append(f"{playing.turns:,} turns")
+        if speed := self._speed.at(playing.tokens):
+            said.append(f"{speed:,.0f} tokens/s")
         return ", ".join(said)
 
 
+class _Words(ProgressColumn):
+    """What a counter says, each time that the bar is drawn."""
+
+    def __init__(self, counter: EpisodeCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def render(self, task: Task) -> Text:
+        return Text(self._counter.words())
+
+
 @contextmanager
-def counting(total: int) -> Iterator[EpisodeCounter]:
-    """Show progress over `total` episodes on standard error."""
+def counting(total: int, playing: Callable[[], Playing] = Playing) -> Iterator[EpisodeCounter]:
+    """Show progress over `total` episodes on standard error.
+
+    Args:
+        total: Episodes that will end.
+        playing: Gives what goes on at the moment; called in a thread of its own.
+    """
+    counter = EpisodeCounter(total, playing)
     if not err.is_terminal:
-        counter = EpisodeCounter(total)
         heartbeat = Heartbeat(counter.line)
         counter.on_line = heartbeat.heard
         with heartbeat.beating():
             yield counter
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (_Words(counter), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as bar:
         bar.add_task("episodes", total=total)
-        yield EpisodeCounter(total, bar=bar)
+        counter.bar = bar
+        yield counter

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from agentrl.errors import Outcome
+from agentrl.observe.progress import Playing
 from agentrl.trajectory import Trajectory, Turn
 
 
@@ -207,6 +208,10 @@ class RolloutCounters:
     """By the prices in ``agent.judge.budget``."""
     judge_seconds: float = 0.0
     """Summed over requests."""
+
+    def playing(self) -> Playing:
+        """Return what the episodes have come to by now."""
+        return Playing(episodes=self.running, turns=self.turns, tokens=self.answer_tokens)
 
     def snapshot(self) -> dict[str, float]:
         """Return all counts by metric name."""

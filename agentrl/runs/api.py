@@ -35,6 +35,7 @@ from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
 from agentrl.reward import Scorer
+from agentrl.rollout.waits import RolloutCounters
 from agentrl.runs.rl import train as train_run
 from agentrl.runs.sft import warm_start
 from agentrl.tool import Tool
@@ -271,11 +272,11 @@ def evaluate(
     """
     chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
     words = [*_parts(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
-    interruption = Interruption()
+    interruption, counters = Interruption(), RolloutCounters()
 
     async def measured(request: EvaluationRequest, report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
         with interruption.stops():
-            return (await run_evaluation(request, on_episode=report)).result
+            return (await run_evaluation(request, on_episode=report, counters=counters)).result
 
     def work() -> EvaluationResult:
         settings = evaluation_config(
@@ -299,7 +300,7 @@ def evaluate(
             seed=seed,
             folder=evaluations_folder(settings, model),
         )
-        with _counted(request.n_tasks * samples, progress, on_episode) as report:
+        with _counted(request.n_tasks * samples, counters, progress, on_episode) as report:
             return asyncio.run(measured(request, report))
 
     return _apart(work, interruption)
@@ -380,12 +381,12 @@ def _watcher(progress: bool, watcher: RunWatcher | None) -> Iterator[RunWatcher 
 
 @contextmanager
 def _counted(
-    total: int, progress: bool, on_episode: Callable[[EvaluatedEpisode], None]
+    total: int, counters: RolloutCounters, progress: bool, on_episode: Callable[[EvaluatedEpisode], None]
 ) -> Iterator[Callable[[EvaluatedEpisode], None]]:
     if not progress:
         yield on_episode
         return
-    with counting(total) as counter:
+    with counting(total, counters.playing) as counter:
 
         def report(episode: EvaluatedEpisode) -> None:
             counter.add(episode.trajectory)

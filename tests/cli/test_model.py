@@ -106,3 +106,45 @@ def test_a_chat_template_for_a_model_from_nothing_is_refused(agentrl: Cli, workp
     ended = agentrl("train", "quickstart", "model.chat_template=chatml", "--dry-run")
     assert ended.code == 2
     assert "model.chat_template" in ended.err
+
+
+PLAIN = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}"""
+
+
+def test_a_model_that_cannot_call_tools_plays_in_text_where_nobody_chose_a_loop(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...], added: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (workplace / "plain.jinja").write_text(PLAIN)
+    words = ("--env", "guess_number", "--model", added, "model.chat_template=plain.jinja")
+    short = ("agent.max_turns=2", "agent.max_answer_tokens=8")
+    ended = agentrl("eval", *words, *short, "--tasks", "2")
+    assert ended.code == 0, ended.err
+    assert "has no tool calls, so its actions are text: agent.loop=react_text" in caplog.text
+    caplog.clear()
+    options = ("agent.loop=react_text", 'agent.options={format: action_tag, prefill: "<action>"}')
+    same = agentrl("eval", *words, *short, "--tasks", "2", *options, "sampling.stop=['</action>']")
+    assert "2/2 episodes" in same.err
+    assert " turns" not in same.err  # of the same settings: the episodes are found
+    assert "has no tool calls" not in caplog.text
+    unset = [word for word in small if not word.startswith(("agent.loop", "model.scratch"))]
+    dry = agentrl("train", *words, *unset, "--dry-run")
+    assert "loop: react_text" in dry.out
+    trained = agentrl("train", *words, *unset, "trainer.steps=1", "run.name=text")
+    assert trained.code == 0, trained.err
+    assert "loop: react_text" in (workplace / "runs" / "text" / "config.yaml").read_text()
+    assert "assistant\n<action>" in agentrl("view", "runs/text", "--terminal").out
+
+
+@pytest.mark.parametrize("asked", ["agent.loop=tool_calling", "agent.tools=[calculator]"])
+def test_a_model_that_cannot_call_tools_is_refused_where_tools_are_asked_for(
+    agentrl: Cli, workplace: Path, added: str, asked: str
+) -> None:
+    (workplace / "plain.jinja").write_text(PLAIN)
+    words = ("--env", "guess_number", "--model", added, "model.chat_template=plain.jinja", "--tasks", "2")
+    ended = agentrl("eval", *words, asked)
+    assert ended.code == 2
+    assert "no known way to call tools" in ended.err

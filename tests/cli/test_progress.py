@@ -13,9 +13,10 @@ import pytest
 
 import agentrl.cli.learn
 import agentrl.observe.terminal
-from agentrl.observe.progress import Phase, RunStatus
-from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, counting, status_words
-from agentrl.trajectory import Source, TokenSequence, Trajectory
+from agentrl.errors import Outcome
+from agentrl.observe.progress import Phase, Playing, RunStatus
+from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, Speed, counting, status_words
+from agentrl.trajectory import Trajectory
 
 Cli = Callable[..., Any]
 
@@ -42,9 +43,9 @@ def test_a_slow_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(agentrl.observe.terminal, "note", note)
     monkeypatch.setattr(Heartbeat.__init__, "__kwdefaults__", {"quiet_s": 0.01})
-    with counting(400):
+    with counting(400, lambda: Playing(episodes=3, turns=40)):
         assert spoke.wait(30)
-    assert said[0].startswith("0/400 episodes, success unknown, ")
+    assert said[0].startswith("0/400 episodes, 3 running, 40 turns, ")
 
 
 def test_a_quiet_run_says_what_it_is_busy_with(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,13 +98,26 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
     assert "has no model, for a warm start saves it at its end; begin again" in ended.err
 
 
-def test_a_counter_tells_sampled_tokens_per_second() -> None:
-    counter = EpisodeCounter(2, began=time.monotonic() - 10)
-    assert counter.words() == "success unknown"
-    sequence = TokenSequence()
-    sequence.extend([1, 2, 3], Source.TEMPLATE)
-    sequence.extend_sampled([4] * 500, logprobs=[-1.0] * 500, versions=[0] * 500)
-    played = Trajectory(id="a", task_id="t", environment="e", seed=0, group_id="g", sequences=[sequence])
-    played.success = True
+def test_a_counter_tells_what_running_episodes_sample_per_second() -> None:
+    counter = EpisodeCounter(2, lambda: Playing(episodes=1, turns=7, tokens=500))
+    counter._speed = Speed(now=time.monotonic() - 10)
+    assert counter.words() in ("1 running, 7 turns, 50 tokens/s", "1 running, 7 turns, 49 tokens/s")
+
+
+def test_tokens_of_episodes_on_disk_are_no_speed(workplace: Path, agentrl: Cli) -> None:
+    words = ("eval", "--env", "guess_number", "--model", "scratch", "--engine", "scripted", "--tasks", "2")
+    assert agentrl(*words).code == 0
+    again = agentrl(*words)
+    assert again.code == 0
+    assert "2/2 episodes" in again.err
+    assert "tokens/s" not in again.err
+
+
+@pytest.mark.parametrize(("success", "words"), [(True, "success 100.0%"), (None, "reward 0.250")])
+def test_a_counter_tells_success_or_else_the_mean_reward(success: bool | None, words: str) -> None:
+    counter = EpisodeCounter(2)
+    assert counter.line() == "0/2 episodes"
+    played = Trajectory(id="a", task_id="t", environment="e", seed=0, group_id="g")
+    played.success, played.reward, played.outcome = success, 0.25, Outcome.FINISHED
     counter.add(played)
-    assert counter.words() in ("success 100.0%, 50 tokens/s", "success 100.0%, 49 tokens/s")
+    assert counter.words() == words
