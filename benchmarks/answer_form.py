@@ -35,7 +35,7 @@ TEXT: dict[str, list[str]] = {
     "countdown": [],
     "household": ["agent.options.list_actions=true"],
     "webshop": ["agent.options.list_actions=true"],
-    "search_qa": ["agent.options={format: free}"],
+    "search_qa": ["environment.options.remind=true", 'agent.options={format: free, prefill: "<"}'],
     "search_react": [],
     "code": ["agent.options={format: free}", "agent.max_answer_tokens=256"],
     "retail": ["agent.options={format: free}"],

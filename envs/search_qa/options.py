@@ -39,6 +39,7 @@ class SearchOptions:
     timeout_s: float
     reward: RewardKind
     max_steps: int
+    remind: bool | None
 
 
 @typed_options("search_qa")
@@ -52,6 +53,7 @@ def parse_options(
     timeout_s: float | None = None,
     reward: str = RewardKind.EXACT_MATCH,
     max_steps: int = MAX_STEPS,
+    remind: bool | None = None,
 ) -> SearchOptions:
     """Check options as they stand in a config.
 
@@ -65,6 +67,8 @@ def parse_options(
         timeout_s: Seconds after which the retriever at `url` counts as failed; 20 when left out.
         reward: ``exact_match`` or ``f1``.
         max_steps: Searches and answers after which an episode is truncated.
+        remind: End each observation with a line that names the two moves, for small models that play in text;
+            search_react does, unless it is false.
 
     Raises:
         UsageError: a value is not allowed, or two contradict each other.
@@ -91,6 +95,7 @@ def parse_options(
         timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
         reward=RewardKind(reward),
         max_steps=max_steps,
+        remind=remind,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from agentrl.remote.retrieval import Passage, list_passages
@@ -40,7 +40,9 @@ class Protocol:
     passages: str
     action_hint: str = ""
     reminder: str = ""
-    """The last line of each observation."""
+    """The moves, as the last line of each observation."""
+    reminds: bool = False
+    """Observations have this line."""
 
     def read(self, action: str) -> Move:
         """Return the first move of an action: whatever was written after it was written before its result was known.
@@ -73,8 +75,12 @@ class Protocol:
         return self.remind(self.passages.format(list_passages(found)))
 
     def remind(self, observation: str) -> str:
-        """Return an observation with what can be done now."""
-        return f"{observation}\n{self.reminder}" if self.reminder else observation
+        """Return an observation, with the moves where it reminds of them."""
+        return f"{observation}\n{self.reminder}" if self.reminds else observation
+
+    def as_chosen(self, remind: bool | None) -> Protocol:
+        """Return the protocol with or without the reminder; as it is where nobody chose."""
+        return self if remind is None else replace(self, reminds=remind)
 
 
 TAGS = Protocol(
@@ -82,6 +88,7 @@ TAGS = Protocol(
     answer_word="answer",
     written="<{word}>{text}</{word}>",
     passages="<information>{}</information>",
+    reminder="Write <search>words</search> to look something up, or <answer>the answer</answer> to answer.",
 )
 """Search-R1's."""
 BRACKETS = Protocol(
@@ -91,6 +98,7 @@ BRACKETS = Protocol(
     passages="{}",
     action_hint="search[words] or finish[the answer], for example: search[capital of Norway]",
     reminder="Actions: search[words], finish[answer]",
+    reminds=True,
 )
 """ReAct's: easier for small models, in loops that mark the action."""
 

@@ -12,6 +12,7 @@ import gymnasium
 import pytest
 from agentrl.envs.search_qa.environment import SearchQA, make_search_qa
 from agentrl.envs.search_qa.expert import SearchExpert
+from agentrl.envs.search_qa.protocol import TAGS
 from agentrl.envs.search_qa.relations import RELATIONS, parse_chain
 from agentrl.envs.search_qa.scoring import f1, normalise
 from agentrl.envs.search_qa.spec import REACT_SPEC, SPEC
@@ -252,3 +253,28 @@ def test_react_s_actions_solve_the_same_questions(loop: str) -> None:
     with pytest.raises(TypeError, match="protocol"):
         REACT_SPEC.make(protocol="tags")
     assert not REACT_SPEC.make().tools
+
+
+@pytest.mark.parametrize(
+    ("make", "remind", "line"),
+    [
+        (SPEC.make, None, ""),
+        (
+            SPEC.make,
+            True,
+            TAGS.reminder,
+        ),
+        (REACT_SPEC.make, None, "Actions: search[words], finish[answer]"),
+        (REACT_SPEC.make, False, ""),
+    ],
+)
+def test_observations_remind_of_the_moves_where_they_are_asked_to(make: Any, remind: bool | None, line: str) -> None:
+    env = make(remind=remind)
+    expert = env.expert()
+    observation, _ = env.reset(options={"task_id": "valid-0"})
+    done, reward = False, 0.0
+    while not done:
+        last = observation.splitlines()[-1]
+        assert last == line if line else last.startswith(("Question:", "Doc", "<information>"))
+        observation, reward, done, _, _ = env.step(expert.act(observation))
+    assert reward == 1.0
