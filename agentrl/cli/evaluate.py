@@ -110,7 +110,7 @@ def evaluate(
             run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note)
         )
     _print_result(finished.result)
-    note(f"episodes are kept in {finished.folder}")
+    note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
         note(f"wrote {json_file}")
