@@ -74,13 +74,10 @@ def turn_words(turn: Turn) -> str:
 
 def conversations(trajectory: Trajectory) -> list[list[tuple[str, str]]]:
     """Return the messages of an episode without tokens: who speaks, with what a turn led to, and the text."""
-    turns = trajectory.turns
+    led_to = [f" · {turn_words(turn)}" for turn in trajectory.turns]
     return [
-        [
-            (said.role if said.turn is None else f"{said.role} · {turn_words(turns[said.turn])}", said.text)
-            for said in all
-        ]
-        for all in trajectory.transcript
+        [(said.role if said.turn is None else said.role + led_to[said.turn], said.text) for said in messages]
+        for messages in trajectory.transcript
     ]
 
 
