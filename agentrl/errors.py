@@ -51,6 +51,8 @@ class Outcome(enum.StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
+    REWARD_ERROR = "reward_error"
+    """A reward function or another scorer failed; the environment is not to blame."""
     CANCELLED = "cancelled"
     """The run was stopped while the episode played."""
 
@@ -76,7 +78,15 @@ class Outcome(enum.StrEnum):
 
 
 _TRUNCATED = frozenset({Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TIME})
-_INFRASTRUCTURE = frozenset({Outcome.ENVIRONMENT_ERROR, Outcome.ENGINE_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED})
+_INFRASTRUCTURE = frozenset(
+    {
+        Outcome.ENVIRONMENT_ERROR,
+        Outcome.ENGINE_ERROR,
+        Outcome.SANDBOX_ERROR,
+        Outcome.REWARD_ERROR,
+        Outcome.CANCELLED,
+    }
+)
 
 
 class AgentRLError(Exception):

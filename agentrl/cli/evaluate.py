@@ -146,7 +146,7 @@ def _check_measured(result: EvaluationResult) -> None:
         outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
         example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
         raise AgentRLError(
-            "the machinery failed every episode",
+            "no episode could be scored" if outcome is Outcome.REWARD_ERROR else "the machinery failed every episode",
             got=f"{outcome}: {example.error}",
             expected="episodes that end",
             hint=_next_step(outcome, result.panel.environment),
@@ -157,6 +157,8 @@ def _next_step(outcome: Outcome, environment: str) -> str:
     """What to do about episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
         return f"fix what the message names, and try: agentrl env check {environment}"
+    if outcome is Outcome.REWARD_ERROR:
+        return "mend the reward function there; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:
         return "the engine's own message says why; the environment is not to blame"
     return "see the command's warnings above"
