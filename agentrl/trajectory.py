@@ -430,9 +430,17 @@ class Trajectory:
 
     @property
     def final_text(self) -> str:
-        """The text of the last answer, without thinking and tool calls, until the episode is scored."""
+        """The text of the last answer, without thinking and tool calls, until the episode is scored.
+
+        Of an answer that says nothing besides its calls, the arguments of the last one: the action, in most loops.
+        """
         self._require_messages()
-        return self.answers[-1].text if self.answers else ""
+        if not self.answers:
+            return ""
+        last = self.answers[-1]
+        if last.text or not last.tool_calls:
+            return last.text
+        return "\n".join(map(str, last.tool_calls[-1].arguments.values()))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -311,6 +311,15 @@ def test_the_text_of_an_episode_without_tokens_is_kept_and_stored() -> None:
     assert "transcript" not in with_tokens.to_record()
 
 
+def test_the_final_text_of_a_mere_call_is_its_arguments() -> None:
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
+    act = ToolCall(name="act", arguments={"action": "go north", "times": 2}, id="1")
+    trajectory.answers = [Message(role="assistant", tool_calls=(ToolCall(name="look", arguments={"at": "a"}), act))]
+    assert trajectory.final_text == "go north\n2"
+    trajectory.answers = [Message(role="assistant", content="I go.", tool_calls=(act,))]
+    assert trajectory.final_text == "I go."
+
+
 def test_an_episode_that_never_answered_said_nothing() -> None:
     trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[TokenSequence()])
     assert (trajectory.messages, trajectory.final_text, trajectory.tool_calls) == ((), "", ())

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError
-from agentrl.message import Message
+from agentrl.message import Message, plainly_written
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
@@ -115,7 +115,7 @@ class ScriptedConversation(Conversation):
         if self.ledger is None or policy.renderer is None:
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
             turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
-            return Answer(message=message, raw_text=message.text)
+            return Answer(message=message, raw_text=plainly_written(message))
         text = _written(message, policy.renderer, self.ledger)
         if not text.startswith(prefill):
             raise UsageError(

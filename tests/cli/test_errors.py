@@ -17,7 +17,10 @@ Cli = Callable[..., Any]
     ("words", "message"),
     [
         ("train", "nothing says what to run"),
-        ("train quickstrt", "Did you mean quickstart?"),
+        ("train quickstrt", "or a name that agentrl config list shows. Did you mean quickstart or quickstart_ppo?"),
+        ("train grpo", "Did you mean household/grpo?"),
+        ("eval household/valid", "it is the name of an environment: give it as --env household/valid"),
+        ("eval --env dungeon", "expected a name that agentrl env list shows, a registered Gymnasium id"),
         ("train quickstart quickstart2", "no config file quickstart2"),
         ("train quickstart a={b: 0.1 c}", "quotes around a value with spaces"),
         ("train quickstart trainer.learning_rate=inf", "expected a finite number"),
