@@ -481,7 +481,7 @@ class Trajectory:
 
     def forget_messages(self) -> None:
         """Drop what is only kept for scoring; the text of an episode without tokens is kept."""
-        if not any(len(sequence) for sequence in self.sequences):
+        if self.conversations and not any(len(sequence) for sequence in self.sequences):
             self.transcript = transcript(self.conversations, self.answers, len(self.turns))
         self.conversations, self.answers, self.completions = [], [], []
 

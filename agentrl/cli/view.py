@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -120,9 +121,10 @@ def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = Fal
         f"  {trajectory.outcome or 'unfinished'}, reward {trajectory.reward}, {len(trajectory.turns)} turns\n",
         f"{trajectory.error}\n" if trajectory.error else "",
     )
-    for messages in conversations(trajectory):
-        for speaker, said in messages:
+    if not has_tokens(trajectory):
+        for speaker, said in itertools.chain(*conversations(trajectory)):
             text.append(f"[{speaker}]\n", "bold").append(f"{said}\n")
+        return text.append("\n")
     has_roles = any(turn.role != SOLE_ROLE for turn in trajectory.turns)
     for sequence in trajectory.sequences:
         if has_roles:
