@@ -20,7 +20,6 @@ pass as well: the runtime records them.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from typing import Any, ClassVar, Literal
 from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
-from agentrl.message import Content, Message, Role, ToolCall
+from agentrl.message import Content, Message, Role, ToolCall, plainly_written
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE
@@ -198,12 +197,6 @@ class Conversation(ABC):
     @abstractmethod
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Start a conversation whose history is rewritten to `messages`; common leading tokens are stored once."""
-
-
-def plainly_written(message: Message) -> str:
-    """Return an answer as text, with its tool calls as JSON."""
-    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
-    return "\n".join([*([message.text] if message.text else []), *calls])
 
 
 def example_call(tool: Tool) -> ToolCall:

@@ -214,11 +214,10 @@ def _unknown(name: str) -> UnknownNameError:
     hint = f"did you mean {' or '.join(near)}?" if near else None
     if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
         hint = f"to name an environment of the module {name}, write {name}:EnvId"
-    installed = "a name that agentrl env list shows" if near else f"one of {', '.join(known)}"
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
-        expected=f"{installed}, a registered Gymnasium id, module:EnvId, or a server's address",
+        expected="a name that agentrl env list shows, a registered Gymnasium id, module:EnvId, or a server's address",
         hint=hint,
     )
 

@@ -19,6 +19,7 @@ import enum
 import numbers
 import signal
 import threading
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -51,6 +52,8 @@ class Outcome(enum.StrEnum):
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
+    REWARD_ERROR = "reward_error"
+    """A reward function or another scorer failed; the environment is not to blame."""
     CANCELLED = "cancelled"
     """The run was stopped while the episode played."""
 
@@ -76,7 +79,15 @@ class Outcome(enum.StrEnum):
 
 
 _TRUNCATED = frozenset({Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TOKENS, Outcome.TRUNCATED_TIME})
-_INFRASTRUCTURE = frozenset({Outcome.ENVIRONMENT_ERROR, Outcome.ENGINE_ERROR, Outcome.SANDBOX_ERROR, Outcome.CANCELLED})
+_INFRASTRUCTURE = frozenset(
+    {
+        Outcome.ENVIRONMENT_ERROR,
+        Outcome.ENGINE_ERROR,
+        Outcome.SANDBOX_ERROR,
+        Outcome.REWARD_ERROR,
+        Outcome.CANCELLED,
+    }
+)
 
 
 class AgentRLError(Exception):
@@ -298,6 +309,13 @@ def described_error(error: BaseException) -> str:
     except BaseException as failed:  # described as what it is: an error without words
         text = f"(its text cannot be read: {type(failed).__name__})"
     return f"{type(error).__name__}: {text[:LONGEST_REASON]}"
+
+
+def raised_in(error: BaseException, file: str | None = None) -> str | None:
+    """Say where a foreign exception was raised; with `file`, where in it, or ``None`` if it was raised elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((frame for frame in reversed(frames) if file in (None, frame.filename)), None)
+    return None if frame is None else f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}"
 
 
 def _failure(kind: type[InfrastructureError], what: str, error: BaseException) -> InfrastructureError:

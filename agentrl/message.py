@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -111,6 +112,13 @@ def described(content: Content) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.alternative for part in content)
+
+
+def plainly_written(message: Message) -> str:
+    """Return a message as text: images by their alternative texts, tool calls as JSON."""
+    calls = [json.dumps({"name": call.name, "arguments": dict(call.arguments)}) for call in message.tool_calls]
+    text = described(message.content)
+    return "\n".join([*([text] if text else []), *calls])
 
 
 def system(text: str) -> Message:

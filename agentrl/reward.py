@@ -9,7 +9,6 @@ import inspect
 import math
 import numbers
 import tokenize
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +25,7 @@ from agentrl.errors import (
     bounded_reward,
     described_error,
     is_addressed_to,
+    raised_in,
     running_task,
     shortened,
 )
@@ -167,13 +167,8 @@ def failures_named(what: str, file: str | None) -> Iterator[None]:
     except BaseException as error:  # the user's code may raise anything; the trajectory records it
         if is_addressed_to(running_task(), error):
             raise
-        frames = traceback.extract_tb(error.__traceback__)
-        frame = next((found for found in reversed(frames) if found.filename == file), frames[-1])
-        raise EnvironmentFailure(
-            f"{what} failed",
-            got=described_error(error),
-            hint=f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}",
-        ) from error
+        where = raised_in(error, file) or raised_in(error)
+        raise EnvironmentFailure(f"{what} failed", got=described_error(error), hint=where) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ import numpy.typing as npt
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
 from agentrl.message import ImagePart, Message, ToolCall
+from agentrl.transcript import Transcript, transcript, transcript_from_record, transcript_record
 
 RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
 """uint8 or uint16 [tokens, layers x chosen]."""
@@ -406,6 +407,8 @@ class Trajectory:
     """Kind of task, for tables per type."""
     log: str = ""
     """What a program wrote that played the episode."""
+    transcript: Transcript = field(default_factory=list, repr=False)
+    """What was said, once the episode is scored, if it has no tokens: a scripted policy or a text service played it."""
     conversations: list[list[Message]] = field(default_factory=list, repr=False, compare=False)
     """The messages of each conversation, in the order in which they were opened or rewritten. This field and the next
     two are there until the episode is scored, and not stored."""
@@ -427,9 +430,17 @@ class Trajectory:
 
     @property
     def final_text(self) -> str:
-        """The text of the last answer, without thinking and tool calls, until the episode is scored."""
+        """The text of the last answer, without thinking and tool calls, until the episode is scored.
+
+        Of an answer that says nothing besides its calls, the arguments of the last one: the action, in most loops.
+        """
         self._require_messages()
-        return self.answers[-1].text if self.answers else ""
+        if not self.answers:
+            return ""
+        last = self.answers[-1]
+        if last.text or not last.tool_calls:
+            return last.text
+        return "\n".join(map(str, last.tool_calls[-1].arguments.values()))
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -469,7 +480,9 @@ class Trajectory:
         }
 
     def forget_messages(self) -> None:
-        """Drop what is only kept for scoring."""
+        """Drop what is only kept for scoring; the text of an episode without tokens is kept."""
+        if self.conversations and not any(len(sequence) for sequence in self.sequences):
+            self.transcript = transcript(self.conversations, self.answers, len(self.turns))
         self.conversations, self.answers, self.completions = [], [], []
 
     def _require_messages(self) -> None:
@@ -519,6 +532,7 @@ class Trajectory:
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
             **({"images": images} if images else {}),
             **({"log": self.log} if self.log else {}),
+            **({"transcript": transcript_record(self.transcript)} if self.transcript else {}),
             "outcome": None if self.outcome is None else self.outcome.value,
             "sequences": [
                 {
@@ -544,13 +558,14 @@ class Trajectory:
             sequences.append(sequence)
         outcome = None if record["outcome"] is None else Outcome(record["outcome"])
         plain = {name: record[name] for name in _PLAIN_FIELDS}
-        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""))
+        said = transcript_from_record(record.get("transcript", ()))
+        return cls(**plain, outcome=outcome, sequences=sequences, log=record.get("log", ""), transcript=said)
 
 
 _PLAIN_FIELDS = tuple(
     one.name
     for one in fields(Trajectory)
-    if one.name not in {"sequences", "outcome", "log", "conversations", "answers", "completions"}
+    if one.name not in {"sequences", "outcome", "log", "transcript", "conversations", "answers", "completions"}
 )
 _TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
 _TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))

@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         (
             {"errors"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
-            {"image", "task"},
+            {"image", "task", "transcript"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},

@@ -96,7 +96,7 @@ def test_a_good_tool_passes() -> None:
     [
         (draw, "pure means pure", "gave 3 results"),
         (dawdle, "event loop goes on", "blocked the event loop for"),
-        (stumble, "examples succeed", "stumble failed (KeyError) (KeyError: 'the drawer is empty')"),
+        (stumble, "examples succeed", "stumble failed (KeyError) (KeyError: 'the drawer is empty'; it was raised in"),
         (agentrl.tool(parallel=True)(Tray), "parallel calls agree", "other results than calls one after another"),
         (misnamed, "name can be sent", "'put it' is not 1 to 64 letters"),
     ],

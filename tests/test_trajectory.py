@@ -286,6 +286,38 @@ def test_what_was_said_can_be_read_until_it_is_forgotten() -> None:
         with pytest.raises(UsageError, match="the messages of episode t7 are not there"):
             getattr(trajectory, name)
     assert trajectory.completions == []
+    # three answers in two turns: none can be told to be of a turn
+    assert [[(one.role, one.text, one.turn) for one in said] for said in trajectory.transcript] == [
+        [("user", "old", None)],
+        [("user", "new", None), ("assistant", "b", None)],
+    ]
+
+
+def test_the_text_of_an_episode_without_tokens_is_kept_and_stored() -> None:
+    sequence = TokenSequence()
+    sequence.turns.append(Turn(index=0, start=0, end=0))
+    look = ToolCall(name="look", arguments={"at": "a"}, id="1")
+    answer = Message(role="assistant", content="Well.", tool_calls=(look,), reasoning="hm")
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[sequence])
+    trajectory.conversations, trajectory.answers = [[Message(role="user", content=(RED,)), answer]], [answer]
+    with_tokens = Trajectory.from_record(trajectory.to_record())
+    with_tokens.sequences[0].extend([1], Source.PROMPT)
+    for one in (trajectory, with_tokens):
+        one.forget_messages()
+    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    asked, said = restored.transcript[0]
+    assert (asked.role, asked.turn) == ("user", None)
+    assert (said.turn, said.text) == (0, '<think>hm</think>\nWell.\n{"name": "look", "arguments": {"at": "a"}}')
+    assert "transcript" not in with_tokens.to_record()
+
+
+def test_the_final_text_of_a_mere_call_is_its_arguments() -> None:
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
+    act = ToolCall(name="act", arguments={"action": "go north", "times": 2}, id="1")
+    trajectory.answers = [Message(role="assistant", tool_calls=(ToolCall(name="look", arguments={"at": "a"}), act))]
+    assert trajectory.final_text == "go north\n2"
+    trajectory.answers = [Message(role="assistant", content="I go.", tool_calls=(act,))]
+    assert trajectory.final_text == "I go."
 
 
 def test_an_episode_that_never_answered_said_nothing() -> None:

@@ -118,7 +118,7 @@ def evaluate(
             )
         )
     _print_result(finished.result)
-    note(f"episodes are kept in {finished.folder}")
+    note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
         note(f"wrote {json_file}")
@@ -154,7 +154,7 @@ def _check_measured(result: EvaluationResult) -> None:
         outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
         example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
         raise AgentRLError(
-            "the machinery failed every episode",
+            "no episode could be scored" if outcome is Outcome.REWARD_ERROR else "the machinery failed every episode",
             got=f"{outcome}: {example.error}",
             expected="episodes that end",
             hint=_next_step(outcome, result.panel.environment),
@@ -165,6 +165,8 @@ def _next_step(outcome: Outcome, environment: str) -> str:
     """What to do about episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
         return f"fix what the message names, and try: agentrl env check {environment}"
+    if outcome is Outcome.REWARD_ERROR:
+        return "mend the reward function there; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:
         return "the engine's own message says why; the environment is not to blame"
     return "see the command's warnings above"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from types import FrameType
 
 import typer
 
@@ -26,12 +28,34 @@ class ExitCode(enum.IntEnum):
 
 @contextmanager
 def message_when_interrupted(words: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C inside the block into an exit code and a line: what is left of the work, and how to go on."""
+    """Turn Ctrl-C or SIGTERM inside the block into an exit code and a line: what is left, and how to go on."""
     try:
-        yield
+        with _terminated_as_interrupted():
+            yield
     except KeyboardInterrupt:
         note(words())
         raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, also where the shell that started the program has it ignore Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupt, terminate = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, terminate)
+        signal.signal(signal.SIGINT, interrupt)
 
 
 @contextmanager

@@ -68,8 +68,7 @@ def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: S
     called = asyncio.run(_call(name, json_pairs(arguments), option, sandbox))
     if called.failed:
         text = called.result.text.removeprefix("Error: ")
-        cause = None if called.cause is None else f"{type(called.cause).__name__}: {called.cause}"
-        raise UsageError(f"the policy would read: {text}", got=cause)
+        raise UsageError(f"the policy would read: {text}", got=called.fault)
     out.print(called.result.text)
     numbers = {"reward": called.result.reward, **called.result.metrics}
     if any(numbers.values()):

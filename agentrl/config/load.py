@@ -23,6 +23,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from agentrl import registry
 from agentrl.config.config import Config
 from agentrl.config.environment import MixedEnvironmentConfig
 from agentrl.config.overrides import (
@@ -197,6 +198,16 @@ def _key_path(location: Sequence[str | int]) -> KeyPath:
     return tuple(keys)
 
 
+def _config_hint(name: str, known: Sequence[str]) -> str | None:
+    """Suggest an environment of this name, or the nearest of the known configs: by the whole name or its last part."""
+    if name.partition("/")[0] in registry.names(registry.Kind.ENVIRONMENT):
+        return f"it is the name of an environment: give it as --env {name}"
+    parts = {part: config for config in reversed(known) for part in (config.rpartition("/")[2], config)}
+    close = difflib.get_close_matches(name, parts, n=3, cutoff=0.5)
+    near = list(dict.fromkeys(parts[part] for part in close))
+    return f"did you mean {' or '.join(near)}?" if near else None
+
+
 _log = logging.getLogger(__name__)
 
 _SHIPPED_PACKAGE = "agentrl.configs"
@@ -365,11 +376,10 @@ def _read(source: str | Path) -> tuple[str, str]:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
         raise ConfigError(
             f"no config file {source}",
-            expected=f"a YAML file, or one of {', '.join(known)}",
-            hint=f"did you mean {near[0]}?" if near else None,
+            expected="a YAML file, or a name that agentrl config list shows",
+            hint=_config_hint(name, known),
         )
     file = importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml")
     return f"{name}.yaml", file.read_text(encoding="utf-8")

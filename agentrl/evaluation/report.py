@@ -149,7 +149,7 @@ def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
     by_outcome = [[o.value, *(str(result.outcomes.get(o, 0)) for result in columns)] for o in outcomes]
     return [
         ReportTable(title="Result", header=header, rows=_overview(columns)),
-        *([ReportTable(title="Success by type of task", header=header, rows=by_type)] if types != [UNTYPED] else []),
+        *([ReportTable(title="Success by type of task", header=header, rows=by_type)] if {*types} - {UNTYPED} else []),
         ReportTable(title="Outcomes", header=header, rows=by_outcome),
     ]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions, plainly_written
+from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config
 from agentrl.engine import StopReason
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
-from agentrl.message import Message
+from agentrl.message import Message, plainly_written
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn
 from agentrl.rollout.scripted_policies import ScriptedConversation, ScriptedEpisodePolicy, ScriptedPolicy

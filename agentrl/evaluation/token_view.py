@@ -12,7 +12,7 @@ import jinja2
 
 from agentrl.image import PlacedImage
 from agentrl.message import ImagePart
-from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+from agentrl.trajectory import SOLE_ROLE, Source, TokenSequence, Trajectory, Turn
 
 Decode: TypeAlias = Callable[[int], str]
 """The text of one token id."""
@@ -63,16 +63,45 @@ def segments(sequence: TokenSequence, decode: Decode) -> list[Segment]:
     return found
 
 
+def turn_words(turn: Turn) -> str:
+    """Return what is shown beside a turn: its number, who took it, its reward."""
+    parts = [f"turn {turn.index + 1}"]
+    parts += [turn.role] if turn.role != SOLE_ROLE else []
+    parts += [f"adapter {turn.adapter}"] if turn.adapter else []
+    parts += [f"reward {turn.reward:.3g}"] if turn.reward else []
+    return " · ".join([*parts, *([] if turn.valid else ["invalid"])])
+
+
+def conversations(trajectory: Trajectory) -> list[list[tuple[str, str]]]:
+    """Return the messages of an episode without tokens: who speaks, with what a turn led to, and the text."""
+    led_to = [f" · {turn_words(turn)}" for turn in trajectory.turns]
+    return [
+        [(said.role if said.turn is None else said.role + led_to[said.turn], said.text) for said in messages]
+        for messages in trajectory.transcript
+    ]
+
+
 def trajectory_html(trajectory: Trajectory, decode: Decode) -> str:
-    """Render one episode as a piece of HTML (style comes from `page_html`)."""
+    """Render one episode as a piece of HTML (style comes from `page_html`); in text where it has no tokens."""
     views = [segments(sequence, decode) for sequence in trajectory.sequences]
-    return template("trajectory.html").render(trajectory=trajectory, sequences=views, Source=Source)
+    return template("trajectory.html").render(
+        trajectory=trajectory,
+        sequences=[view for view in views if view],
+        conversations=conversations(trajectory),
+        turn_words=turn_words,
+    )
 
 
 def page_html(title: str, trajectories: list[Trajectory], decode: Decode) -> str:
     """Render a self-contained page of episodes."""
     pieces = [trajectory_html(trajectory, decode) for trajectory in trajectories]
-    return template("page.html").render(title=title, pieces=pieces, legend=LEGEND)
+    legend = LEGEND if any(has_tokens(trajectory) for trajectory in trajectories) else {}
+    return template("page.html").render(title=title, pieces=pieces, legend=legend)
+
+
+def has_tokens(trajectory: Trajectory) -> bool:
+    """Return True if an engine's tokenizer wrote the episode."""
+    return any(len(sequence) for sequence in trajectory.sequences)
 
 
 @cache

@@ -20,7 +20,6 @@ import pickle
 import signal
 import sys
 import threading
-import traceback
 from abc import ABC, abstractmethod
 from asyncio.subprocess import Process
 from collections import deque
@@ -41,6 +40,7 @@ from agentrl.errors import (
     boundary,
     described_error,
     is_addressed_to,
+    raised_in,
     running_task,
 )
 from agentrl.remote.env_methods import CALL_TOOL, CLOSE, RESET, STEP, EnvMethod, RemoteTool, ResetResult, Stepped
@@ -290,9 +290,7 @@ class SerialWorker(ABC, Generic[W]):
 def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}"
-    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error), hint=where)
+    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error), hint=raised_in(error))
     failure.__cause__ = error
     return failure
 

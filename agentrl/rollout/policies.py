@@ -23,7 +23,6 @@ from agentrl.agent_loop import (
     TokenLogprob,
     TurnOptions,
     UnsupportedOption,
-    plainly_written,
 )
 from agentrl.engine import (
     AdapterVersions,
@@ -35,7 +34,7 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
-from agentrl.message import Content, Message
+from agentrl.message import Content, Message, plainly_written
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.progress import REPLACEMENT
 from agentrl.render.renderer import Renderer

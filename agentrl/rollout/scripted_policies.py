@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError
-from agentrl.message import Message
+from agentrl.message import Message, plainly_written
 from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
@@ -67,7 +67,7 @@ class ScriptedEpisodePolicy(EpisodePolicy):
         if self.renderer is not None:
             schemas: list[ToolSchema] = [tool.schema for tool in tools]
             ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
-        return ScriptedConversation(self, ledger, episode)
+        return ScriptedConversation(self, ledger, episode, [tool.name for tool in tools])
 
     def of_environment_role(self, role: str) -> EpisodePolicy:
         """Return the same policy without a model: what a role of the environment's says is no demonstration."""
@@ -89,10 +89,17 @@ class ScriptedEpisodePolicy(EpisodePolicy):
 class ScriptedConversation(Conversation):
     """A scripted policy whose answers become forced tokens; without a ledger it is played in text only."""
 
-    def __init__(self, policy: ScriptedEpisodePolicy, ledger: LedgerConversation | None, episode: EpisodeView) -> None:
+    def __init__(
+        self,
+        policy: ScriptedEpisodePolicy,
+        ledger: LedgerConversation | None,
+        episode: EpisodeView,
+        tools: Sequence[str] = (),
+    ) -> None:
         self.ledger = ledger
         self._policy = policy
         self._episode = episode
+        self._tools = tools
 
     def add(self, *messages: Message) -> None:
         """Append messages to the ledger; the policy itself sees the environment."""
@@ -102,7 +109,7 @@ class ScriptedConversation(Conversation):
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
         ledger = None if self.ledger is None else self.ledger.fork(messages)
-        return ScriptedConversation(self._policy, ledger, self._episode)
+        return ScriptedConversation(self._policy, ledger, self._episode, self._tools)
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Write the answer that takes the scripted policy's action."""
@@ -112,10 +119,12 @@ class ScriptedConversation(Conversation):
             prompt_tokens = len(self.ledger.prepare(prefill))
             turns.budget.answer_tokens(prompt_tokens, policy.max_context)
         message, source = await demonstration(policy.kind, self._episode, seed, options, mistakes=policy.mistakes)
+        if policy.kind is ScriptedPolicy.EXPERT:  # random calls may fail
+            self._check_tools(message, options.role)
         if self.ledger is None or policy.renderer is None:
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
             turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
-            return Answer(message=message, raw_text=message.text)
+            return Answer(message=message, raw_text=plainly_written(message))
         text = _written(message, policy.renderer, self.ledger)
         if not text.startswith(prefill):
             raise UsageError(
@@ -129,6 +138,17 @@ class ScriptedConversation(Conversation):
         self._check_length(text, turn.end - turn.start)
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return answer
+
+    def _check_tools(self, message: Message, role: str) -> None:
+        missing = [call.name for call in message.tool_calls if call.name not in self._tools]
+        if missing:
+            raise UsageError(
+                f"the environment's expert acts through a tool that {role} may not call",
+                got=", ".join(missing),
+                expected=f"one of {', '.join(self._tools)}" if self._tools else "no tool: it has none",
+                hint=f"leave out agent.roles.{role}.tools, which take the place of the environment's tools, or"
+                " agent.options.offer",
+            )
 
     def _check_length(self, text: str, tokens: int) -> None:
         most = self._episode.turns.budget.limits.max_answer_tokens

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agentrl.errors import UsageError
-from agentrl.message import Message, system
+from agentrl.message import Content, ContentPart, Message, TextPart, system, user
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.waits import RolloutObserver
@@ -70,7 +70,7 @@ class Shots:
                 self._played_tasks.add(task.id)
             await expert.run(task, group_id=f"shots/{number}", member=0, seed=0)
             for conversation in heard.take():
-                found += _turns(conversation, self.count - _answers(found))
+                found = _joined(found, _turns(conversation, self.count - _answers(found)))
             if _answers(found) == self.count:
                 return found
         raise UsageError(
@@ -107,16 +107,32 @@ def _answers(messages: Sequence[Message]) -> int:
 
 
 def _turns(conversation: Sequence[Message], count: int) -> list[Message]:
-    """Return the first turns of a conversation without its system message, and the results of their tool calls."""
+    """Return the first turns of a conversation without its system message, and what followed the last of them."""
     found: list[Message] = []
     for message in conversation:
-        if message.role != "tool" and _answers(found) == count:
+        if message.role == "assistant" and _answers(found) == count:
             break
         if message.role != "system":
             found.append(message)
     return found if _answers(found) else []
 
 
+def _joined(first: Sequence[Message], then: Sequence[Message]) -> list[Message]:
+    """Return messages one after the other; two of the user's in a row become one, as chat templates want turns."""
+    if not (first and then and first[-1].role == then[0].role == "user"):
+        return [*first, *then]
+    last, following = first[-1].content, then[0].content
+    parts = [*_parts(last), TextPart(text=f"\n\n{NEXT}\n"), *_parts(following)]
+    texts = [part.text for part in parts if isinstance(part, TextPart)]
+    return [*first[:-1], user("".join(texts) if len(texts) == len(parts) else tuple(parts)), *then[1:]]
+
+
+def _parts(content: Content) -> tuple[ContentPart, ...]:
+    return (TextPart(text=content),) if isinstance(content, str) else content
+
+
+NEXT = "Now the next task."
+"""Stands between what an example led to and the task that follows it."""
 ANNOUNCED = "First you see examples from other tasks. Your own task comes after them."
 
 
@@ -126,4 +142,4 @@ def with_shots(messages: Sequence[Message], shots: Sequence[Message]) -> Sequenc
         return messages
     opening = [message for message in messages[:1] if message.role == "system"]
     announced = [system(f"{message.text}\n\n{ANNOUNCED}") for message in opening]
-    return [*announced, *shots, *messages[len(opening) :]]
+    return [*announced, *_joined(shots, messages[len(opening) :])]

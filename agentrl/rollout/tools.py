@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import difflib
 import json
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
@@ -16,14 +17,26 @@ from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentrl.agent_loop import EpisodeEnd
-from agentrl.errors import AgentRLError, EnvironmentFailure, SandboxError, ToolError, UsageError, async_boundary
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    SandboxError,
+    ToolError,
+    UsageError,
+    async_boundary,
+    described_error,
+    raised_in,
+)
 from agentrl.message import ToolCall
+from agentrl.reward import defined_in
 from agentrl.rollout.turns import EpisodeLimits, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, Waits
 from agentrl.sandbox import Sandbox, open_sandbox
 from agentrl.tool import Provisions, Tool, ToolContext, ToolFault, ToolResult, contained, ended_in_time
 from agentrl.tool_schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
+
+_log = logging.getLogger(__name__)
 
 KEPT_RESULTS = 4096
 """Results of one pure tool that are kept, the latest used ones."""
@@ -59,13 +72,20 @@ class RateLimiter:
 
 
 class ToolLimits:
-    """Rate limits and kept results of tools, shared by all episodes of a run."""
+    """Rate limits, kept results and told faults of tools, shared by all episodes of a run."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        say: Callable[[str], None] = _log.warning,
+    ) -> None:
         self._clock = clock
         self._sleep = sleep
         self._gates: dict[tuple[str, int | None, float | None], RateLimiter] = {}
         self._kept: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
+        self._say = say
+        self._told: set[str] = set()
 
     def gate(self, tool: Tool) -> RateLimiter | None:
         """Return the rate limiter of a tool; ``None`` for a tool without limits."""
@@ -96,6 +116,18 @@ class ToolLimits:
         if len(kept) > KEPT_RESULTS:
             kept.popitem(last=False)
 
+    def tell(self, tool: Tool, error: BaseException) -> None:
+        """Tell the user that a tool raised, once for each line: the policy reads no more than that it failed."""
+        place = _place(tool, error)
+        if place is not None and place not in self._told:
+            self._told.add(place)
+            self._say(f"tool {tool.name} failed: {described_error(error)}; {place}")
+
+
+def _place(tool: Tool, error: BaseException) -> str | None:
+    """Say where a tool raised, in the file that defines it."""
+    return raised_in(error, defined_in(tool.target).file)
+
 
 def _key(arguments: Mapping[str, Any]) -> str:
     return json.dumps(arguments, sort_keys=True, default=repr)
@@ -118,6 +150,14 @@ class Called:
     seconds: float = 0.0
     cause: BaseException | None = None
     """The exception of a tool that failed itself."""
+
+    @property
+    def fault(self) -> str | None:
+        """The cause in words and where the tool raised it, for the user."""
+        if self.tool is None or self.cause is None:
+            return None
+        place = _place(self.tool, self.cause)
+        return described_error(self.cause) + (f"; {place}" if place else "")
 
 
 class EpisodeTools:
@@ -199,9 +239,10 @@ class EpisodeTools:
         except Exception as error:
             if deadline.expired():
                 self._turns.budget.check_time()
+                raise ToolError(f"{tool.name} did not answer in {limit:g} s") from error
             cause = error.cause if isinstance(error, ToolFault) else error
-            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(cause).__name__})"
-            raise ToolError(f"{tool.name} {failed}") from cause
+            self._tool_limits.tell(tool, cause)
+            raise ToolError(f"{tool.name} failed ({type(cause).__name__})") from cause
 
     async def _open(self, tool: Tool, limit_s: float) -> Callable[..., Any]:
         if tool.name in self._bound:
@@ -313,7 +354,7 @@ async def tool_session(
     limits = EpisodeLimits(tool_timeout_s=timeout_s)
     tools = EpisodeTools(
         TurnLog(trajectory, limits, 0, waits, RolloutCounters(), RolloutObserver()),
-        ToolLimits(waits.clock),
+        ToolLimits(waits.clock, say=lambda _: None),  # who calls by hand sees `Called.fault`
         make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
         task_id=NAME,
         seed=0,

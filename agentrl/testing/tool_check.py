@@ -81,7 +81,8 @@ class _Subject:
         """The text of a call that must succeed."""
         called = await self.call(arguments)
         if called.failed:
-            raise Broken(f"{json.dumps(dict(arguments), default=str)}: {called.result.text}{_cause(called)}")
+            fault = f" ({called.fault})" if called.fault else ""
+            raise Broken(f"{json.dumps(dict(arguments), default=str)}: {called.result.text}{fault}")
         return called.result.text
 
     def required_examples(self) -> Sequence[Mapping[str, Any]]:
@@ -182,10 +183,6 @@ async def parallel_calls_agree(subject: _Subject) -> str:
     if alone != together:
         raise Broken("calls at the same time gave other results than calls one after another")
     return f"{len(examples)} at once"
-
-
-def _cause(called: Called) -> str:
-    return "" if called.cause is None else f" ({type(called.cause).__name__}: {called.cause})"
 
 
 RULES = tuple(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from agentrl.algorithms.traits import (
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss
 from agentrl.config.algorithm import ReferenceConfig
 from agentrl.config.config import AlgorithmConfig
-from agentrl.errors import AgentRLError, ConfigError, TrainingError
+from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
 
 SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
@@ -181,12 +180,8 @@ def _owned(kind: str, name: str, function: Callable[..., Any]) -> Callable[..., 
         except (AgentRLError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the user's own code may raise anything; the run ends with where it was
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            raise TrainingError(
-                f"the {kind} {name} failed",
-                got=f"{type(error).__name__}: {error}",
-                hint=f"it was raised in {where.filename} line {where.lineno}: {where.line}",
-            ) from error
+            got = f"{type(error).__name__}: {error}"
+            raise TrainingError(f"the {kind} {name} failed", got=got, hint=raised_in(error)) from error
 
     return called
 

@@ -4,12 +4,12 @@ from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 from agentrl.agent_loops.tool_calling import ToolCalling
 
-from agentrl.agent_loop import Answer, plainly_written
+from agentrl.agent_loop import Answer
 from agentrl.config import load_config
 from agentrl.engine import StopReason
 from agentrl.errors import ConfigError, Outcome
 from agentrl.evaluation.shown import shown
-from agentrl.message import Message, TextPart
+from agentrl.message import Message, TextPart, plainly_written
 
 
 class Room(gymnasium.Env):

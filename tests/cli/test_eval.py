@@ -177,6 +177,17 @@ def test_an_environment_that_fails_every_episode_is_to_be_checked(
     assert "try: agentrl env check guess_number" in ended.err
 
 
+def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "raising.py").write_text("def bad(trajectory, task):\n    return 1 / 0\n")
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")
+    ended = agentrl(*words, "--reward", "raising:bad")
+    assert ended.code == 1
+    assert "no episode could be scored: got reward_error: reward function raising:bad (" in ended.err
+    assert "raising.py line 2: return 1 / 0" in ended.err
+    assert "Mend the reward function there" in ended.err
+    assert "env check" not in ended.err
+
+
 def test_from_a_program(trained_run: Path, workplace: Path) -> None:
     result = library.evaluate(model=str(trained_run), tasks=2, temperature=0.5)
     assert result.panel.environment == "guess_number/valid"

@@ -57,8 +57,16 @@ def test_a_quiet_run_says_what_it_is_busy_with(capsys: pytest.CaptureFixture[str
     assert status_words(RunStatus()) == "prepare"
 
 
+@pytest.mark.parametrize(
+    ("number", "on_ctrl_c"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGTERM, signal.default_int_handler),
+        (signal.SIGTERM, signal.SIG_IGN),  # of a command that a script started in the background
+    ],
+)
 def test_an_interrupted_evaluation_says_that_the_same_command_goes_on(
-    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, on_ctrl_c: Any
 ) -> None:
     words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "8", "--concurrency", "1")
     count = EpisodeCounter.add
@@ -66,13 +74,15 @@ def test_an_interrupted_evaluation_says_that_the_same_command_goes_on(
     def interrupted(counter: EpisodeCounter, trajectory: Any) -> None:
         count(counter, trajectory)
         if counter.done == 3:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may have it ignored
+    before = signal.signal(signal.SIGINT, on_ctrl_c)  # who started the tests may have it ignored
+    terminate = signal.getsignal(signal.SIGTERM)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(EpisodeCounter, "add", interrupted)
             ended = agentrl(*words)
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == (on_ctrl_c, terminate)
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.code == 130

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -63,12 +65,47 @@ def test_an_evaluation_outside_a_run_can_be_viewed(agentrl: Cli, trained_run: Pa
     assert "--step chooses episodes of a training run" in agentrl("view", str(folder), "--step", "3").err
 
 
-def test_episodes_without_tokens_cannot_be_viewed(agentrl: Cli, workplace: Path) -> None:
-    assert agentrl("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1").code == 0
+def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path) -> None:
+    words = ("eval", "--env", "guess_number", "--policy", "expert", "--tasks", "1")
+    assert agentrl(*words, "agent.loop=react_text", "agent.options={format: plain}").code == 0
     (folder,) = (workplace / "runs" / "evaluations").iterdir()
-    ended = agentrl("view", str(folder))
-    assert ended.code == 2
-    assert "have no tokens to view: got --policy random" in ended.err
+    shown = agentrl("view", str(folder), "--terminal").out
+    assert "finished, reward 1.0" in shown
+    assert "[user]\nI think of a number from 1 to 100. Guess.\n[assistant · turn 1]\n50\n[user]\n" in shown
+    assert re.search(r"\[assistant · turn \d · reward 1\]\n\d+\n", shown)
+    assert agentrl("view", str(folder)).code == 0
+    page = (folder / "episodes.html").read_text()
+    assert '<span class="forced">50</span><span class="turn">assistant · turn 1</span>' in page
+    assert "carries loss" not in page  # the legend of tokens
+    for name in ("runs/evaluations", None):  # both are short for it
+        assert agentrl("view", *([name] if name else []), "--terminal").out == shown
+    stored = folder / "episodes.jsonl"
+    stored.write_bytes(b"")
+    assert f"no episode in {folder} is finished" in agentrl("view", str(folder)).err
+
+
+def test_an_empty_folder_has_nothing_to_view(agentrl: Cli, workplace: Path) -> None:
+    alone = agentrl("view")
+    assert (alone.code, "there are no episodes in" in alone.err, "agentrl eval" in alone.err) == (2, True, True)
+    named = agentrl("view", str(workplace))
+    assert named.code == 2
+    assert f"neither a run nor an evaluation in {workplace}: got no config.yaml and no episodes.jsonl" in named.err
+    assert "got no such folder" in agentrl("view", "nowhere").err
+
+
+def test_without_an_argument_the_newest_episodes_are_shown(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    shutil.copytree(trained_run, workplace / "runs" / "mine")
+    assert agentrl("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1").code == 0
+    assert agentrl("view", "--terminal").out.startswith("valid-")
+    os.utime(next((workplace / "runs" / "mine" / "trajectories").glob("step-*2.jsonl")))
+    assert agentrl("view", "--terminal").out.startswith("train-")
+
+
+def test_without_colours_the_sources_have_names(agentrl: Cli, trained_run: Path) -> None:
+    shown = agentrl("view", str(trained_run), "--terminal", "--count", "1").out
+    assert "\n[prompt]\n" in shown
+    assert re.search(r"\n\[sampled · turn 1.*\]\n", shown)
+    assert re.search(r"\n  '.*'  token \d+, id \d+, log-probability -\d+\.\d+ \(p = .*%\), version \d", shown)
 
 
 def test_an_exported_model_is_a_folder_of_its_own(agentrl: Cli, trained_run: Path, workplace: Path) -> None:

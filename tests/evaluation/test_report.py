@@ -64,6 +64,13 @@ def test_a_report_without_results_still_shows_its_notes() -> None:
     assert markdown(Report(title="Run", notes=["It ended early."])) == "# Run\n\nIt ended early.\n"
 
 
+def test_there_is_no_heading_without_types_of_tasks() -> None:
+    failed = EvaluatedEpisode(task_id="t", sample=0, trajectory=trajectory("t", success=False))
+    failed.trajectory.outcome = Outcome.ENGINE_ERROR
+    nothing = summarise(result(True).panel, [failed], 1.0)
+    assert "by type of task" not in markdown(Report(title="Run", results={"now": nothing}))
+
+
 def test_files_stand_alone(tmp_path: Path) -> None:
     metrics = [{"step": step, "success/mean": step / 10, "reward/mean": None} for step in range(5)]
     report = Report(

@@ -194,5 +194,5 @@ async def test_a_runner_scores_the_episodes_that_infrastructure_left(make_runner
     group = group_of("a", "bbb")
     runner.scorer = Lengths([])
     await runner.score_group(group, TASK)
-    assert {trajectory.outcome for trajectory in group} == {Outcome.ENVIRONMENT_ERROR}
+    assert {trajectory.outcome for trajectory in group} == {Outcome.REWARD_ERROR}
     assert all(trajectory.reward is None and "did not score each" in trajectory.error for trajectory in group)

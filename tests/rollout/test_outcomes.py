@@ -351,7 +351,7 @@ class Judge(Scorer):
 @pytest.mark.parametrize("verdict", [math.nan, math.inf, KeyError("answer")])
 async def test_scorers_that_fail(make_runner, play, worlds, verdict):
     trajectory = await play(make_runner(worlds.Corridor, "forward", scorer=Judge(verdict)))
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.outcome is Outcome.REWARD_ERROR
     assert trajectory.reward is None
     assert "task t" in trajectory.error
 
@@ -554,8 +554,9 @@ async def test_rewards_that_no_sum_should_hold_fail_their_episode(make_runner, p
     failed.append(await play(make_runner(worlds.Corridor, "forward", scorer=Judge(1.0, {"style": reward or "0"}))))
     if reward is not None:
         failed.append(await play(make_runner(worlds.Corridor, "forward", scorer=Judge(reward))))
+    environment, *scorer = [trajectory.outcome for trajectory in failed]
+    assert (environment, {*scorer}) == (Outcome.ENVIRONMENT_ERROR, {Outcome.REWARD_ERROR})
     for trajectory in failed:
-        assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
         assert trajectory.reward is None
         assert "1e12" in trajectory.error or "finite number" in trajectory.error
     assert type(reward) is not float or repr(reward) in failed[0].error

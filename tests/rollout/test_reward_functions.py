@@ -264,7 +264,7 @@ class Wordy(Scorer):
 )
 async def test_a_scorer_that_fails_is_named_with_its_file_and_line(make_runner, play, worlds, verdict, words):
     trajectory = await play(make_runner(worlds.Corridor, "forward", scorer=Wordy(verdict)))
-    assert (trajectory.outcome, trajectory.reward) == (Outcome.ENVIRONMENT_ERROR, None)
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.REWARD_ERROR, None)
     start, _, rest = trajectory.error.partition(" on task t ")
     assert start.startswith("Wordy (")
     assert "test_reward_functions.py line" in start

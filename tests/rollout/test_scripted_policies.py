@@ -8,8 +8,9 @@ from io import BytesIO
 import pytest
 from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 
+import agentrl
 from agentrl.errors import Outcome, UsageError
-from agentrl.message import Message
+from agentrl.message import Message, ToolCall
 from agentrl.render.renderer import Renderer
 from agentrl.rollout import env_worker_main
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
@@ -67,6 +68,25 @@ async def test_an_environment_makes_the_calls_of_its_own_tools(make_runner, play
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT)
     shown = await play(make_runner(Clerk, policy=policy, loop=loop))
     assert Clerk.asked == (len(shown.turns) if is_asked else 0)
+
+
+async def test_an_expert_is_not_played_without_the_tools_through_which_it_acts(make_runner, play, worlds):
+    @agentrl.tool
+    def walk() -> str:
+        """Walk on."""
+        return "You walk."
+
+    class Clerk(worlds.Corridor):
+        tools = (walk,)
+
+        def tool_message(self, action):
+            return Message(role="assistant", tool_calls=(ToolCall(name="walk", arguments={}),))
+
+    expert, others = (ScriptedEpisodePolicy(kind) for kind in ScriptedPolicy)
+    words = r"expert acts through a tool that assistant may not call: got walk, expected one of act.*agent.roles.assi"
+    with pytest.raises(UsageError, match=words):
+        await play(make_runner(Clerk, policy=expert, loop="tool_calling", options={"offer": []}))
+    await play(make_runner(Clerk, policy=others, loop="tool_calling", options={"offer": []}))
 
 
 @pytest.mark.parametrize(("loop", "options"), LOOPS)

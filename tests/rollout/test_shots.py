@@ -4,10 +4,10 @@ import pytest
 from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 
 from agentrl.errors import Outcome, UsageError
-from agentrl.message import Message, system, user
+from agentrl.message import ImagePart, Message, TextPart, system, user
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
-from agentrl.rollout.shots import ANNOUNCED, Shots, with_shots
+from agentrl.rollout.shots import ANNOUNCED, NEXT, Shots, with_shots
 from agentrl.task import SeedTasks, Task
 from agentrl.trajectory import Source
 
@@ -23,6 +23,27 @@ def test_examples_stand_between_the_system_message_and_the_task():
     assert [message.text for message in found] == [f"Add.\n\n{ANNOUNCED}", "1 + 1", "2", "2 + 3"]
     assert [message.text for message in with_shots([user("2 + 3")], shots)] == ["1 + 1", "2", "2 + 3"]
     assert with_shots([user("2 + 3")], ()) == [user("2 + 3")]
+
+
+def test_what_the_last_example_led_to_begins_the_message_of_the_task():
+    shots = [user("1 + 1"), Message(role="assistant", content="2"), user("Right.")]
+    found = with_shots([system("Add."), user("2 + 3")], shots)
+    assert [message.text for message in found[1:]] == ["1 + 1", "2", f"Right.\n\n{NEXT}\n2 + 3"]
+    picture = ImagePart(data=b"png")
+    (*_, last) = with_shots([user((picture, TextPart(text="?")))], shots)
+    assert (last.content[-2], last.text) == (picture, f"Right.\n\n{NEXT}\n?")
+
+
+@pytest.mark.parametrize(("count", "led_to"), [(1, 1), (2, 2), (3, 2)])  # an episode's last turn leads to nothing
+async def test_examples_show_what_each_turn_led_to(make_runner, play, worlds, tasks, renderer, count, led_to):
+    class Walk(worlds.Corridor):
+        def step(self, action):
+            return ("You go on.", *super().step(action)[1:])
+
+    runner = make_runner(Walk, "forward", loop="react_text", options={"format": "plain"}, shots=Shots(count, tasks))
+    first = (await play(runner)).sequences[0]
+    prompt = renderer.encoder.decode(first.ids_list()[: first.turns[0].start])
+    assert prompt.count("You go on.") == led_to
 
 
 @pytest.mark.parametrize("count", [1, 3, 5])

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 
 import gymnasium
 import pytest
@@ -61,6 +62,29 @@ async def test_other_calls_wait_for_each_other(make_runner, play, worlds, texts)
     turn = call("meet", name="Ann") + call("meet", name="Bob")
     runner = make_runner(worlds.Corridor, turn, "x", loop="tool_calling", tools=[meet], limits=limits)
     assert texts(await play(runner)) == ["Error: meet did not answer in 0.02 s", "Bob met"]
+
+
+async def test_a_tool_that_raises_is_told_with_its_line_once(make_runner, play, worlds, caplog):
+    @agentrl.tool
+    def find(word: str) -> str:
+        """Find a word.
+
+        Args:
+            word: Any.
+        """
+        return str(json.loads(word))
+
+    @agentrl.tool
+    def refuse() -> str:
+        """Refuse."""
+        raise agentrl.ToolError("ask for another") from KeyError("x")
+
+    turn = call("find", word="{") + call("find", word="[") + call("refuse")
+    await play(make_runner(worlds.Corridor, turn, "x", loop="tool_calling", tools=[find, refuse]))
+    (line,) = caplog.messages
+    assert re.fullmatch(
+        r"tool find failed: JSONDecodeError: .*; it was raised in .*test_tools.py line \d+: return str\(json.*", line
+    )
 
 
 @agentrl.tool(pure=True, inline=True)
