@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, TurnOptions
 from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, broken_up, user
+from agentrl.message import Content, Message, user
 
 from .prompting import action_list, opening, with_lines
 from .react_text import ReactText
@@ -214,7 +214,7 @@ def quoted(said: Mapping[str, str]) -> str:
 
 
 def _marked(text: str) -> str:
-    return "\n".join(f"> {line}" for line in broken_up(text).strip().splitlines() or [SILENT])
+    return "\n".join(f"> {line}" for line in text.strip().splitlines() or [SILENT])
 
 
 def _vote(action: str) -> str:

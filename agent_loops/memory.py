@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop, Conversation, Episode, TurnOptions
 from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, broken_up
+from agentrl.message import Content, Message
 
 from .prompting import action_list, after, goal_of, opening, remembered, with_lines
 from .react_text import ReactText
@@ -124,7 +124,7 @@ class _Writing:
         )
         written = (await conversation.generate(options=options)).text.strip()
         if written:
-            self.memory = broken_up(written)
+            self.memory = written
         else:
             episode.invalid("The memory was empty.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop, Conversation, Episode, TurnOptions
 from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, broken_up, user
+from agentrl.message import Content, Message, user
 
 from .prompting import action_list, goal_of, opening, with_lines
 from .react_text import ReactText
@@ -83,7 +83,7 @@ class PlannerWorker(AgentLoop):
         plan = (await planner.generate(options=PLAN)).text.strip()
         if not plan:
             episode.invalid("The plan was empty.")
-        return broken_up(plan)
+        return plan
 
     async def _shown(self, episode: Episode, observation: Content, plan: str) -> Content:
         actions = await action_list(episode) if self.text.list_actions else ""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
 from agentrl.env import StepResult
 from agentrl.errors import ConfigError, Outcome, UsageError
-from agentrl.message import Content, Message, content_broken_up, user
+from agentrl.message import Content, Message, user
 
 from .prompting import action_list, after, opening, with_lines
 from .react_text import ReactText
@@ -91,7 +91,7 @@ class SelfPlay(AgentLoop):
 
     async def _shown(self, episode: Episode, observation: Content) -> Content:
         actions = await action_list(episode) if self._text.list_actions else ""
-        return with_lines(content_broken_up(observation), [actions])
+        return with_lines(observation, [actions])
 
     async def _move(self, episode: Episode, conversation: Conversation) -> StepResult:
         """Let the player whose turn it is move; one who moves again reads what was wrong with the answer."""
