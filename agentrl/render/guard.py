@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from agentrl.message import Message, encodable
+from agentrl.message import encodable
 
 BREAK = "\ufdd0"
 """A code point that Unicode keeps free for such use inside a program: no text has it."""
@@ -29,101 +29,73 @@ def unbroken(text: str) -> str:
     return text.replace(BREAK, "")
 
 
-class Spellings:
-    """Finds some tokens in texts."""
-
-    def __init__(self, tokens: Collection[str]) -> None:
-        names = "|".join(map(re.escape, tokens)) or r"(?!)"
-        self._any = re.compile(names)
-        self._first_letters = re.compile(f"(?={names}).", re.DOTALL)
-        self._letters = {token for token in tokens if len(token) == 1}
-
-    def occur_in(self, text: str) -> bool:
-        """Return True if `text` spells one of the tokens."""
-        return self._any.search(text) is not None
-
-    def broken(self, text: str, breaking: str) -> str:
-        """Put a break after the first letter of each spelling, overlapping ones, too; replace a token of one letter."""
-        return self._first_letters.sub(lambda found: self._broken_letter(found[0], breaking), text)
-
-    def _broken_letter(self, letter: str, breaking: str) -> str:
-        return REPLACEMENT if letter in self._letters else letter + breaking
-
-
 class Guard:
     """Breaks the control tokens that messages spell.
 
     Args:
         tokens: The model's control tokens.
-        in_answers: Those of them with which an answer is written: the assistant's messages may hold them.
         is_text: Tells whether the tokenizer makes no control token of a text with breaks.
         normalize: What the tokenizer does to a text before it looks for control tokens; ``None`` for nothing.
     """
 
     def __init__(
         self,
-        tokens: frozenset[str],
+        tokens: Collection[str],
         *,
-        in_answers: frozenset[str],
         is_text: Callable[[str], bool],
         normalize: Callable[[str], str] | None = None,
     ) -> None:
-        self._tokens = tokens
-        self._spellings = Spellings(tokens)
-        self._in_answers = Spellings(tokens - in_answers)
+        names = "|".join(map(re.escape, tokens)) or r"(?!)"
+        self._spelled = re.compile(names)
+        self._first_letter = re.compile(f"(?={names}).", re.DOTALL)
+        self._tokens = frozenset(tokens)
         self._is_text = is_text
         self._normalize = normalize
 
     def message(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Guard all texts of a message as a chat template reads it."""
-        spellings = self._in_answers if row["role"] == "assistant" else self._spellings
         content = row["content"]
         if not isinstance(content, str):
             together = "".join(part.get("text", "") for part in content)
-            if self._broken(together, spellings) != together:
+            if self.text(together) != together:
                 row = {**row, "content": list(_joined(content))}
-        guarded: dict[str, Any] = self._guarded(row, spellings)
-        return guarded
+        return self.texts(row)
 
-    def schema(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """Guard all texts of a tool's schema."""
-        guarded: dict[str, Any] = self._guarded(tool, self._spellings)
+    def texts(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Guard all texts in a mapping, keys too."""
+        guarded: dict[str, Any] = self._guarded(values)
         return guarded
 
     def text(self, text: str) -> str:
-        """Guard a text that anybody may have written."""
-        return self._broken(text, self._spellings)
+        """Guard a text."""
+        text = encodable(text)
+        if self._spelled.search(text) is None:
+            if self._normalize is None or self._spelled.search(normal := self._normalize(text)) is None:
+                return text
+            text = normal
+        return self._broken(text, self._breaking)
 
-    def answer(self, text: str) -> str:
-        """Guard the text of an answer that the policy did not sample."""
-        return self._broken(text, self._in_answers)
-
-    def content_of(self, message: Message) -> str:
-        """Return the text of a message as it stands in a rendering."""
-        return self.answer(message.text) if message.role == "assistant" else self.text(message.text)
-
-    def _guarded(self, value: Any, spellings: Spellings) -> Any:
+    def _guarded(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._broken(value, spellings)
+            return self.text(value)
         if isinstance(value, Mapping):
-            return {self._guarded(key, spellings): self._guarded(item, spellings) for key, item in value.items()}
+            return {self._guarded(key): self._guarded(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self._guarded(item, spellings) for item in value]
+            return [*map(self._guarded, value)]
         return value
 
-    def _broken(self, text: str, spellings: Spellings) -> str:
-        text = encodable(text)
-        if spellings.occur_in(text):
-            return spellings.broken(text, self._breaking)
-        if self._normalize is not None and spellings.occur_in(normal := self._normalize(text)):
-            return spellings.broken(normal, self._breaking)
-        return text
+    def _broken(self, text: str, breaking: str) -> str:
+        """Put a break after the first letter of each spelling, overlapping ones, too; replace a token of one letter."""
+
+        def broken(found: re.Match[str]) -> str:
+            return REPLACEMENT if found[0] in self._tokens else found[0] + breaking
+
+        return self._first_letter.sub(broken, text)
 
     @functools.cached_property
     def _breaking(self) -> str:
         """Return what breaks every token; found when the first one is spelled, for that takes a moment."""
-        broken = (self._spellings.broken(token, BREAK) for token in self._tokens)
-        return BREAK if all(map(self._is_text, broken)) else BLANK
+        return BREAK if all(self._is_text(self._broken(token, BREAK)) for token in self._tokens) else BLANK
 
 
 def _joined(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -186,10 +186,10 @@ class ContentSpans:
 
     Args:
         render: Gives the text of messages that follow an answer.
-        shown: Gives the text of a message as it stands there.
+        shown: Gives a message's text as it stands there.
     """
 
-    def __init__(self, render: Callable[[Sequence[Message]], str], shown: Callable[[Message], str]) -> None:
+    def __init__(self, render: Callable[[Sequence[Message]], str], shown: Callable[[str], str]) -> None:
         self._render = render
         self._shown = shown
         self._pieces = functools.lru_cache(_SHAPES)(self._split_by_marks)
@@ -203,7 +203,7 @@ class ContentSpans:
         spans: list[Span] = []
         cursor = len(pieces[0])
         for message, after in zip(messages, pieces[1:], strict=True):
-            end = _content_end(text, cursor, self._shown(message), after)
+            end = _content_end(text, cursor, self._shown(message.text), after)
             spans.append(Span(cursor, end, _source(message)))
             cursor = end + len(after)
         return spans
@@ -345,24 +345,23 @@ class Renderer:
         self.header: str = self.template.render([user("x")], generation_prompt=True)
         """A short prompt, up to and with what the template writes before an answer."""
         self.guard = self.template.guard = self._made_guard()
-        self._spans = ContentSpans(self.after_answer, self.guard.content_of)
+        self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
 
     def _made_guard(self) -> Guard:
         """Return the guard against the special tokens, and the other added ones that stand between messages.
 
-        The marks of thinking and of calls are no control tokens unless the tokenizer says so: prompts explain with them
-        how to answer, and they begin no message.
+        The marks of thinking and of calls are left alone, for prompts explain with them how to answer. They begin no
+        message, but in a family that marks whole answers with them.
         """
         family, encoder = self.family, self.encoder
-        marks = {*family.markup, family.thinking.open, family.thinking.close}
+        marks = set() if family.marks_answers else {*family.markup, family.thinking.open, family.thinking.close}
         between = [self.header, self.template.render([system("x"), user("x")]), self.after_answer([user("x")])]
         with contextlib.suppress(TemplateError):
             between.append(self.after_answer([Message(role="tool", content="x", name="x")]))
-        control = encoder.special_tokens | (encoder.added_in("".join(between)) - marks)
+        control = (encoder.special_tokens | encoder.added_in("".join(between))) - marks
         return Guard(
             control,
-            in_answers=frozenset(() if family.marks_answers else marks),
             is_text=encoder.is_text,
             normalize=encoder.normalize if control & encoder.normalized_tokens else None,
         )
@@ -517,10 +516,10 @@ class Renderer:
         if self.family.marks_answers:
             text = self.answer_text(Message(role="assistant", content=text))
         else:
-            text = self.guard.answer(text)
+            text = self.guard.text(text)
         if thought is None and not self._opened:
             return text
-        return self.thinking.written(self.guard.answer(thought or ""), self.header) + text
+        return self.thinking.written(self.guard.text(thought or ""), self.header) + text
 
     def demonstration(self, text: str) -> list[int]:
         """Encode a whole answer that the policy did not sample, with the end of its turn."""

@@ -302,7 +302,7 @@ class ChatTemplate:
         rows = [_row(message, images=self._images) for message in messages]
         schemas = [dict(tool) for tool in tools]
         if self.guard is not None:
-            rows, schemas = [*map(self.guard.message, rows)], [*map(self.guard.schema, schemas)]
+            rows, schemas = [*map(self.guard.message, rows)], [*map(self.guard.texts, schemas)]
         for row in rows:
             if "reasoning_content" in row:
                 row[self._reasoning_key] = row.pop("reasoning_content")
