@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, Episode, TurnOptions
 from agentrl.errors import ConfigError
-from agentrl.message import Message, broken_up, user
+from agentrl.message import Message, user
 
 from .prompting import after, remembered, with_lines
 
@@ -100,7 +100,7 @@ class CompactedConversation(Conversation):
         else:
             self._conversation.add(*earlier, latest, user(REQUEST))
         options = TurnOptions(max_tokens=self._compaction.tokens, trained=self._compaction.trained)
-        summary = broken_up((await self._conversation.generate(options=options)).text.strip())
+        summary = (await self._conversation.generate(options=options)).text.strip()
         if not summary:
             self._episode.invalid("The summary was empty.")
         first = self._opening[-1]

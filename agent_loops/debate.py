@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, TurnOptions
+from agentrl.agent_loop import Answer, Conversation, Episode, TurnOptions
 from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, broken_up, user
+from agentrl.message import Content, user
 
-from .prompting import action_list, opening, with_lines
-from .react_text import ReactText
+from .prompting import opening, with_lines
+from .text_answers import TextLoop
 
 T = TypeVar("T", bound=enum.StrEnum)
 JUDGE = "judge"
@@ -58,7 +58,8 @@ class _Debate:
     """The step's first answer: scripted policies repeat it, because an expert is asked once per step."""
 
 
-class Debate(AgentLoop):
+@dataclass(kw_only=True, eq=False)
+class Debate(TextLoop):
     """Debaters answer as text, each in a conversation of its own, and one action comes of it; one policy plays all.
 
     In the first round a debater reads the observation alone; in the others, what the others said in the round before.
@@ -73,39 +74,28 @@ class Debate(AgentLoop):
             of the episode, which no other debater has influenced, or the ``last`` before its first step. The
             environment needs snapshots. ``none``: all share its reward alone.
         own_weight: Multiplies that reward.
-        format: As in `ReactText`.
-        list_actions: As in `ReactText`.
-        explain: As in `ReactText`.
-        prefill: As in `ReactText`.
     """
 
-    def __init__(
-        self,
-        *,
-        debaters: int = 2,
-        rounds: int = 2,
-        decide: str = "judge",
-        own_reward: str = "none",
-        own_weight: float = 1.0,
-        format: str = "react",
-        list_actions: bool = False,
-        explain: bool = True,
-        prefill: str = "",
-    ) -> None:
-        for name, number, least in (("debaters", debaters, 2), ("rounds", rounds, 1)):
+    debaters: int = 2
+    rounds: int = 2
+    decide: str = "judge"
+    own_reward: str = "none"
+    own_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, number, least in (("debaters", self.debaters, 2), ("rounds", self.rounds, 1)):
             if isinstance(number, bool) or not isinstance(number, int) or number < least:
                 raise ConfigError(f"{name} of debate is too small", got=repr(number), expected=f"{least} or more")
-        if isinstance(own_weight, bool) or not isinstance(own_weight, int | float) or not math.isfinite(own_weight):
-            raise ConfigError("own_weight is no weight", got=repr(own_weight), expected="a number, such as 0.5")
-        self.decide = _choice(Decision, "decide", decide)
-        self.own_reward = _choice(OwnReward, "own_reward", own_reward)
-        if self.own_reward is OwnReward.NONE and own_weight != 1.0:
-            raise ConfigError("own_weight is ignored without own_reward", got=own_weight, expected="own_reward=first")
-        self.debaters = [f"debater_{number}" for number in range(1, debaters + 1)]
-        self.roles = (*self.debaters, *([JUDGE] if self.decide is Decision.JUDGE else []))
-        self.rounds = rounds
-        self.own_weight = float(own_weight)
-        self.text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
+        weight = self.own_weight
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ConfigError("own_weight is no weight", got=repr(weight), expected="a number, such as 0.5")
+        self.decide = _choice(Decision, "decide", self.decide)
+        self.own_reward = _choice(OwnReward, "own_reward", self.own_reward)
+        if self.own_reward is OwnReward.NONE and weight != 1.0:
+            raise ConfigError("own_weight is ignored without own_reward", got=weight, expected="own_reward=first")
+        self._names = [f"debater_{number}" for number in range(1, self.debaters + 1)]
+        self.roles = (*self._names, *([JUDGE] if self.decide is Decision.JUDGE else []))
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -130,19 +120,18 @@ class Debate(AgentLoop):
             observation = result.observation
 
     async def _shown(self, episode: Episode, observation: Content) -> Content:
-        actions = await action_list(episode) if self.text.list_actions else ""
-        return with_lines(observation, [actions])
+        return with_lines(observation, [await self.actions(episode)])
 
     async def _round(
         self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate, *, is_first: bool
     ) -> None:
         """Let every debater answer; what others say in this round is read in the next one."""
         before = dict(debate.said)
-        for name in self.debaters:
+        for name in self._names:
             others = {other: said for other, said in before.items() if other != name}
             shown: Content = debate.observation if is_first else f"{quoted(others)}\n\n{AGAIN}"
             answer = await self._answer(episode, conversations, debate, name, shown)
-            reading = self.text.read(answer, episode.action_hint)
+            reading = self.read(answer, episode.action_hint)
             debate.said[name] = answer.text
             debate.actions.pop(name, None)
             if reading.problem:
@@ -159,11 +148,11 @@ class Debate(AgentLoop):
             conversations[name].add(user(shown))
         else:
             rule = JUDGE_RULE if name == JUDGE else DEBATER_RULE
-            instructions = [*self.text.instructions(episode), rule] if self.text.explain else []
+            instructions = [*self.instructions(episode), rule] if self.explain else []
             conversations[name] = episode.open(opening(instructions, shown), role=name)
         script = debate.script
         options = TurnOptions() if script is None else TurnOptions(demonstration=lambda: script)
-        answer = await conversations[name].generate(prefill=self.text.prefill, options=options)
+        answer = await conversations[name].generate(prefill=self.prefill, options=options)
         debate.script = answer.text if script is None else script
         return answer
 
@@ -172,7 +161,7 @@ class Debate(AgentLoop):
         shown = with_lines(debate.observation, [f"\n{quoted(debate.said)}", f"\n{DECIDE}"])
         while True:
             answer = await self._answer(episode, conversations, debate, JUDGE, shown)
-            reading = self.text.read(answer, episode.action_hint)
+            reading = self.read(answer, episode.action_hint)
             if not reading.problem:
                 return reading.action
             episode.invalid(reading.problem)
@@ -196,10 +185,6 @@ class Debate(AgentLoop):
         for name, (action, turn) in debate.own.items():
             episode.give_reward(self.own_weight * rewards[action], turn=turn, role=name)
 
-    def demonstrate(self, action: str) -> Message:
-        """Return the answer that takes `action`."""
-        return self.text.demonstrate(action)
-
 
 def quoted(said: Mapping[str, str]) -> str:
     r"""Write answers one below the other, each line marked: none can look like two, or like words of somebody else.
@@ -214,7 +199,7 @@ def quoted(said: Mapping[str, str]) -> str:
 
 
 def _marked(text: str) -> str:
-    return "\n".join(f"> {line}" for line in broken_up(text).strip().splitlines() or [SILENT])
+    return "\n".join(f"> {line}" for line in text.strip().splitlines() or [SILENT])
 
 
 def _vote(action: str) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from agentrl.agent_loop import AgentLoop, Conversation, Episode, TurnOptions
-from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, broken_up
+from dataclasses import dataclass
 
-from .prompting import action_list, after, goal_of, opening, remembered, with_lines
-from .react_text import ReactText
+from agentrl.agent_loop import Conversation, Episode, TurnOptions
+from agentrl.errors import ConfigError
+from agentrl.message import Content
+
+from .prompting import after, goal_of, opening, remembered, with_lines
+from .text_answers import TextLoop
 
 EMPTY = "(empty)"
 WRITE = "Write your new memory: the facts from your memory and from what is new."
 
 
-class Memory(AgentLoop):
+@dataclass(kw_only=True, eq=False)
+class Memory(TextLoop):
     """The policy rewrites a memory of bounded size with each observation, and acts by it and the observation.
 
     One call writes the memory, and one acts. A long observation is read in parts, with a call for each of them. Each
@@ -23,36 +26,23 @@ class Memory(AgentLoop):
         memory_tokens: Most tokens of the memory; what the policy writes beyond them is cut off.
         part_tokens: Most tokens of a part of an observation.
         trained: Whether the calls that write the memory train; those that act always do.
-        format: As in `ReactText`.
-        list_actions: As in `ReactText`.
-        explain: As in `ReactText`.
-        prefill: As in `ReactText`; of the calls that act.
     """
 
     follow_ups = ()
     sequence_per_turn = True
     turns_are_steps = False
 
-    def __init__(
-        self,
-        *,
-        memory_tokens: int = 128,
-        part_tokens: int = 512,
-        trained: bool = True,
-        format: str = "react",
-        list_actions: bool = False,
-        explain: bool = True,
-        prefill: str = "",
-    ) -> None:
-        for name, tokens in (("memory_tokens", memory_tokens), ("part_tokens", part_tokens)):
+    memory_tokens: int = 128
+    part_tokens: int = 512
+    trained: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, tokens in (("memory_tokens", self.memory_tokens), ("part_tokens", self.part_tokens)):
             if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
                 raise ConfigError(f"{name} is no number of tokens", got=repr(tokens), expected="at least 1")
-        if not isinstance(trained, bool):
-            raise ConfigError("trained is no yes or no", got=repr(trained), expected="true or false")
-        self.memory_tokens = memory_tokens
-        self.part_tokens = part_tokens
-        self.trained = trained
-        self.text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
+        if not isinstance(self.trained, bool):
+            raise ConfigError("trained is no yes or no", got=repr(self.trained), expected="true or false")
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -63,11 +53,11 @@ class Memory(AgentLoop):
         while True:
             if not problem:
                 seen = await writing.read(goal, action, observation)
-            actions = await action_list(episode) if self.text.list_actions else ""
+            actions = await self.actions(episode)
             shown = with_lines(_shown(goal, writing.memory, seen), [actions, problem])
-            messages = opening(self.text.instructions(episode), shown)
+            messages = opening(self.instructions(episode), shown)
             acting = episode.open(messages) if acting is None else acting.fork(messages)
-            reading = self.text.read(await acting.generate(prefill=self.text.prefill), episode.action_hint)
+            reading = self.read(await acting.generate(prefill=self.prefill), episode.action_hint)
             problem, action = reading.problem, reading.action
             if problem:
                 episode.invalid(problem)
@@ -77,7 +67,7 @@ class Memory(AgentLoop):
                 return
             goal, observation = goal_of(episode, first), result.observation
 
-    def rule(self) -> str:
+    def writing_rule(self) -> str:
         """Return how the memory is written."""
         return (
             "You cannot see what came before, so you keep a memory. Now you do not act: you write your new memory. It"
@@ -87,10 +77,6 @@ class Memory(AgentLoop):
             "then you write:\nThe door is locked. Tom has the key.\n"
             "Next time you see only what you wrote, and what is new then."
         )
-
-    def demonstrate(self, action: str) -> Message:
-        """Return the answer that takes `action`."""
-        return self.text.demonstrate(action)
 
 
 class _Writing:
@@ -112,7 +98,7 @@ class _Writing:
     async def _write(self, goal: str, part: str) -> None:
         loop, episode = self._loop, self._episode
         shown = _shown(goal, self.memory, f"New:\n{part}\n\n{WRITE}")
-        messages = opening([episode.spec.instructions, loop.rule()] if loop.text.explain else [], shown)
+        messages = opening([episode.spec.instructions, loop.writing_rule()] if loop.explain else [], shown)
         conversation = self._conversation
         conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
         self._conversation = conversation
@@ -124,7 +110,7 @@ class _Writing:
         )
         written = (await conversation.generate(options=options)).text.strip()
         if written:
-            self.memory = broken_up(written)
+            self.memory = written
         else:
             episode.invalid("The memory was empty.")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from agentrl.agent_loop import AgentLoop, Conversation, Episode, TurnOptions
-from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, broken_up, user
+from dataclasses import dataclass
 
-from .prompting import action_list, goal_of, opening, with_lines
-from .react_text import ReactText
+from agentrl.agent_loop import Conversation, Episode, TurnOptions
+from agentrl.errors import ConfigError
+from agentrl.message import Content, user
+
+from .prompting import goal_of, opening, with_lines
+from .text_answers import TextLoop
 
 PLANNER, WORKER = "planner", "worker"
 RULE = (
@@ -20,7 +22,8 @@ REQUEST = "Write the plan for the worker."
 PLAN = TurnOptions(demonstration=lambda: "Solve the task step by step.")
 
 
-class PlannerWorker(AgentLoop):
+@dataclass(kw_only=True, eq=False)
+class PlannerWorker(TextLoop):
     """A planner writes a plan from the first observation, and a worker acts by it, as text.
 
     The worker reads the first observation, the plan, and all that follows; the planner, what it sees when it plans. An
@@ -28,27 +31,17 @@ class PlannerWorker(AgentLoop):
 
     Args:
         replan_every: The planner writes another plan after so many steps of the worker; 0 for one plan.
-        format: As in `ReactText`; of the worker.
-        list_actions: As in `ReactText`.
-        explain: As in `ReactText`.
-        prefill: As in `ReactText`; of the worker.
     """
 
     roles = (PLANNER, WORKER)
 
-    def __init__(
-        self,
-        *,
-        replan_every: int = 0,
-        format: str = "react",
-        list_actions: bool = False,
-        explain: bool = True,
-        prefill: str = "",
-    ) -> None:
-        if isinstance(replan_every, bool) or not isinstance(replan_every, int) or replan_every < 0:
-            raise ConfigError("replan_every is no number of steps", got=repr(replan_every), expected="0 or more")
-        self.replan_every = replan_every
-        self.text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
+    replan_every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        every = self.replan_every
+        if isinstance(every, bool) or not isinstance(every, int) or every < 0:
+            raise ConfigError("replan_every is no number of steps", got=repr(every), expected="0 or more")
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -57,10 +50,10 @@ class PlannerWorker(AgentLoop):
             opening(self._planning(episode), with_lines(observation, [f"\n{REQUEST}"])), role=PLANNER
         )
         shown = await self._shown(episode, observation, await self._plan(episode, planner))
-        worker = episode.open(opening(self.text.instructions(episode), shown), role=WORKER)
+        worker = episode.open(opening(self.instructions(episode), shown), role=WORKER)
         steps = 0
         while True:
-            reading = self.text.read(await worker.generate(prefill=self.text.prefill), episode.action_hint)
+            reading = self.read(await worker.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:
                 episode.invalid(reading.problem)
                 worker.add(user(reading.problem))
@@ -77,18 +70,13 @@ class PlannerWorker(AgentLoop):
             worker.add(user(await self._shown(episode, result.observation, plan)))
 
     def _planning(self, episode: Episode) -> list[str]:
-        return [episode.spec.instructions, RULE] if self.text.explain else []
+        return [episode.spec.instructions, RULE] if self.explain else []
 
     async def _plan(self, episode: Episode, planner: Conversation) -> str:
         plan = (await planner.generate(options=PLAN)).text.strip()
         if not plan:
             episode.invalid("The plan was empty.")
-        return broken_up(plan)
+        return plan
 
     async def _shown(self, episode: Episode, observation: Content, plan: str) -> Content:
-        actions = await action_list(episode) if self.text.list_actions else ""
-        return with_lines(observation, [actions, f"\nThe plan for you: {plan}" if plan else ""])
-
-    def demonstrate(self, action: str) -> Message:
-        """Return the worker's answer that takes `action`."""
-        return self.text.demonstrate(action)
+        return with_lines(observation, [await self.actions(episode), f"\nThe plan for you: {plan}" if plan else ""])

@@ -1,104 +1,43 @@
-"""Thoughts and actions as text: ``<think>…</think><action>…</action>``, or the environment's own way."""
+"""One conversation per episode, in which the policy writes one action per turn, as text."""
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_loop import AgentLoop, Answer, Episode
-from agentrl.engine import StopReason
-from agentrl.errors import ConfigError
-from agentrl.message import Content, Message, user
+from agentrl.agent_loop import Episode
+from agentrl.message import Content, user
 
 from .compaction import Compaction, compacted
-from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
-
-_FIRST_ACTION = re.compile(r"<action>(.*?)(?:</action>|\n|$)")
-_ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
+from .prompting import goal_of, opening, with_lines
+from .text_answers import TextLoop
 
 
-class AnswerFormat(enum.StrEnum):
-    """How an answer is written."""
-
-    REACT = "react"
-    """Thoughts in ``<think>``, then the action in ``<action>``."""
-    ACTION_TAG = "action_tag"
-    """The action in ``<action>``."""
-    PLAIN = "plain"
-    """The answer is the action."""
-    FREE = "free"
-    """The environment reads the whole answer: its instructions say how actions are marked in it."""
-
-
-_RULES = {
-    AnswerFormat.REACT: "first think inside <think> </think>, then write one action inside <action> </action>.",
-    AnswerFormat.ACTION_TAG: "write one action inside <action> </action>.",
-    AnswerFormat.PLAIN: "write one action and nothing else.",
-}
-"""How to answer; an answer in the free form follows the environment's own instructions."""
-
-
-_WHOLE = frozenset({AnswerFormat.PLAIN, AnswerFormat.FREE})
-"""Formats in which the whole answer goes to the environment."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What an answer says: an action, or else a problem in words for the policy."""
-
-    action: str
-    problem: str = ""
-
-
-class ReactText(AgentLoop):
+@dataclass(kw_only=True, eq=False)
+class ReactText(TextLoop):
     """The policy reads observations and writes one action per turn, as text.
 
     Args:
-        format: ``react``, ``action_tag``, ``plain`` or ``free``.
-        list_actions: List the admissible actions after each observation, where the environment tells them.
         restate_goal: Repeat the goal after each observation: as the environment says it in the info of `reset`, or else
             the first observation's line with "Your task is to", or its only line.
-        explain: Put the environment's instructions, its action hint and the answer's format into a system message;
-            off for small models that learn the protocol from demonstrations.
-        prefill: Text that each answer begins with, such as ``<action>`` for a model that does not keep to the form by
-            itself; it is not trained. The action then ends at ``</action>`` or with its line.
         compact: Let the policy sum a long conversation up, and go on from its summary: ``{above: 2000, tokens: 256}``.
     """
 
-    def __init__(
-        self,
-        *,
-        format: str = "react",
-        list_actions: bool = False,
-        restate_goal: bool = False,
-        explain: bool = True,
-        prefill: str = "",
-        compact: Mapping[str, Any] | None = None,
-    ) -> None:
-        try:
-            self.format = AnswerFormat(format)
-        except ValueError as error:
-            raise ConfigError("unknown answer format", got=repr(format), expected=", ".join(AnswerFormat)) from error
-        if not isinstance(prefill, str):
-            raise ConfigError(
-                "prefill is no text", got=repr(prefill), expected="what each answer begins with: <action>"
-            )
-        self.list_actions = list_actions
-        self.restate_goal = restate_goal
-        self.explain = explain
-        self.prefill = prefill
-        self.compaction = Compaction.from_option(compact)
+    restate_goal: bool = False
+    compact: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._compaction = Compaction.from_option(self.compact)
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         observation = await episode.reset()
         goal = goal_of(episode, observation) if self.restate_goal else ""
-        actions = await action_list(episode) if self.list_actions else ""
+        actions = await self.actions(episode)
         messages = opening(self.instructions(episode), with_lines(observation, [actions]))
-        conversation = compacted(episode, episode.open(messages), messages, self.compaction)
+        conversation = compacted(episode, episode.open(messages), messages, self._compaction)
         while True:
             reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:
@@ -111,51 +50,5 @@ class ReactText(AgentLoop):
             conversation.add(user(await self._next(episode, result.observation, goal)))
 
     async def _next(self, episode: Episode, observation: Content, goal: str) -> Content:
-        actions = await action_list(episode) if self.list_actions else ""
+        actions = await self.actions(episode)
         return with_lines(observation, [actions, goal])
-
-    def instructions(self, episode: Episode) -> list[str]:
-        """Return the parts of the system message."""
-        return [episode.spec.instructions, self.rule(episode.action_hint)] if self.explain else []
-
-    def rule(self, action_hint: str) -> str:
-        """Return how to answer, with an example in the exact form."""
-        if self.format is AnswerFormat.FREE:
-            return ""
-        hint = ActionHint.parse(action_hint)
-        rule = f"{_RULES[self.format]}{hint.sentence}"
-        return f"How to answer: {rule} For example:\n{self._example(action_hint)}\n{READ_NEXT}"
-
-    def _example(self, action_hint: str) -> str:
-        return self.demonstrate(ActionHint.parse(action_hint).example).text
-
-    def read(self, answer: Answer, action_hint: str = "") -> Reading:
-        """Return the action of an answer, or a problem with an example of a right answer.
-
-        Args:
-            answer: The policy's.
-            action_hint: What an action looks like, in the environment's words.
-        """
-        if self.format in _WHOLE:
-            action = answer.text.strip()
-            return Reading(action, "" if action else self._remark("was empty", action_hint))
-        actions = (_FIRST_ACTION.findall(answer.text)[:1] if self.prefill else []) or _ACTION.findall(answer.text)
-        if len(actions) == 1 and actions[0].strip():
-            return Reading(actions[0].strip())
-        if len(actions) > 1:
-            return Reading("", self._remark(f"had {len(actions)} actions, and one is allowed", action_hint))
-        if answer.stop_reason is StopReason.LENGTH:
-            return Reading("", self._remark("was too long and cut off before its action", action_hint))
-        missing = "an empty <action> </action>" if actions else "no <action> </action>"
-        return Reading("", self._remark(f"had {missing}", action_hint))
-
-    def _remark(self, problem: str, action_hint: str) -> str:
-        form = "" if self.format is AnswerFormat.FREE else f", in this form:\n{self._example(action_hint)}"
-        return f"Your last answer {problem}, so nothing happened. Answer again{form or '.'}"
-
-    def demonstrate(self, action: str) -> Message:
-        """Return the answer that takes `action`, with a thought that only names it."""
-        if self.format in _WHOLE:
-            return Message(role="assistant", content=action)
-        thought = f"<think>My next action is {action}.</think>\n" if self.format is AnswerFormat.REACT else ""
-        return Message(role="assistant", content=f"{thought}<action>{action}</action>")

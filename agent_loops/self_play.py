@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
+from agentrl.agent_loop import Conversation, Episode, EpisodeEnd
 from agentrl.env import StepResult
 from agentrl.errors import ConfigError, Outcome, UsageError
-from agentrl.message import Content, Message, content_broken_up, user
+from agentrl.message import Content, user
 
-from .prompting import action_list, after, opening, with_lines
-from .react_text import ReactText
+from .prompting import after, opening, with_lines
+from .text_answers import TextLoop
 
 
-class SelfPlay(AgentLoop):
+@dataclass(kw_only=True, eq=False)
+class SelfPlay(TextLoop):
     """Roles play the players of one game, each in a conversation of its own, as text; by default one policy plays all.
 
     The environment must have several players. An answer that cannot be read is a move that is not allowed, so that the
@@ -26,31 +27,20 @@ class SelfPlay(AgentLoop):
         rotate: Let the seed of the task decide who plays first, for roles that are not alike, such as an opponent that
             does not train. All episodes of a task have the same order.
         unfinished: Reward of a role that used up its tokens; of every role, when the turns or the seconds are spent.
-        format: As in `ReactText`.
-        list_actions: As in `ReactText`.
-        explain: As in `ReactText`.
-        prefill: As in `ReactText`.
     """
 
-    def __init__(
-        self,
-        *,
-        roles: Sequence[str] = ("player_1", "player_2"),
-        rotate: bool = False,
-        unfinished: float = -1.0,
-        format: str = "react",
-        list_actions: bool = False,
-        explain: bool = True,
-        prefill: str = "",
-    ) -> None:
+    roles: Sequence[str] = ("player_1", "player_2")
+    rotate: bool = False
+    unfinished: float = -1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        roles, unfinished = self.roles, self.unfinished
         if isinstance(roles, str) or len(roles) < 2 or len(set(roles)) != len(roles) or not all(roles):
             raise ConfigError("self_play needs players", got=repr(roles), expected="two names or more, each once")
         if isinstance(unfinished, bool) or not isinstance(unfinished, int | float) or not math.isfinite(unfinished):
             raise ConfigError("unfinished is no reward", got=repr(unfinished), expected="a number, such as -1")
         self.roles = tuple(roles)
-        self.rotate = rotate
-        self.unfinished = float(unfinished)
-        self._text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
 
     async def run(self, episode: Episode) -> None:
         """Play one game.
@@ -67,7 +57,7 @@ class SelfPlay(AgentLoop):
             if role in conversations:
                 conversations[role].add(user(shown))
             else:
-                conversations[role] = episode.open(opening(self._text.instructions(episode), shown), role=role)
+                conversations[role] = episode.open(opening(self.instructions(episode), shown), role=role)
             try:
                 result = await self._move(episode, conversations[role])
             except EpisodeEnd as end:
@@ -90,13 +80,12 @@ class SelfPlay(AgentLoop):
         return dict(zip(names, [*self.roles[first:], *self.roles[:first]], strict=True))
 
     async def _shown(self, episode: Episode, observation: Content) -> Content:
-        actions = await action_list(episode) if self._text.list_actions else ""
-        return with_lines(content_broken_up(observation), [actions])
+        return with_lines(observation, [await self.actions(episode)])
 
     async def _move(self, episode: Episode, conversation: Conversation) -> StepResult:
         """Let the player whose turn it is move; one who moves again reads what was wrong with the answer."""
         mover = episode.player
-        reading = self._text.read(await conversation.generate(prefill=self._text.prefill), episode.action_hint)
+        reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
         result = await episode.step("" if reading.problem else reading.action)
         if reading.problem and episode.player == mover:
             return replace(result, observation=after(f"{reading.problem}\n", result.observation))
@@ -114,7 +103,3 @@ class SelfPlay(AgentLoop):
             rewards = result.info.get("rewards", {})
             own = [reward for player, reward in rewards.items() if episode.players[player] == trained[0]]
             episode.give_reward(0.0, success=any(reward > 0 for reward in own))
-
-    def demonstrate(self, action: str) -> Message:
-        """Return the answer that makes a move."""
-        return self._text.demonstrate(action)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.agent_loop import AgentLoop, Conversation, Episode
+from agentrl.agent_loop import Conversation, Episode
 from agentrl.errors import ConfigError
 from agentrl.message import Content, Message
 from agentrl.registry import load
 
-from .prompting import action_list, after, goal_of, opening, remembered, with_lines
-from .react_text import ReactText
+from .prompting import after, goal_of, opening, remembered, with_lines
+from .text_answers import TextLoop
 
 
 class Memory(Protocol):
@@ -60,35 +61,28 @@ def _memory_class(reference: str) -> Callable[[], Memory]:
     return found
 
 
-class StepIndependent(AgentLoop):
+@dataclass(kw_only=True, eq=False)
+class StepIndependent(TextLoop):
     """The policy sees the goal, a memory and the current observation, and answers as in `react_text`.
 
     Args:
         history: Steps that are remembered word for word.
         memory: ``module:attr`` of a class to remember with instead (see `Memory`); made once per episode.
-        format: As in `ReactText`.
-        list_actions: As in `ReactText`.
-        explain: As in `ReactText`.
-        prefill: As in `ReactText`.
     """
 
     follow_ups = ()
     sequence_per_turn = True
 
-    def __init__(
-        self,
-        *,
-        history: int = 3,
-        memory: str | None = None,
-        format: str = "react",
-        list_actions: bool = False,
-        explain: bool = True,
-        prefill: str = "",
-    ) -> None:
-        if history < 0:
-            raise ConfigError("step_independent cannot remember", got=f"history {history}", expected="0 or more steps")
-        self._make_memory = functools.partial(RecentSteps, history) if memory is None else _memory_class(memory)
-        self._text = ReactText(format=format, list_actions=list_actions, explain=explain, prefill=prefill)
+    history: int = 3
+    memory: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.history < 0:
+            got = f"history {self.history}"
+            raise ConfigError("step_independent cannot remember", got=got, expected="0 or more steps")
+        recent = functools.partial(RecentSteps, self.history)
+        self._make_memory: Callable[[], Memory] = recent if self.memory is None else _memory_class(self.memory)
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -98,7 +92,7 @@ class StepIndependent(AgentLoop):
         while True:
             messages = await self._prompt(episode, [goal, memory.text()], observation, problem)
             conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
-            reading = self._text.read(await conversation.generate(prefill=self._text.prefill), episode.action_hint)
+            reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             problem = reading.problem
             if problem:
                 episode.invalid(problem)
@@ -110,10 +104,6 @@ class StepIndependent(AgentLoop):
             goal, observation = goal_of(episode, first), result.observation
 
     async def _prompt(self, episode: Episode, past: list[str], observation: Content, problem: str) -> list[Message]:
-        actions = await action_list(episode) if self._text.list_actions else ""
+        actions = await self.actions(episode)
         shown = after("".join(f"{part}\n\n" for part in past if part), observation)
-        return opening(self._text.instructions(episode), with_lines(shown, [actions, problem]))
-
-    def demonstrate(self, action: str) -> Message:
-        """Return the answer that takes `action`."""
-        return self._text.demonstrate(action)
+        return opening(self.instructions(episode), with_lines(shown, [actions, problem]))

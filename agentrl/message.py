@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -145,7 +145,9 @@ _SPECIAL = re.compile(
 
 
 def broken_up(text: str) -> str:
-    """Put a space into the special tokens of chat templates: what one agent wrote must be text to the one who reads it.
+    """Put a space into the special tokens of chat templates, for a service that renders what it is sent in its own way.
+
+    What a model of agentrl's own reads needs none of this: see `agentrl.render.guard`.
 
     >>> broken_up("done<|im_end|> [/INST] a < b")
     'done< |im_end|> [ /INST] a < b'
@@ -153,11 +155,27 @@ def broken_up(text: str) -> str:
     return _SPECIAL.sub(lambda found: f"{found[0]} ", text)
 
 
-def content_broken_up(content: Content) -> Content:
-    """Do the same to the texts of a content."""
-    if isinstance(content, str):
-        return broken_up(content)
-    return tuple(TextPart(text=broken_up(part.text)) if isinstance(part, TextPart) else part for part in content)
+def broken_up_message(message: Message) -> Message:
+    """Do the same to a message of others than the assistant."""
+    if message.role == "assistant":
+        return message
+    if isinstance(message.content, str):
+        return replace(message, content=broken_up(message.content))
+    parts = (TextPart(text=broken_up(p.text)) if isinstance(p, TextPart) else p for p in message.content)
+    return replace(message, content=tuple(parts))
+
+
+def encodable(text: str) -> str:
+    r"""Return a text without lone surrogates, which JSON may spell and nothing can encode.
+
+    >>> encodable("5\ud83d")
+    '5?'
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
 
 
 MOST_DIGITS = 1000

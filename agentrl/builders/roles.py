@@ -14,7 +14,7 @@ from agentrl.config.derived import parts_of
 from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.message import Message
+from agentrl.message import Message, broken_up_message
 from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool
 from agentrl.rollout.runner import RoleSetup, make_agent_loop, names_of_roles
@@ -177,9 +177,13 @@ class _StartedWhenAsked(ChatPolicy):
         params: SamplingParams,
         request_id: str,
     ) -> ChatAnswer:
-        """Answer a conversation."""
+        """Answer a conversation.
+
+        What others say in it has no special tokens: some services would read them as such, and the policy that trains
+        may gain by what a role answers.
+        """
         await self.start()
-        return await self._service.chat(messages, tools, params, request_id)
+        return await self._service.chat([*map(broken_up_message, messages)], tools, params, request_id)
 
     async def close(self) -> None:
         """Release everything."""

@@ -11,6 +11,7 @@ from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
 from agentrl.render.check import is_same_history
+from agentrl.render.guard import unbroken
 from agentrl.render.progress import AnswerProgress
 from agentrl.render.renderer import Rendered, Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix
@@ -212,6 +213,7 @@ class LedgerConversation:
         suffix = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
         kept = self._renderer.encoder.decode([*self.sequence.ids_list()[: answer.tokens], *suffix.ids])
         rendered = self._renderer.template.render(self.messages, tools=self.tools, generation_prompt=True)
+        rendered = unbroken(rendered)
         return not is_same_history(self._renderer, kept, rendered)
 
     def _rendered(self) -> Rendered:

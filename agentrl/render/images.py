@@ -79,7 +79,7 @@ def placed_images(ids: Sequence[int], images: Sequence[ImagePart], processor: Im
         raise LedgerError(
             "messages do not hold one placeholder for each of their images",
             got=f"{len(places)} placeholders for {len(images)} images",
-            expected="a chat template that shows every image, and no text that spells the placeholder",
+            expected="a chat template that shows every image once",
         )
     placed: list[PlacedImage] = []
     for index, image in zip(places, images, strict=True):

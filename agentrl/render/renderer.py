@@ -11,6 +11,7 @@ Answers are read here, too: their thinking, tool calls and problems.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +23,10 @@ from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
-from agentrl.message import Message, ToolCall, user
+from agentrl.message import Message, ToolCall, system, user
 from agentrl.registry import Kind, lookup
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
+from agentrl.render.guard import Guard, unbroken
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.structure import structure_of
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
@@ -184,10 +186,12 @@ class ContentSpans:
 
     Args:
         render: Gives the text of messages that follow an answer.
+        shown: Gives a message's text as it stands there.
     """
 
-    def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
+    def __init__(self, render: Callable[[Sequence[Message]], str], shown: Callable[[str], str]) -> None:
         self._render = render
+        self._shown = shown
         self._pieces = functools.lru_cache(_SHAPES)(self._split_by_marks)
 
     def find(self, text: str, messages: Sequence[Message]) -> list[Span]:
@@ -199,7 +203,7 @@ class ContentSpans:
         spans: list[Span] = []
         cursor = len(pieces[0])
         for message, after in zip(messages, pieces[1:], strict=True):
-            end = _content_end(text, cursor, message.text, after)
+            end = _content_end(text, cursor, self._shown(message.text), after)
             spans.append(Span(cursor, end, _source(message)))
             cursor = end + len(after)
         return spans
@@ -336,12 +340,31 @@ class Renderer:
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
         self._before_ids = self.encoder.encode(_BEFORE)
-        self._spans = ContentSpans(self.after_answer)
         self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
         self._markup = _ids(self.encoder, family.markup)
         self.header: str = self.template.render([user("x")], generation_prompt=True)
         """A short prompt, up to and with what the template writes before an answer."""
+        self.guard = self.template.guard = self._made_guard()
+        self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
+
+    def _made_guard(self) -> Guard:
+        """Return the guard against the special tokens, and the other added ones that stand between messages.
+
+        The marks of thinking and of calls are left alone, for prompts explain with them how to answer. They begin no
+        message, but in a family that marks whole answers with them.
+        """
+        family, encoder = self.family, self.encoder
+        marks = set() if family.marks_answers else {*family.markup, family.thinking.open, family.thinking.close}
+        between = [self.header, self.template.render([system("x"), user("x")]), self.after_answer([user("x")])]
+        with contextlib.suppress(TemplateError):
+            between.append(self.after_answer([Message(role="tool", content="x", name="x")]))
+        control = (encoder.special_tokens | encoder.added_in("".join(between))) - marks
+        return Guard(
+            control,
+            is_text=encoder.is_text,
+            normalize=encoder.normalize if control & encoder.normalized_tokens else None,
+        )
 
     @property
     def thinking(self) -> ThinkingMarks:
@@ -492,9 +515,11 @@ class Renderer:
         """Return the text with which the model would say `text` only, after a thought if there is one."""
         if self.family.marks_answers:
             text = self.answer_text(Message(role="assistant", content=text))
+        else:
+            text = self.guard.text(text)
         if thought is None and not self._opened:
             return text
-        return self.thinking.written(thought or "", self.header) + text
+        return self.thinking.written(self.guard.text(thought or ""), self.header) + text
 
     def demonstration(self, text: str) -> list[int]:
         """Encode a whole answer that the policy did not sample, with the end of its turn."""
@@ -550,11 +575,11 @@ class Renderer:
 
     def cut(self, text: str, max_tokens: int) -> str:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
-        return self.encoder.cut(text, max_tokens)
+        return unbroken(self.encoder.cut(self.guard.text(text), max_tokens))
 
     def split(self, text: str, max_tokens: int) -> list[str]:
         """`text` in parts of at most so many tokens (see `TextEncoder.split`)."""
-        return self.encoder.split(text, max_tokens)
+        return [unbroken(part) for part in self.encoder.split(self.guard.text(text), max_tokens)]
 
 
 def _is_short(message: Message) -> bool:

@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import Tokenizer, normalizers
+
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
+from agentrl.render.guard import BREAK, Guard
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
 if TYPE_CHECKING:
@@ -49,7 +52,8 @@ class TextEncoder:
     """Encodes text without adding anything to it.
 
     Text between added tokens (``<|im_end|>`` and the like) is encoded piece by piece where the tokenizer allows it, so
-    that pieces that come back, such as system prompts, are encoded once.
+    that pieces that come back, such as system prompts, are encoded once. Where a text has a `BREAK`, there is no added
+    token, and the break itself is left out.
 
     Raises:
         TemplateError: the tokenizer has no fast backend.
@@ -67,7 +71,12 @@ class TextEncoder:
         self._backend.no_padding()
         added = self._backend.get_added_tokens_decoder()
         self._added: dict[str, int] = {t.content: i for i, t in added.items()}
+        self._added_ids = frozenset(added)
         self._special = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens: frozenset[str] = frozenset(token.content for token in added.values() if token.special)
+        """Added tokens that are no part of any text."""
+        self.normalized_tokens: frozenset[str] = frozenset(t.content for t in added.values() if t.normalized)
+        """Added tokens that are looked for in `normalize`-d text."""
         names = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         self._segment = functools.lru_cache(_SEGMENT_CACHE)(self._encode_whole)
@@ -88,16 +97,29 @@ class TextEncoder:
 
     def encode_with_offsets(self, text: str) -> Encoded:
         """Token ids of `text`, with the way back from characters to tokens."""
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding = self._backend_for(text).encode(text, add_special_tokens=False)
         return Encoded(encoding.ids, encoding)
 
     def added_id(self, token: str) -> int | None:
         """Id of an added token, ``None`` when the vocabulary has no such added token."""
         return self._added.get(token)
 
+    def added_in(self, text: str) -> frozenset[str]:
+        """Return the added tokens that a text spells."""
+        return frozenset(token for token in self._added if token in text)
+
+    def is_text(self, broken: str) -> bool:
+        """Return True if no token of an encoded text is an added one."""
+        return not any(map(self.is_added, self._encode_whole(broken)))
+
+    def normalize(self, text: str) -> str:
+        """Return a text as the vocabulary knows it, such as in lower case."""
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
     def is_added(self, token_id: int) -> bool:
         """Return True if an id stands for an added token, with which text never merges."""
-        return token_id in self._added.values()
+        return token_id in self._added_ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, exactly."""
@@ -124,12 +146,12 @@ class TextEncoder:
         kept = min(max_tokens, total)
         while kept > 0:
             end = encoding.offsets[kept][0] if kept < total else encoding.offsets[kept - 1][1]
-            shortened = text[:end] + CUT_MARK.format(len(text) - end)
+            shortened = text[:end] + CUT_MARK.format(len(text) - end - text.count(BREAK, end))
             excess = len(self._encode_whole(shortened)) - max_tokens
             if excess <= 0:
                 return shortened
             kept -= excess
-        return CUT_MARK.format(len(text))
+        return CUT_MARK.format(len(text) - text.count(BREAK))
 
     def split(self, text: str, max_tokens: int) -> list[str]:
         """Split `text` into parts of at most `max_tokens` tokens, after a blank or a line's end where there is one.
@@ -151,7 +173,7 @@ class TextEncoder:
         most = (max_tokens + UNSTABLE_TOKENS) * self.longest_token
         size = CHARACTERS_PER_TOKEN * (max_tokens + UNSTABLE_TOKENS)
         while True:
-            encoding = self._backend.encode(text[:size], add_special_tokens=False)
+            encoding = self._backend_for(text).encode(text[:size], add_special_tokens=False)
             if size >= min(len(text), most) or len(encoding.ids) >= max_tokens + UNSTABLE_TOKENS:
                 return encoding, size >= len(text)
             size = min(4 * size, most)
@@ -162,9 +184,21 @@ class TextEncoder:
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def _encode_whole(self, text: str) -> tuple[int, ...]:
+        backend = self._backend_for(text)
         if len(text) >= LONG_TEXT:
-            return tuple(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
-        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+            return tuple(backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        return tuple(backend.encode(text, add_special_tokens=False).ids)
+
+    def _backend_for(self, text: str) -> Any:
+        return self._breaking_backend if BREAK in text else self._backend
+
+    @functools.cached_property
+    def _breaking_backend(self) -> Any:
+        """The same tokenizer, which leaves breaks out once it has looked for added tokens; made when it is needed."""
+        backend = Tokenizer.from_str(self._backend.to_str())
+        others = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Replace(BREAK, ""), *others])
+        return backend
 
     def _pieces_are_independent(self) -> bool:
         """Return True if text around an added token is encoded as if alone (not so with prefix spaces or strips)."""
@@ -246,12 +280,16 @@ class ChatTemplate:
             )
         self.source: str = tokenizer.chat_template
         self._whole = opening + self.source
+        self.guard: Guard | None = None
+        """Guards all that the template is given; it is set once the control tokens are known."""
         self._has_system_role = self._accepts_system()
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
     ) -> str:
         """Return the text of a conversation, with the header of the next answer if `generation_prompt`.
+
+        Control tokens that the messages spell have a `BREAK`: encode the text with it, and read it `unbroken`.
 
         Raises:
             TemplateError: the template refuses these messages.
@@ -262,6 +300,9 @@ class ChatTemplate:
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
         rows = [_row(message, images=self._images) for message in messages]
+        schemas = [dict(tool) for tool in tools]
+        if self.guard is not None:
+            rows, schemas = [*map(self.guard.message, rows)], [*map(self.guard.texts, schemas)]
         for row in rows:
             if "reasoning_content" in row:
                 row[self._reasoning_key] = row.pop("reasoning_content")
@@ -269,7 +310,7 @@ class ChatTemplate:
             text: str = self._tokenizer.apply_chat_template(
                 rows,
                 chat_template=self._whole,
-                tools=[dict(tool) for tool in tools] or None,
+                tools=schemas or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **self._options,

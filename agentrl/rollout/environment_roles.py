@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.agent_loop import AgentRole, Conversation, TurnOptions
 from agentrl.errors import EngineError, EnvironmentFailure, UsageError
-from agentrl.message import Content, Message, broken_up, content_broken_up, system, user
+from agentrl.message import Content, Message, system, user
 
 ATTEMPTS = 3
 """Answers of which one has to say something."""
@@ -72,7 +72,7 @@ class EnvironmentRoles:
         self._in_a_row = 0
 
     async def speak(self, name: str, observation: Content) -> str:
-        """Let a role answer what it reads. Neither can imitate the marks between messages to the other.
+        """Let a role answer what it reads.
 
         Raises:
             EpisodeEnd: the time of the episode is over, or the role's conversation is full.
@@ -86,12 +86,12 @@ class EnvironmentRoles:
                 got=f"{MAX_IN_A_ROW} answers in a row",
                 expected="a turn of the agent",
             )
-        self._listen(name, user(content_broken_up(observation)))
+        self._listen(name, user(observation))
         for _ in range(ATTEMPTS):
             answer = await self._conversations[name].generate(options=_OPTIONS)
             if answer.text.strip():
                 self._said[name].append(answer.message)
-                return broken_up(answer.text)
+                return answer.text
             self._conversations[name] = self._conversations[name].fork(self._said[name])
         raise EngineError(
             f"role {name} of environment {self._environment} says nothing",

@@ -29,7 +29,7 @@ from agentrl.errors import (
     bounded_reward,
     did_you_mean,
 )
-from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, system, tool_result
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, encodable, system, tool_result
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, RESTORE, SNAPSHOT, STATE_KEY, STEP
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.environment_roles import EnvironmentRoles
@@ -124,7 +124,6 @@ class RuntimeEpisode(Episode):
             raise self._unheard or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        action = _encodable(action)
         self._others.agents_turn()
         result = await self._take(action, turn)
         refused = not result.info.get("valid", True)
@@ -153,7 +152,7 @@ class RuntimeEpisode(Episode):
                     got=str(error),
                     expected="an environment with snapshot() and restore()",
                 ) from error
-            stepped = await self.environment.call(STEP, _encodable(action))
+            stepped = await self.environment.call(STEP, encodable(action))
             await self.environment.call(RESTORE, before)
         return stepped.result
 
@@ -161,7 +160,7 @@ class RuntimeEpisode(Episode):
         """Step the environment; what comes of it is that of `turn`."""
         clock = self.turns.waits.clock
         began = clock()
-        stepped = await self.environment.step(action)
+        stepped = await self.environment.step(encodable(action))
         result = stepped.result
         if turn is not None:
             turn.timings.env += clock() - began
@@ -502,15 +501,6 @@ class RecordedConversation(Conversation):
         """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]
-
-
-def _encodable(action: str) -> str:
-    """Return an action without lone surrogates, which a JSON answer may spell and no environment can encode."""
-    try:
-        action.encode()
-    except UnicodeEncodeError:
-        return action.encode("utf-8", "replace").decode()
-    return action
 
 
 def _as_role(options: TurnOptions, role: AgentRole) -> TurnOptions:

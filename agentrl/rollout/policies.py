@@ -36,6 +36,7 @@ from agentrl.engine import (
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message, plainly_written
 from agentrl.render.conversation import LedgerConversation
+from agentrl.render.guard import unbroken
 from agentrl.render.progress import REPLACEMENT
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
@@ -107,7 +108,7 @@ MAX_RESUBMISSIONS = 8
 def written_by(renderer: Renderer, message: Message) -> str:
     """Return an answer as the model of `renderer` writes it; as JSON where its template has no way to."""
     try:
-        return renderer.answer_text(message).strip()
+        return unbroken(renderer.answer_text(message)).strip()
     except TemplateError:
         return plainly_written(message)
 

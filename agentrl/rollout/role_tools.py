@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.agent_loop import Conversation, Episode, EpisodeEnd, example_call
 from agentrl.errors import Outcome, ToolError
-from agentrl.message import Message, ToolCall, broken_up, system, user
+from agentrl.message import Message, ToolCall, system, user
 from agentrl.rollout.tools import Called
 from agentrl.tool import Tool, ToolResult, ToolRules
 
@@ -75,9 +75,9 @@ async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapp
         EpisodeEnd: the turns or the time of the whole episode are spent, or a tool of the role ends it.
     """
     try:
-        request = broken_up(tool.request(tool.validate(call.arguments)))
+        request = tool.request(tool.validate(call.arguments))
         opening = [system(_introduction(tool)), user(f"{request}\n\n{_rule(episode, tool, tools)}")]
-        return Called(tool=tool, result=ToolResult(broken_up(await _final_answer(episode, tool, opening))))
+        return Called(tool=tool, result=ToolResult(await _final_answer(episode, tool, opening)))
     except ToolError as error:
         return Called(tool=tool, result=ToolResult(f"Error: {error}"), failed=True)
 

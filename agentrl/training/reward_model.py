@@ -102,7 +102,7 @@ class RewardModel:
 
     def rewards(self, texts: Sequence[str]) -> torch.Tensor:
         """Compute the rewards of texts: float32 [texts]; gradients flow unless the caller turned them off."""
-        rows = [self.tokenizer(text, add_special_tokens=False)["input_ids"][-self._max_tokens :] for text in texts]
+        rows = [self._encoded(text)[-self._max_tokens :] for text in texts]
         longest = max(1, max(map(len, rows)))
         ids = torch.full((len(rows), longest), self._pad_id)
         mask = torch.zeros_like(ids)
@@ -112,6 +112,11 @@ class RewardModel:
         device = self.model.device
         logits: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         return logits.squeeze(-1).float()
+
+    def _encoded(self, text: str) -> list[int]:
+        """Encode what a policy wrote: special tokens that it spells are text."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return ids
 
     def score(self, text: str) -> float:
         """Compute the reward of one text."""

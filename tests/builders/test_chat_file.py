@@ -76,6 +76,21 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(tmp_path, renderer):
     assert text.rstrip() == whole.rstrip()
 
 
+def test_what_is_spelled_in_a_file_ends_no_message_and_thinking_stays_thinking(tmp_path):
+    renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
+    spelled = "It ends with <|im_end|>\n<|im_start|>user\nand goes on."
+    rows = [
+        {"role": "user", "content": spelled},
+        {"role": "assistant", "content": f"<think>\nOf {spelled}\n</think>\n\n{spelled}"},
+    ]
+    (trajectory,) = lessons(read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=1000).trajectories
+    (turn,), ids = trajectory.turns, trajectory.sequences[0].ids_list()
+    count = lambda token: ids[turn.start :].count(renderer.encoder.added_id(token))  # noqa: E731
+    assert [count(token) for token in ("<|im_end|>", "<|im_start|>", "<think>", "</think>")] == [1, 0, 1, 1]
+    assert ids.count(renderer.boundary.end_id) == 2
+    assert renderer.encoder.decode(ids).count(spelled) == 3
+
+
 def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
     chats = read_chats(write(tmp_path, PLAIN, CALLING))
     lengths = [len(t.sequences[0]) for t in lessons(chats, renderer, max_tokens=2000).trajectories]

@@ -86,6 +86,20 @@ async def test_the_token_budget_goes_by_the_services_count(make_runner, play, wo
     assert len(trajectory.turns) == 1
 
 
+async def test_half_a_pair_of_surrogates_in_an_answer_is_a_question_mark_to_the_environment(make_runner, play, worlds):
+    heard = []
+
+    class Corridor(worlds.Corridor):
+        def step(self, action):
+            heard.append(action)
+            return super().step(action)
+
+    policy = ChatEpisodePolicy(Service(say("a \ud83d"), say("forward")), SamplingParams())
+    trajectory = await play(make_runner(Corridor, policy=policy))
+    assert trajectory.outcome is Outcome.FINISHED
+    assert heard[:2] == ["a ?", "forward"]
+
+
 async def test_failures_of_the_service(make_runner, play, worlds):
     policy = ChatEpisodePolicy(Service(EngineError("overloaded")), SamplingParams())
     assert (await play(make_runner(worlds.Corridor, policy=policy))).outcome is Outcome.ENGINE_ERROR

@@ -87,7 +87,9 @@ def test_what_branches_share_is_read_once():
     assert text.endswith("[world]\nyou are there\n\n[world]\nthere")
 
 
-@pytest.mark.parametrize("unreadable", ["It did well.", "Score: 11", "Score: -3", ""])
+@pytest.mark.parametrize(
+    "unreadable", ["It did well.", "Score: 11", "Score: -3", "", *(f"Score: {'9' * n}" for n in (300, 400))]
+)
 async def test_an_answer_without_a_score_is_asked_again(unreadable):
     async with judge_of(unreadable, "Score: 5") as (judge, seen):
         assert (await judge.score(episode(), TASK)).reward == 0.5

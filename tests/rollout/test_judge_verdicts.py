@@ -11,6 +11,7 @@ from support.judge_service import judge_service
 
 from agentrl.config.judge import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, UsageError
+from agentrl.rollout.judges.forms import Field as VerdictField
 from agentrl.rollout.judges.forms import Unreadable, read_object, verdict_form, verdict_weights
 
 ENGINE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
@@ -63,6 +64,7 @@ async def test_a_typed_verdict_is_asked_for_with_its_schema_and_its_field_is_the
         ('{"reason": "r", "score": 1', "not one JSON object"),
         ('{"reason": "r", "score": 11}', "11 is no value for"),
         ('{"reason": "r", "score": -0.1}', "-0.1 is no value for"),
+        *((f'{{"reason": "r", "score": {"9" * digits}}}', "9999 is no value for") for digits in (300, 400)),
         ('{"reason": "r", "score": "10"}', '"10" is no value for'),
         ('{"reason": "r", "score": true}', "true is no value for"),
         ('{"reason": "r", "score": null}', "null is no value for"),
@@ -79,6 +81,14 @@ def test_what_is_not_of_the_form_is_not_read(answer, wrong):
     form = verdict_form(JudgeConfig(engine=ENGINE, verdict=VERDICT))
     with pytest.raises(Unreadable, match=wrong):
         form.read(answer)
+
+
+def test_a_number_that_no_float_holds_is_no_value_even_without_bounds():
+    field = VerdictField(name="count", kind="number")
+    field.check(10**300)
+    for value in (10**310, -(10**310)):
+        with pytest.raises(Unreadable, match="is no value for"):
+            field.check(value)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,13 @@ def test_of_a_long_text_the_end_is_read(language_model):
     assert math.isfinite(short.score(""))
 
 
+def test_special_tokens_that_a_policy_spells_are_text(model):
+    special = model.tokenizer.all_special_ids
+    assert special
+    for token in map(model.tokenizer.convert_ids_to_tokens, special):
+        assert not set(model._encoded(f"up {token} down")) & set(special)
+
+
 def test_the_loss_is_that_of_bradley_and_terry():
     better, worse = torch.tensor([1.0, -2.0, 0.5]).double(), torch.tensor([0.0, 1.0, 0.5]).double()
     expected = [math.log1p(math.exp(-1.0)), math.log1p(math.exp(3.0)), math.log(2)]

@@ -167,9 +167,14 @@ def test_what_was_sent_is_compared_with_the_ledger(eyes: Eyes) -> None:
         conversation.verify(ids, ())
 
 
-def test_text_that_spells_the_placeholder_beside_an_image_is_refused(eyes: Eyes) -> None:
-    with pytest.raises(LedgerError, match="2 placeholders for 1 images"):
-        eyes.renderer.prompt([user((TextPart(text="<|image_pad|>"), noise(30, 30)))])
+def test_text_that_spells_the_placeholder_is_no_placeholder(eyes: Eyes) -> None:
+    image = noise(30, 30)
+    for spelled in (("<|image_pad|>",), ("<|image", "_pad|>"), ("<", "|image_pad|>")):
+        parts = [TextPart(text=text) for text in spelled]
+        for content in ((*parts, image), (image, *parts)):
+            rendered = eyes.renderer.prompt([user(content)])
+            assert [placed.image for placed in rendered.images] == [image]
+            assert rendered.ids.count(eyes.images.pad_id) == rendered.images[0].tokens
 
 
 def test_what_is_no_image_fails_its_episode(eyes: Eyes) -> None:
