@@ -15,6 +15,7 @@ text by the registry's entry ``gymnasium``.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib.metadata
@@ -25,7 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, namespace
+from gymnasium.envs.registration import EnvSpec, load_env_creator, namespace
 
 from agentrl import registry
 from agentrl.env import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
@@ -140,6 +141,7 @@ def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
         name,
         functools.partial(make_gymnasium, name),
         description=_first_paragraph(creator),
+        instructions=_instructions(_loaded(creator)),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,
     )
@@ -149,9 +151,9 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     if isinstance(target, EnvironmentSpec):
         return target
     if inspect.isclass(target) and issubclass(target, gymnasium.Env):
-        return _plain_spec(name, functools.partial(make_gymnasium, target), description=_first_paragraph(target))
+        return _plain_spec(name, functools.partial(make_gymnasium, target), **_about(target))
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
-        return _plain_spec(name, target, description=_first_paragraph(target))
+        return _plain_spec(name, target, **_about(target))
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
             f"{name} is one environment, and every episode has one of its own",
@@ -159,7 +161,7 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
             expected="the class, or a function that makes an environment",
         )
     if callable(target) and not inspect.isclass(target):
-        return _plain_spec(name, functools.partial(make_gymnasium, target), description=_first_paragraph(target))
+        return _plain_spec(name, functools.partial(make_gymnasium, target), **_about(target))
     raise UsageError(
         f"{name} is no environment",
         got=type(target).__name__,
@@ -168,11 +170,30 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     )
 
 
+def _about(target: object) -> dict[str, str]:
+    return {"description": _first_paragraph(target), "instructions": _instructions(target)}
+
+
+def _instructions(target: object) -> str:
+    """Return what an environment's class tells the agent, in its attribute ``instructions``."""
+    found = getattr(target, "instructions", "")
+    return inspect.cleandoc(found) if isinstance(found, str) else ""
+
+
+def _loaded(creator: object) -> object:
+    """Return a Gymnasium entry point as an object; as it is where it cannot be imported, which `make` explains."""
+    if isinstance(creator, str):
+        with contextlib.suppress(Exception):
+            return load_env_creator(creator)
+    return creator
+
+
 def _plain_spec(
     name: str,
     make: Callable[..., AnyEnv],
     *,
     description: str,
+    instructions: str,
     max_turns: int | None = None,
     success_threshold: float | None = None,
 ) -> EnvironmentSpec:
@@ -182,6 +203,7 @@ def _plain_spec(
         tasks=functools.partial(seed_tasks, name),
         splits=SeedTasks.SPLITS,
         description=description,
+        instructions=instructions,
         max_turns=max_turns,
         success_threshold=success_threshold,
         isolation=Isolation.THREAD,

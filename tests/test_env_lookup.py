@@ -26,6 +26,10 @@ class Echo(gym.Env):
     And again.
     """
     observation_space = action_space = gym.spaces.Text(20)
+    instructions = """
+        Say something.
+        It comes back.
+    """
     def __init__(self, prefix=""):
         self.prefix = prefix
     def reset(self, *, seed=None, options=None):
@@ -37,8 +41,10 @@ class Echo(gym.Env):
 SPEC = EnvironmentSpec(name="echo", make=Echo, tasks=lambda split, **options: SeedTasks("echo", split))
 not_an_environment = 3
 gym.register("LookupEcho-v0", Echo, max_episode_steps=7, reward_threshold=2.5)
-gym.register("lookup/Echo-v3", Echo)
+gym.register("lookup/Echo-v3", "lookup_game:Echo")
 '''
+
+TOLD = "Say something.\nIt comes back."
 
 
 @pytest.fixture
@@ -78,6 +84,7 @@ def test_a_class_gets_a_plain_spec(game: str) -> None:
     spec = resolve_environment(f"{game}:Echo")
     assert (spec.name, spec.description, spec.isolation) == (f"{game}:Echo", "Says it again.", Isolation.THREAD)
     assert spec.splits == ("train", "valid", "test")
+    assert spec.instructions == TOLD
     task = spec.tasks("valid", prefix="> ")[2]
     assert (task.id, task.environment, task.options) == ("valid-2", f"{game}:Echo", {})
     env: Any = spec.make(prefix="> ")
@@ -91,6 +98,7 @@ def test_a_gymnasium_id_gets_a_plain_spec(game: str, name: str) -> None:
     spec = resolve_environment(name)
     registered = gymnasium.spec(name.rpartition(":")[2])
     assert (spec.max_turns, spec.success_threshold) == (registered.max_episode_steps, registered.reward_threshold)
+    assert spec.instructions == TOLD
     make = pickle.loads(pickle.dumps(spec.make))
     assert make(prefix="> ").reset()[0] == "hello"
 

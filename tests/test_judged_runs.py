@@ -161,11 +161,12 @@ def test_a_spent_budget_ends_a_run_with_a_checkpoint_and_a_larger_one_goes_on(ti
         run = tiny_run(settings, ALL_MEMBERS, "trainer.steps=3", f"rollout.max_staleness={staleness}")
         with pytest.raises(BudgetSpent, match=r"got 20 requests of 20.*agentrl train --resume"):
             train(run)
-        assert len(service.bodies) == 20
+        sent = len(service.bodies)
+        assert 0 < sent <= 20  # one that is counted may be withdrawn before it is sent, when another finds nothing left
         assert list(run.folder.checkpoints.iterdir())
         with pytest.raises(BudgetSpent):
             train(resume_run(run.folder.path))
-        assert len(service.bodies) == 20
+        assert len(service.bodies) == sent
         result = train(resume_run(run.folder.path, ["agent.judge.budget.max_requests=1000"]))
     assert result.step == 3
     assert len(lines_of(run)) == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +44,8 @@ from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE, Trajectory, Turn
+
+_log = logging.getLogger(__name__)
 
 
 class RuntimeEpisode(Episode):
@@ -100,6 +104,8 @@ class RuntimeEpisode(Episode):
         result = await self.environment.reset(self.task)
         self.tools = {**self._configured, **self._own_tools(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
+        if not (self.action_hint or self.spec.instructions or self.task.prompt or result.tools):
+            _warn_of_silence(self.spec.name)
         goal = result.info.get("goal")
         self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
@@ -501,6 +507,16 @@ class RecordedConversation(Conversation):
         """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]
+
+
+@functools.cache
+def _warn_of_silence(name: str) -> None:
+    """Warn once that nobody tells the agent what to do."""
+    _log.warning(
+        "environment %s does not say what an action is: give its class an action_hint, such as 'a whole number, for "
+        "example: 50', and instructions (docs/environments.md)",
+        name,
+    )
 
 
 def _as_role(options: TurnOptions, role: AgentRole) -> TurnOptions:
