@@ -47,8 +47,15 @@ import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
-from agentrl.message import ImagePart, Message, ToolCall
-from agentrl.transcript import Transcript, transcript, transcript_from_record, transcript_record
+from agentrl.message import (
+    ImagePart,
+    Message,
+    ToolCall,
+    Transcript,
+    transcript,
+    transcript_from_record,
+    transcript_record,
+)
 
 RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
 """uint8 or uint16 [tokens, layers x chosen]."""

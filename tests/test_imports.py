@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         (
             {"errors"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
-            {"image", "task", "transcript"},
+            {"image", "task"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},

@@ -20,7 +20,13 @@ from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
+from agentrl.evaluation.session import (
+    EvaluationRequest,
+    FinishedEvaluation,
+    default_tasks,
+    evaluations_folder,
+    run_evaluation,
+)
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
@@ -106,17 +112,7 @@ def evaluate(
         seed=seed,
         folder=evaluations_folder(config, model),
     )
-    counters = RolloutCounters()
-    shown = counting(n_tasks * samples, counters.playing)
-    with shown as counter, message_when_interrupted(lambda: _stopped(counter)):
-        finished = asyncio.run(
-            run_evaluation(
-                request,
-                on_episode=lambda episode: counter.add(episode.trajectory),
-                on_stall=note,
-                counters=counters,
-            )
-        )
+    finished = _play(request)
     _print_result(finished.result)
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
     if json_file is not None:
@@ -126,6 +122,20 @@ def evaluate(
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
     _check_measured(finished.result)
+
+
+def _play(request: EvaluationRequest) -> FinishedEvaluation:
+    counters = RolloutCounters()
+    shown = counting(request.n_tasks * request.samples, counters.playing)
+    with shown as counter, message_when_interrupted(lambda: _stopped(counter)):
+        return asyncio.run(
+            run_evaluation(
+                request,
+                on_episode=lambda episode: counter.add(episode.trajectory),
+                on_stall=note,
+                counters=counters,
+            )
+        )
 
 
 def _program_words(program: str | None) -> list[str]:

@@ -11,7 +11,7 @@ from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
 from agentrl.render.check import is_same_history
-from agentrl.render.guard import unbroken
+from agentrl.render.content_guard import unbroken
 from agentrl.render.progress import AnswerProgress
 from agentrl.render.renderer import Rendered, Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix

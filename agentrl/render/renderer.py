@@ -25,8 +25,8 @@ from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, system, user
 from agentrl.registry import Kind, lookup
+from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
-from agentrl.render.guard import Guard, unbroken
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.structure import structure_of
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
@@ -348,7 +348,7 @@ class Renderer:
         self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
 
-    def _made_guard(self) -> Guard:
+    def _made_guard(self) -> ContentGuard:
         """Return the guard against the special tokens, and the other added ones that stand between messages.
 
         The marks of thinking and of calls are left alone, for prompts explain with them how to answer. They begin no
@@ -360,7 +360,7 @@ class Renderer:
         with contextlib.suppress(TemplateError):
             between.append(self.after_answer([Message(role="tool", content="x", name="x")]))
         control = (encoder.special_tokens | encoder.added_in("".join(between))) - marks
-        return Guard(
+        return ContentGuard(
             control,
             is_text=encoder.is_text,
             normalize=encoder.normalize if control & encoder.normalized_tokens else None,

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, normalizers
 
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
-from agentrl.render.guard import BREAK, Guard
+from agentrl.render.content_guard import BREAK, ContentGuard
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class ChatTemplate:
             )
         self.source: str = tokenizer.chat_template
         self._whole = opening + self.source
-        self.guard: Guard | None = None
+        self.guard: ContentGuard | None = None
         """Guards all that the template is given; it is set once the control tokens are known."""
         self._has_system_role = self._accepts_system()
 

@@ -35,8 +35,8 @@ from agentrl.engine import (
 )
 from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, UsageError, async_boundary
 from agentrl.message import Content, Message, plainly_written
+from agentrl.render.content_guard import unbroken
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.guard import unbroken
 from agentrl.render.progress import REPLACEMENT
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema

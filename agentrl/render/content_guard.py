@@ -29,7 +29,7 @@ def unbroken(text: str) -> str:
     return text.replace(BREAK, "")
 
 
-class Guard:
+class ContentGuard:
     """Breaks the control tokens that messages spell.
 
     Args:

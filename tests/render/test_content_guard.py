@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.engine import Generation, StopReason
 from agentrl.message import Message, TextPart, ToolCall, system, user
+from agentrl.render.content_guard import BREAK
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.guard import BREAK
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import written_by
 from agentrl.trajectory import Source, Trajectory
