@@ -140,8 +140,7 @@ def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
     return _plain_spec(
         name,
         functools.partial(make_gymnasium, name),
-        description=_first_paragraph(creator),
-        instructions=_instructions(_loaded(creator)),
+        about=_loaded(creator),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,
     )
@@ -151,9 +150,9 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     if isinstance(target, EnvironmentSpec):
         return target
     if inspect.isclass(target) and issubclass(target, gymnasium.Env):
-        return _plain_spec(name, functools.partial(make_gymnasium, target), **_about(target))
+        return _plain_spec(name, functools.partial(make_gymnasium, target), about=target)
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
-        return _plain_spec(name, target, **_about(target))
+        return _plain_spec(name, target, about=target)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
             f"{name} is one environment, and every episode has one of its own",
@@ -161,17 +160,13 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
             expected="the class, or a function that makes an environment",
         )
     if callable(target) and not inspect.isclass(target):
-        return _plain_spec(name, functools.partial(make_gymnasium, target), **_about(target))
+        return _plain_spec(name, functools.partial(make_gymnasium, target), about=target)
     raise UsageError(
         f"{name} is no environment",
         got=type(target).__name__,
         expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, or a function that makes "
         "an environment",
     )
-
-
-def _about(target: object) -> dict[str, str]:
-    return {"description": _first_paragraph(target), "instructions": _instructions(target)}
 
 
 def _instructions(target: object) -> str:
@@ -192,8 +187,7 @@ def _plain_spec(
     name: str,
     make: Callable[..., AnyEnv],
     *,
-    description: str,
-    instructions: str,
+    about: object,
     max_turns: int | None = None,
     success_threshold: float | None = None,
 ) -> EnvironmentSpec:
@@ -202,8 +196,8 @@ def _plain_spec(
         make=make,
         tasks=functools.partial(seed_tasks, name),
         splits=SeedTasks.SPLITS,
-        description=description,
-        instructions=instructions,
+        description=_first_paragraph(about),
+        instructions=_instructions(about),
         max_turns=max_turns,
         success_threshold=success_threshold,
         isolation=Isolation.THREAD,
