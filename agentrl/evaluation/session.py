@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,12 @@ from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
-from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.models.lora import ADAPTERS
 from agentrl.observe.files import replace_file, writing
-from agentrl.observe.run_folder import LOCK, find_run
+from agentrl.observe.run_folder import find_run, locked
 from agentrl.registry import SESSION, Kind, lookup
 from agentrl.render.tokens import read_chat_template
 from agentrl.reward import fingerprint as code_fingerprint
@@ -99,7 +96,7 @@ async def run_evaluation(
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with _alone_in(folder):
+    with locked(folder, "evaluation"):
         return await _play(
             request, config, spec, panel, folder, on_episode=on_episode, on_stall=on_stall, counters=counters
         )
@@ -107,25 +104,6 @@ async def run_evaluation(
 
 def _uses_model(request: EvaluationRequest) -> bool:
     return request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Lock an evaluation against other processes; the system releases the lock however this process ends."""
-    with writing(folder):
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"evaluation {folder} is in use",
-                got="another process that plays it",
-                hint="wait until it has ended, or stop it; finished episodes are kept",
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
 
 
 async def _play(

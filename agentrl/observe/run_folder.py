@@ -55,6 +55,33 @@ def step_of(name: str, suffix: str = "") -> int | None:
     return None if found is None else int(found[1])
 
 
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Lock a folder against other processes; the system releases the lock however this process ends.
+
+    Args:
+        folder: Gets a file for the lock.
+        what: What the folder holds, for the message: ``run``.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    with writing(folder):
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{what} {folder} is in use",
+                got="another process that works in it",
+                hint="wait until it has ended, or stop it; what is finished is kept",
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class RunDirectory:
     """Paths inside one run's folder.
 
@@ -149,24 +176,12 @@ class RunDirectory:
         Raises:
             UsageError: another process works in it.
         """
-        with writing(self.path):
-            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise UsageError(
-                f"run {self.path} is in use",
-                got="another process that trains in it",
-                hint="wait until it has ended, or stop it",
-            ) from None
-        try:
-            yield
-        except BaseException:
-            self.undo_start()
-            raise
-        finally:
-            os.close(descriptor)
+        with locked(self.path, "run"):
+            try:
+                yield
+            except BaseException:
+                self.undo_start()
+                raise
 
     def undo_start(self) -> None:
         """Remove what `create` made and let ``latest`` point where it pointed before, unless something is finished.

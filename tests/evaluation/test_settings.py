@@ -9,7 +9,7 @@ import pytest
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind
-from agentrl.evaluation.session import _alone_in, episodes_at_once
+from agentrl.evaluation.session import episodes_at_once
 from agentrl.evaluation.settings import evaluation_config
 
 
@@ -49,10 +49,3 @@ def test_a_run_on_running_servers_keeps_its_own_environment(tmp_path: Path) -> N
     assert found.sole_environment.name == "guess_number"
     assert isinstance(found.engine, ServerEngineConfig)
     assert found.engine.servers == ["http://localhost:1"]
-
-
-def test_one_process_plays_an_evaluation_and_its_own_blocked_calls_are_no_lock(tmp_path):
-    with _alone_in(tmp_path), pytest.raises(UsageError, match="is in use"), _alone_in(tmp_path):
-        pass
-    with pytest.raises(BlockingIOError), _alone_in(tmp_path):
-        raise BlockingIOError

@@ -1,7 +1,7 @@
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.run_folder import RunDirectory, locked
 
 
 def test_a_new_run_is_reached_through_latest(tmp_path):
@@ -43,6 +43,14 @@ def test_one_process_works_in_a_run_at_a_time(tmp_path):
         raise AssertionError("both work in it")
     with again.in_use():
         pass
+
+
+def test_a_locked_folder_is_refused_and_blocked_calls_inside_are_no_lock(tmp_path):
+    refused = pytest.raises(UsageError, match=f"evaluation {tmp_path} is in use")
+    with locked(tmp_path, "evaluation"), refused, locked(tmp_path, "evaluation"):
+        raise AssertionError("both work in it")
+    with pytest.raises(BlockingIOError), locked(tmp_path, "evaluation"):
+        raise BlockingIOError
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "a/../../b"])
