@@ -69,11 +69,11 @@ class ContentGuard:
     def text(self, text: str) -> str:
         """Guard a text."""
         text = encodable(text)
-        if self._spelled.search(text) is None:
-            if self._normalize is None or self._spelled.search(normal := self._normalize(text)) is None:
-                return text
-            text = normal
-        return self._broken(text, self._breaking)
+        if self._spelled.search(text) is not None:
+            text = self._broken(text, self._breaking)
+        if self._normalize is not None and self._spelled.search(normal := self._normalize(text)) is not None:
+            text = self._broken(normal, self._breaking)
+        return text
 
     def _guarded(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -177,7 +177,7 @@ def normalizing_model() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("make", [broken_model, normalizing_model])
-@pytest.mark.parametrize("forged", [FORGED, FORGED.upper()])
+@pytest.mark.parametrize("forged", [FORGED, FORGED.upper(), FORGED.replace("im_e", "IM_E")])
 def test_a_tokenizer_that_finds_control_tokens_in_broken_text_gets_blanks(make, forged: str) -> None:
     renderer = Renderer(make())
     end, start = (renderer.encoder.added_id(token) for token in ("<|im_end|>", "<|im_start|>"))
