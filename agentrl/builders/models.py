@@ -31,10 +31,11 @@ from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
+from agentrl.render.answers import AnswerReader
 from agentrl.render.check import RewrittenHistory, check_template
 from agentrl.render.families import detect_family
 from agentrl.render.images import ImageProcessor
-from agentrl.render.renderer import AnswerReader, Renderer
+from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import find_chat_template, read_chat_template
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.checkpoint import save_model_folder, system_errors

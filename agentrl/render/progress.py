@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from agentrl.agent_loop import AnswerSoFar
-from agentrl.render.renderer import Renderer, without_beginning_of
+from agentrl.render.answers import without_beginning_of
+from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

@@ -5,8 +5,6 @@ difference of two renderings of a short stand-in conversation, one that ends wit
 on with the new messages, so the cost of a turn does not grow with the history. That the difference does not depend on
 the history is checked before a run starts (`agentrl.render.check`). What the policy sampled is never decoded and
 encoded again.
-
-Answers are read here, too: their thinking, tool calls and problems.
 """
 
 from __future__ import annotations
@@ -17,152 +15,24 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, takewhile
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, system, user
-from agentrl.registry import Kind, lookup
+from agentrl.render.answers import AnswerReader
 from agentrl.render.content_guard import ContentGuard, unbroken
-from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
+from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.structure import structure_of
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
-from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-CALL_MARKS = "<[{"
-"""Every notation of tool calls begins with one of these."""
-_PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thinking:
-    """An answer's text with its thinking apart."""
-
-    reasoning: str | None
-    rest: str
-    closed: bool = True
-
-
-def split_thinking(text: str, marks: ThinkingMarks = THINK_TAGS, *, opened: bool = False) -> Thinking:
-    """Take the thinking off the front of `text`; `opened` when the prompt has already written its opening mark."""
-    stripped = text.lstrip()
-    if stripped.startswith(marks.open):
-        inside = stripped.removeprefix(marks.open)
-    elif opened:
-        inside = text
-    else:
-        return Thinking(reasoning=None, rest=text)
-    reasoning, closing, rest = inside.partition(marks.close)
-    return Thinking(reasoning=reasoning.strip(), rest=rest, closed=bool(closing))
-
-
-def split_channels(text: str) -> Thinking:
-    """Take the messages of the analysis channel out of an answer in harmony's notation."""
-    thoughts: list[harmony.ChannelMessage] = []
-    others: list[str] = []
-    for message in harmony.split_messages(text):
-        if harmony.is_thinking(message):
-            thoughts.append(message)
-        else:
-            others.append(message.text)
-    reasoning = "\n".join(message.body.strip() for message in thoughts) if thoughts else None
-    return Thinking(reasoning=reasoning, rest="".join(others), closed=not thoughts or bool(thoughts[-1].end))
-
-
-def without_beginning_of(marks: Sequence[str], text: str) -> str:
-    """Return `text` without an end that may become one of `marks`.
-
-    >>> without_beginning_of(["</think>"], "so it is</th"), without_beginning_of(["</think>"], "so it is</b")
-    ('so it is', 'so it is</b')
-    """
-    longest = max((len(mark) for mark in marks), default=0)
-    for length in range(min(longest - 1, len(text)), 0, -1):
-        if any(mark.startswith(text[-length:]) for mark in marks):
-            return text[:-length]
-    return text
-
-
-class AnswerReader:
-    """Reads answers of one model.
-
-    Args:
-        family: The model's family.
-        chat_template: Consulted for the way of calling tools when the family is unknown.
-        tool_parser: Registry name, or ``auto``.
-        header: What the template writes before an answer; it may open the thinking.
-    """
-
-    def __init__(self, family: Family, chat_template: str, tool_parser: str, header: str) -> None:
-        name: str | None = tool_parser
-        if tool_parser == "auto":
-            marked = (parser for parser, mark in _PARSER_MARKS.items() if mark in chat_template)
-            name = family.tool_parser or next(marked, None)
-        self.parser_name = name
-        """Registry name of the way in which the model writes calls; ``None`` where none is known."""
-        self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
-        self._marks = family.thinking
-        self._channels = family.marks_answers
-        self._opened = header.rstrip().endswith(self._marks.open)
-
-    def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
-        """Return the parts of an answer.
-
-        Args:
-            text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
-            stop_reason: Why the engine stopped.
-            tools: The tools that the policy was offered; without any, calls are not looked for.
-        """
-        thinking = split_channels(text) if self._channels else split_thinking(text, self._marks, opened=self._opened)
-        parsed = ParsedCalls(content=thinking.rest.strip())
-        if tools or self._channels:
-            parsed = self.require_parser()(thinking.rest, {tool["function"]["name"]: tool for tool in tools})
-        unclosed = () if thinking.closed else (f"The thinking was not closed with {self._marks.close}.",)
-        message = Message(
-            role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
-        )
-        return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
-
-    def read_beginning(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, str]:
-        """Return the thinking and the content of an answer that goes on, as far as no later text changes them.
-
-        Nothing is certain in a notation that marks the parts of an answer.
-        """
-        stripped = text.lstrip()
-        if self._channels or (self._marks.open.startswith(stripped) and not self._opened):
-            return "", ""
-        inside = stripped.removeprefix(self._marks.open)
-        reasoning, closing, rest = "", "", text
-        if self._opened or inside != stripped:
-            reasoning, closing, rest = (inside if inside != stripped else text).partition(self._marks.close)
-            if not closing:
-                return without_beginning_of([self._marks.close], reasoning).strip(), ""
-        content = rest.lstrip()
-        if tools:
-            content = content[: min((at for mark in CALL_MARKS if (at := content.find(mark)) >= 0), default=None)]
-        return reasoning.strip(), content.rstrip()
-
-    def require_parser(self) -> ToolParser:
-        """Return the parser of tool calls.
-
-        Raises:
-            TemplateError: The family has none.
-        """
-        if self._parser is None:
-            raise TemplateError(
-                "the model's family has no known way to call tools",
-                expected="a chat template with tool calls",
-                hint="set agent.tool_parser, or use an agent loop without tool calls: agent.loop=react_text",
-            )
-        return self._parser
-
 
 _MARK = "@@CONTENT-{}@@"
 _MARKS = re.compile(r"@@CONTENT-\d+@@")

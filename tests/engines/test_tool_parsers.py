@@ -18,7 +18,7 @@ from support.tool_notations import NOTATIONS
 from support.tool_outputs import TOOLS, Output, tool_outputs
 
 from agentrl.registry import Kind, lookup
-from agentrl.render.renderer import split_channels
+from agentrl.render.answers import split_channels
 from agentrl.serving.launch import engine_python
 from agentrl.serving.launch.resources import engines_folder
 from agentrl.serving.sglang.launch import CPU_MODULES

@@ -11,7 +11,7 @@ from support.tool_notations import NOTATIONS
 from support.tool_outputs import TOOLS, tool_outputs
 
 from agentrl.registry import Kind, lookup
-from agentrl.render.renderer import split_channels
+from agentrl.render.answers import split_channels
 from agentrl.render.tool_parsers import ParsedCalls
 
 OFFERED = {tool["function"]["name"]: tool for tool in TOOLS}

@@ -1,0 +1,143 @@
+"""Reads a model's answers: their thinking, tool calls and problems, whole or while they are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from agentrl.agent_loop import Answer
+from agentrl.engine import StopReason
+from agentrl.errors import TemplateError
+from agentrl.message import Message
+from agentrl.registry import Kind, lookup
+from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks
+from agentrl.render.tokens import ToolSchema
+from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
+
+CALL_MARKS = "<[{"
+"""Every notation of tool calls begins with one of these."""
+_PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """An answer's text with its thinking apart."""
+
+    reasoning: str | None
+    rest: str
+    closed: bool = True
+
+
+def split_thinking(text: str, marks: ThinkingMarks = THINK_TAGS, *, opened: bool = False) -> Thinking:
+    """Take the thinking off the front of `text`; `opened` when the prompt has already written its opening mark."""
+    stripped = text.lstrip()
+    if stripped.startswith(marks.open):
+        inside = stripped.removeprefix(marks.open)
+    elif opened:
+        inside = text
+    else:
+        return Thinking(reasoning=None, rest=text)
+    reasoning, closing, rest = inside.partition(marks.close)
+    return Thinking(reasoning=reasoning.strip(), rest=rest, closed=bool(closing))
+
+
+def split_channels(text: str) -> Thinking:
+    """Take the messages of the analysis channel out of an answer in harmony's notation."""
+    thoughts: list[harmony.ChannelMessage] = []
+    others: list[str] = []
+    for message in harmony.split_messages(text):
+        if harmony.is_thinking(message):
+            thoughts.append(message)
+        else:
+            others.append(message.text)
+    reasoning = "\n".join(message.body.strip() for message in thoughts) if thoughts else None
+    return Thinking(reasoning=reasoning, rest="".join(others), closed=not thoughts or bool(thoughts[-1].end))
+
+
+def without_beginning_of(marks: Sequence[str], text: str) -> str:
+    """Return `text` without an end that may become one of `marks`.
+
+    >>> without_beginning_of(["</think>"], "so it is</th"), without_beginning_of(["</think>"], "so it is</b")
+    ('so it is', 'so it is</b')
+    """
+    longest = max((len(mark) for mark in marks), default=0)
+    for length in range(min(longest - 1, len(text)), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks):
+            return text[:-length]
+    return text
+
+
+class AnswerReader:
+    """Reads answers of one model.
+
+    Args:
+        family: The model's family.
+        chat_template: Consulted for the way of calling tools when the family is unknown.
+        tool_parser: Registry name, or ``auto``.
+        header: What the template writes before an answer; it may open the thinking.
+    """
+
+    def __init__(self, family: Family, chat_template: str, tool_parser: str, header: str) -> None:
+        name: str | None = tool_parser
+        if tool_parser == "auto":
+            marked = (parser for parser, mark in _PARSER_MARKS.items() if mark in chat_template)
+            name = family.tool_parser or next(marked, None)
+        self.parser_name = name
+        """Registry name of the way in which the model writes calls; ``None`` where none is known."""
+        self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
+        self._marks = family.thinking
+        self._channels = family.marks_answers
+        self._opened = header.rstrip().endswith(self._marks.open)
+
+    def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
+        """Return the parts of an answer.
+
+        Args:
+            text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
+            stop_reason: Why the engine stopped.
+            tools: The tools that the policy was offered; without any, calls are not looked for.
+        """
+        thinking = split_channels(text) if self._channels else split_thinking(text, self._marks, opened=self._opened)
+        parsed = ParsedCalls(content=thinking.rest.strip())
+        if tools or self._channels:
+            parsed = self.require_parser()(thinking.rest, {tool["function"]["name"]: tool for tool in tools})
+        unclosed = () if thinking.closed else (f"The thinking was not closed with {self._marks.close}.",)
+        message = Message(
+            role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
+        )
+        return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
+
+    def read_beginning(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, str]:
+        """Return the thinking and the content of an answer that goes on, as far as no later text changes them.
+
+        Nothing is certain in a notation that marks the parts of an answer.
+        """
+        stripped = text.lstrip()
+        if self._channels or (self._marks.open.startswith(stripped) and not self._opened):
+            return "", ""
+        inside = stripped.removeprefix(self._marks.open)
+        reasoning, closing, rest = "", "", text
+        if self._opened or inside != stripped:
+            reasoning, closing, rest = (inside if inside != stripped else text).partition(self._marks.close)
+            if not closing:
+                return without_beginning_of([self._marks.close], reasoning).strip(), ""
+        content = rest.lstrip()
+        if tools:
+            content = content[: min((at for mark in CALL_MARKS if (at := content.find(mark)) >= 0), default=None)]
+        return reasoning.strip(), content.rstrip()
+
+    def require_parser(self) -> ToolParser:
+        """Return the parser of tool calls.
+
+        Raises:
+            TemplateError: The family has none.
+        """
+        if self._parser is None:
+            raise TemplateError(
+                "the model's family has no known way to call tools",
+                expected="a chat template with tool calls",
+                hint="use an agent loop without tool calls (agent.loop=react_text), give the model a template with "
+                "them (model.chat_template=chatml), or name its way of calling (agent.tool_parser)",
+            )
+        return self._parser
