@@ -12,7 +12,6 @@ may offer is found by name, never required:
 ``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
 ``tool_message(action)``  with tools of its own: the assistant message that takes a text action by calling them
 ``action_hint``      one line for the model: what an action looks like
-``instructions``     of a class without an `EnvironmentSpec`: what the agent is told before the first observation
 ``web_page()``       the observation as a page of HTML, for a person: an element's ``data-action`` is taken when it is
                      clicked, with "{}" replaced by what was typed
 ==================== =====================================================================================

@@ -172,13 +172,19 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
 def _instructions(target: object) -> str:
     """Return what an environment's class tells the agent, in its attribute ``instructions``."""
     found = getattr(target, "instructions", "")
+    if isinstance(found, property):
+        raise UsageError(
+            "an environment's instructions are read from its class, before one is made",
+            got=f"a property of {target}",
+            expected="a class attribute: instructions = '…'",
+        )
     return inspect.cleandoc(found) if isinstance(found, str) else ""
 
 
 def _loaded(creator: object) -> object:
     """Return a Gymnasium entry point as an object; as it is where it cannot be imported, which `make` explains."""
     if isinstance(creator, str):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ImportError, AttributeError):
             return load_env_creator(creator)
     return creator
 

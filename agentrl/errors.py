@@ -166,9 +166,15 @@ class EngineError(InfrastructureError):
 
 
 class EnvironmentFailure(InfrastructureError):
-    """An environment or a scorer raised, hung, or returned what is not allowed."""
+    """An environment raised, hung, or returned what is not allowed."""
 
     outcome = Outcome.ENVIRONMENT_ERROR
+
+
+class RewardFailure(EnvironmentFailure):
+    """A scorer that is not the environment's own raised, hung, or returned what is not allowed."""
+
+    outcome = Outcome.REWARD_ERROR
 
 
 class SandboxError(InfrastructureError):

@@ -19,8 +19,8 @@ from typing import Any
 from agentrl.errors import (
     A_REWARD,
     BudgetSpent,
-    EnvironmentFailure,
     InfrastructureError,
+    RewardFailure,
     UsageError,
     bounded_reward,
     described_error,
@@ -110,7 +110,7 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     """Score an episode, and check what the scorer returned.
 
     Raises:
-        EnvironmentFailure: it raised, or returned no `Score` of finite numbers.
+        RewardFailure: it raised, or returned no `Score` of finite numbers.
     """
     place = defined_in(scorer)
     what = f"{type(scorer).__name__}{place.words} on task {task.id}"
@@ -123,20 +123,20 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
     """Score the episodes of a group, and check what the scorer returned.
 
     Raises:
-        EnvironmentFailure: it raised, or returned anything but one `Score` of finite numbers for each episode.
+        RewardFailure: it raised, or returned anything but one `Score` of finite numbers for each episode.
     """
     place = defined_in(scorer)
     what = f"{type(scorer).__name__}{place.words} on task {task.id}"
     with failures_named(what, place.file):
         scores = list(await scorer.score_group(trajectories, task))
     if len(scores) != len(trajectories):
-        raise EnvironmentFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
+        raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
     return [_checked(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]
 
 
 def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) -> Score:
     if not isinstance(score, Score):
-        raise EnvironmentFailure(
+        raise RewardFailure(
             f"{what} did not return a score",
             got=f"{type(score).__name__} {shortened(score)}",
             expected="agentrl.reward.Score(reward=…)",
@@ -145,7 +145,7 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
     for name, value in {**given, **score.components}.items():
         if bounded_reward(value) is None:
             environment = trajectory.environment
-            raise EnvironmentFailure(
+            raise RewardFailure(
                 f"{what} gave a {name} that is no reward",
                 got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
                 expected=f"{A_REWARD}, or None as the reward when nothing can be said",
@@ -168,7 +168,7 @@ def failures_named(what: str, file: str | None) -> Iterator[None]:
         if is_addressed_to(running_task(), error):
             raise
         where = raised_in(error, file) or raised_in(error)
-        raise EnvironmentFailure(f"{what} failed", got=described_error(error), hint=where) from error
+        raise RewardFailure(f"{what} failed", got=described_error(error), hint=where) from error
 
 
 @dataclass(frozen=True, slots=True)

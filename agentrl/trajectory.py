@@ -439,15 +439,11 @@ class Trajectory:
     def final_text(self) -> str:
         """The text of the last answer, without thinking and tool calls, until the episode is scored.
 
-        Of an answer that says nothing besides its calls, the arguments of the last one: the action, in most loops.
+        Empty for an answer that only calls tools: what it asks a tool for is no answer, and no reward should be paid
+        for it. See `tool_calls`.
         """
         self._require_messages()
-        if not self.answers:
-            return ""
-        last = self.answers[-1]
-        if last.text or not last.tool_calls:
-            return last.text
-        return "\n".join(map(str, last.tool_calls[-1].arguments.values()))
+        return self.answers[-1].text if self.answers else ""
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

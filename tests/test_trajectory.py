@@ -311,11 +311,11 @@ def test_the_text_of_an_episode_without_tokens_is_kept_and_stored() -> None:
     assert "transcript" not in with_tokens.to_record()
 
 
-def test_the_final_text_of_a_mere_call_is_its_arguments() -> None:
+def test_a_mere_call_is_no_final_text() -> None:
     trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
     act = ToolCall(name="act", arguments={"action": "go north", "times": 2}, id="1")
     trajectory.answers = [Message(role="assistant", tool_calls=(ToolCall(name="look", arguments={"at": "a"}), act))]
-    assert trajectory.final_text == "go north\n2"
+    assert trajectory.final_text == ""
     trajectory.answers = [Message(role="assistant", content="I go.", tool_calls=(act,))]
     assert trajectory.final_text == "I go."
 

@@ -113,7 +113,7 @@ def with_fitting_loop(config: Config, *, say: Callable[[str], None]) -> Config:
     if template is None or AnswerReader(detect_family(template), template, "auto", header="").parser_name is not None:
         return config
     specs = [resolve_environment(part.config.sole_environment.name) for part in parts_of(config)]
-    marks_actions = not any(spec.answer_format for spec in specs)
+    marks_actions = len(specs) == 1 and not specs[0].answer_format
     options = BEGUN_ACTION if marks_actions else {}
     changes: dict[str, Section] = {"agent": config.agent.model_copy(update={"loop": TEXT_LOOP, "options": options})}
     chosen = f"agent.loop={TEXT_LOOP}"

@@ -176,7 +176,7 @@ def _next_step(outcome: Outcome, environment: str) -> str:
     if outcome is Outcome.ENVIRONMENT_ERROR:
         return f"fix what the message names, and try: agentrl env check {environment}"
     if outcome is Outcome.REWARD_ERROR:
-        return "mend the reward function there; the same command then plays these episodes"
+        return "fix what the message names; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:
         return "the engine's own message says why; the environment is not to blame"
     return "see the command's warnings above"

@@ -54,8 +54,9 @@ def _terminated_as_interrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, terminate)
-        signal.signal(signal.SIGINT, interrupt)
+        for number, handler in ((signal.SIGTERM, terminate), (signal.SIGINT, interrupt)):
+            if handler is not None:  # None: one that is not Python's
+                signal.signal(number, handler)
 
 
 @contextmanager

@@ -309,7 +309,7 @@ class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play,
     planner_worker, debate, external, or module:attr. Where neither it nor tools are set and the model's chat template
-    has no tool calls, react_text, with answers that begin with ``<action>``; the command prints that."""
+    has no tool calls, react_text, with answers that begin with an action tag; the command prints that."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the loop's constructor."""
     tools: ToolEntries = Field(default_factory=list)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
@@ -89,21 +90,21 @@ def add_adapters(
 def _fused_layer() -> type[nn.Module]:
     """Return peft's linear layer with a forward that reads and writes its output [tokens, out] once.
 
-    peft computes W x + scale * (B (A x)) in three passes over the output, and casts x to the adapter's dtype even where
-    autocast casts it back. Here the scale is applied to A x [tokens, rank], and B's product is added as it is computed.
+    peft computes W x + scale * (B (A x)) in three passes over the output, in float32 where the adapter is. Here the
+    scale is applied to A x [tokens, rank], and B's product is added as it is computed, in the dtype of x.
     """
     peft_linear: Any = PEFT.load("peft.tuners.lora").Linear
 
     class FusedLoraLinear(peft_linear):  # type: ignore[misc]
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            if args or kwargs or self.disable_adapters or self.merged:
-                return cast("Tensor", super().forward(x, *args, **kwargs))
             down, up = self.lora_A[_NAME].weight, self.lora_B[_NAME].weight
+            is_plain = x.dtype is self.base_layer.weight.dtype and not isinstance(down, DTensor)
+            if args or kwargs or self.disable_adapters or self.merged or not is_plain:
+                return cast("Tensor", super().forward(x, *args, **kwargs))
             found: Tensor = self.base_layer(x)
-            if not (found.dtype is x.dtype is down.dtype or torch.is_autocast_enabled(x.device.type)):
-                return cast("Tensor", super().forward(x))
-            reduced = functional.linear(self.lora_dropout[_NAME](x), down) * self.scaling[_NAME]
-            return torch.addmm(found.flatten(0, -2), reduced.flatten(0, -2), up.t()).view(found.shape)
+            reduced = functional.linear(self.lora_dropout[_NAME](x), down.to(x.dtype)) * self.scaling[_NAME]
+            rows, rank = found.reshape(-1, found.shape[-1]), down.shape[0]
+            return torch.addmm(rows, reduced.reshape(-1, rank), up.to(x.dtype).t()).view(found.shape)
 
     return FusedLoraLinear
 

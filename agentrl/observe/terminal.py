@@ -219,6 +219,7 @@ class LineWatcher(RunWatcher):
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line; of the many short steps of a warm start only some."""
+        self._speed.at(self._status.sampled_tokens)
         every = max(1, self._status.steps // 20) if "sft/loss" in metrics else 1
         if step % every == 0 or step == self._status.steps:
             self._say(step_words(step, self._status.steps, metrics))

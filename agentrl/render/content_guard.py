@@ -68,7 +68,7 @@ class ContentGuard:
 
     def text(self, text: str) -> str:
         """Guard a text."""
-        text = encodable(text)
+        text = encodable(text).replace(BREAK, "")
         if self._spelled.search(text) is not None:
             text = self._broken(text, self._breaking)
         if self._normalize is not None and self._spelled.search(normal := self._normalize(text)) is not None:

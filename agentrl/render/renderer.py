@@ -21,7 +21,7 @@ from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
 from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
-from agentrl.message import Message, ToolCall, system, user
+from agentrl.message import Message, ToolCall, encodable, system, user
 from agentrl.render.answers import AnswerReader
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
@@ -229,7 +229,8 @@ class Renderer:
         between = [self.header, self.template.render([system("x"), user("x")]), self.after_answer([user("x")])]
         with contextlib.suppress(TemplateError):
             between.append(self.after_answer([Message(role="tool", content="x", name="x")]))
-        control = (encoder.special_tokens | encoder.added_in("".join(between))) - marks
+        separators = {token for token in encoder.added_in("".join(between)) if _is_separator(token)}
+        control = {token for token in encoder.special_tokens | separators if token.strip()} - marks
         return ContentGuard(
             control,
             is_text=encoder.is_text,
@@ -445,11 +446,24 @@ class Renderer:
 
     def cut(self, text: str, max_tokens: int) -> str:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
-        return unbroken(self.encoder.cut(self.guard.text(text), max_tokens))
+        text = encodable(text)
+        guarded = self.guard.text(text)
+        kept = self.encoder.cut(guarded, max_tokens)
+        return text if kept == guarded else unbroken(kept)
 
     def split(self, text: str, max_tokens: int) -> list[str]:
         """`text` in parts of at most so many tokens (see `TextEncoder.split`)."""
         return [unbroken(part) for part in self.encoder.split(self.guard.text(text), max_tokens)]
+
+
+def _is_separator(token: str) -> bool:
+    """Return True if an added token looks like a mark between messages, and not like a word or blanks of any text.
+
+    >>> [_is_separator(token) for token in ("<start_of_turn>", "assistant", chr(10), "▁▁")]
+    [True, False, False, False]
+    """
+    letters = sum(letter.isalnum() for letter in token)
+    return letters > 0 and any(not (letter.isalnum() or letter.isspace() or letter == "_") for letter in token)
 
 
 def _is_short(message: Message) -> bool:

@@ -441,6 +441,7 @@ class RuntimeEpisode(Episode):
     def _cut(self, content: Content) -> Content:
         if isinstance(content, str):
             return self._cut_text(content)
+        content = tuple(TextPart(text=encodable(p.text)) if isinstance(p, TextPart) else p for p in content)
         text = "".join(part.text for part in content if isinstance(part, TextPart))
         shortened = self._cut_text(text)
         if shortened == text:

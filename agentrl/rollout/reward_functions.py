@@ -9,7 +9,7 @@ Functions written for TRL, verl and verifiers are recognised by the names of the
 =============== ==================================================================================================
 
 A blocking function runs in a thread of its own, one call after the other; an ``async`` one runs in the
-event loop, concurrently with others. An exception, or a result that is no number, is an `EnvironmentFailure`.
+event loop, concurrently with others. An exception, or a result that is no number, is an `RewardFailure`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, shortened
+from agentrl.errors import A_REWARD, ConfigError, RewardFailure, shortened
 from agentrl.message import Message
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
@@ -112,7 +112,7 @@ class FunctionReward(Scorer):
             ) from error
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Call the function; raise `EnvironmentFailure` if it raises, hangs, or returns no finite number."""
+        """Call the function; raise `RewardFailure` if it raises, hangs, or returns no finite number."""
         what = f"{self._where} on task {task.id}"
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(type(self._function).__call__):
             returned = self._call_named(what, trajectory, task)
@@ -149,9 +149,9 @@ class FunctionReward(Scorer):
         try:
             await asyncio.wait({task}, timeout=self._deadline_s)
             if not task.done():
-                raise EnvironmentFailure(f"{what} missed its deadline", got=f"no answer in {self._deadline_s:g} s")
+                raise RewardFailure(f"{what} missed its deadline", got=f"no answer in {self._deadline_s:g} s")
             if task.cancelled():
-                raise EnvironmentFailure(f"{what} failed", got="a coroutine that was cancelled from within")
+                raise RewardFailure(f"{what} failed", got="a coroutine that was cancelled from within")
             return task.result()
         finally:
             task.cancel()
@@ -162,7 +162,7 @@ class FunctionReward(Scorer):
         number = as_number(value)
         if number is None:
             hint = "annotate it with -> float | None if None means that it does not apply" if value is None else None
-            raise EnvironmentFailure(
+            raise RewardFailure(
                 f"{what} did not return a reward",
                 got=f"{type(value).__name__} {shortened(value)}",
                 expected=f"{A_REWARD}: float, int or bool",

@@ -33,6 +33,7 @@ from agentrl.errors import (
     InfrastructureError,
     Outcome,
     PolicyError,
+    RewardFailure,
     UsageError,
     async_boundary,
     described_error,
@@ -326,18 +327,9 @@ class EpisodeRunner:
     async def _score(self, trajectory: Trajectory, task: Task) -> None:
         what = f"scoring task {task.id}"
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__):
-            try:
-                async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.score_timeout_s):
-                    score = await checked_score(self.scorer, trajectory, task)
-            except EnvironmentFailure as error:
-                _fail(trajectory, self._blame(error), error)
-                return
+            async with async_boundary(RewardFailure, what, deadline_s=self.limits.score_timeout_s):
+                score = await checked_score(self.scorer, trajectory, task)
         _give(trajectory, score)
-
-    def _blame(self, error: InfrastructureError) -> Outcome:
-        """Return the outcome of an episode whose scoring failed."""
-        is_own = isinstance(error, EnvironmentFailure) and not isinstance(self.scorer, EnvironmentReward)
-        return Outcome.REWARD_ERROR if is_own else error.outcome
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         """Score the episodes of a group, if the scorer compares them; those that infrastructure failed are left out.
@@ -359,7 +351,7 @@ class EpisodeRunner:
             await _in_own_task(self._score_together(found, task), f"scoring group {found[0].group_id}")
         except InfrastructureError as error:
             for trajectory in found:
-                _fail(trajectory, self._blame(error), error)
+                _fail(trajectory, error.outcome, error)
         for trajectory in found:
             if trajectory.id in self._unscored:
                 self._unscored.discard(trajectory.id)
@@ -372,7 +364,7 @@ class EpisodeRunner:
         assert isinstance(scorer, GroupScorer)
         what = f"scoring a group of task {task.id}"
         with self.waits.on(WaitKind.SCORER, trajectories[0].group_id, type(scorer).__name__):
-            async with async_boundary(EnvironmentFailure, what, deadline_s=None):
+            async with async_boundary(RewardFailure, what, deadline_s=None):
                 scores = await checked_group_scores(scorer, trajectories, task)
         for trajectory, score in zip(trajectories, scores, strict=True):
             _give(trajectory, score)

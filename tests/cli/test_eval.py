@@ -184,7 +184,7 @@ def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, work
     assert ended.code == 1
     assert "no episode could be scored: got reward_error: reward function raising:bad (" in ended.err
     assert "raising.py line 2: return 1 / 0" in ended.err
-    assert "Mend the reward function there" in ended.err
+    assert "Fix what the message names; the same command then plays these episodes" in ended.err
     assert "env check" not in ended.err
 
 

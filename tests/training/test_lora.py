@@ -98,13 +98,19 @@ def test_adapters_change_nothing_until_they_are_trained():
     assert torch.equal(scores(model), changed)
 
 
-@pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-5), (True, 2e-2)])
+@pytest.mark.parametrize(
+    ("weights", "autocast", "tolerance"),
+    [(torch.float32, False, 1e-5), (torch.float32, True, 2e-2), (torch.bfloat16, False, 2e-2)],
+)
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_layer_computes_what_peft_computes(autocast, tolerance, dropout):
+def test_a_layer_computes_what_peft_computes(weights, autocast, tolerance, dropout):
     model = moved(adapted(LoraConfig(rank=4, alpha=12.0, dropout=dropout)))
     layer = model.model.layers[0].mlp.up_proj
     assert type(layer) is not peft.tuners.lora.Linear
-    inputs = torch.linspace(-1, 1, 2 * 3 * layer.in_features).reshape(2, 3, -1).requires_grad_()
+    layer.base_layer.to(weights)
+    inputs = torch.linspace(-1, 1, 2 * 3 * layer.in_features).reshape(2, 3, -1).to(weights).requires_grad_()
+    products = []
+    layer.base_layer.register_forward_hook(lambda *_: products.append(1))
     results = []
     with adapters_dropped_out(model):
         for forward in (layer.forward, functools.partial(peft.tuners.lora.Linear.forward, layer)):
@@ -116,6 +122,7 @@ def test_a_layer_computes_what_peft_computes(autocast, tolerance, dropout):
             results.append([found, *(tensor.grad for tensor in tensors)])
             for tensor in tensors:
                 tensor.grad = None
+    assert len(products) == 2
     for own, wanted in zip(*results, strict=True):
         assert own.dtype is wanted.dtype
         assert (own - wanted).norm() <= tolerance * wanted.norm()

@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from agentrl.models import products
 
+ONEDNN_IS_FASTER = products.onednn_is_faster
+
 
 @pytest.fixture(autouse=True)
 def _any_processor(monkeypatch):
@@ -61,3 +63,19 @@ def test_small_layers_stay_as_they_are():
     assert [type(layer) for layer in model] == [nn.Linear, products.FastLinear]
     again = copy.deepcopy(model)
     assert torch.equal(again[1](torch.ones(1, 512)), model[1](torch.ones(1, 512)))
+
+
+@pytest.mark.parametrize(
+    ("vendor", "flags", "as_they_are", "laid_out"),
+    [
+        ("AuthenticAMD", "avx2 avx512f", True, True),
+        ("AuthenticAMD", "avx2", False, True),
+        ("GenuineIntel", "avx2 avx512f", False, False),
+    ],
+)
+def test_the_processor_decides_who_multiplies(tmp_path, monkeypatch, vendor, flags, as_they_are, laid_out):
+    (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags : {flags}\n")
+    monkeypatch.setattr(products, "CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(products, "packing_is_faster", products.packing_is_faster.__wrapped__)
+    assert products.packing_is_faster() is laid_out
+    assert ONEDNN_IS_FASTER.__wrapped__() is as_they_are
