@@ -15,6 +15,7 @@ _TASK_SENTENCE = re.compile(r"^.*\byour task is to:?.*$", re.IGNORECASE | re.MUL
 
 
 _EXAMPLE = re.compile(r"[,;:.]?\s*\bfor example:\s*", re.IGNORECASE)
+PLACEHOLDER = "(your action)"
 READ_NEXT = "You then see what it led to, and answer again in the same form."
 
 
@@ -36,7 +37,12 @@ class ActionHint:
         """
         what, *examples = _EXAMPLE.split(hint)
         example = examples[-1].strip() if examples else ""
-        return cls(what.strip().rstrip("."), example or "(your action)")
+        return cls(what.strip().rstrip("."), example or PLACEHOLDER)
+
+    @property
+    def has_example(self) -> bool:
+        """True if the environment gives an example."""
+        return self.example != PLACEHOLDER
 
     @property
     def sentence(self) -> str:

@@ -93,7 +93,9 @@ class TextLoop(AgentLoop):
             return ""
         hint = ActionHint.parse(action_hint)
         rule = f"{_RULES[self._format]}{hint.sentence}"
-        return f"How to answer: {rule} For example:\n{self._example(action_hint)}\n{READ_NEXT}"
+        if hint.has_example:  # a placeholder would be repeated by small models
+            rule += f" For example:\n{self._example(action_hint)}"
+        return f"How to answer: {rule}\n{READ_NEXT}"
 
     def _example(self, action_hint: str) -> str:
         return self.demonstrate(ActionHint.parse(action_hint).example).text

@@ -325,4 +325,5 @@ def raised_in(error: BaseException, file: str | None = None) -> str | None:
 
 
 def _failure(kind: type[InfrastructureError], what: str, error: BaseException) -> InfrastructureError:
-    return kind(f"{what} failed", got=described_error(error))
+    where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
+    return kind(f"{what} failed", got=described_error(error), hint=where)

@@ -104,7 +104,7 @@ class RuntimeEpisode(Episode):
         result = await self.environment.reset(self.task)
         self.tools = {**self._configured, **self._own_tools(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
-        if not (self.action_hint or self.spec.instructions or self.task.prompt or result.tools):
+        if not (self.action_hint or self.spec.answer_format or self.task.prompt or result.tools):
             _warn_of_silence(self.spec.name)
         goal = result.info.get("goal")
         self.goal = None if goal is None else self._cut_text(str(goal))

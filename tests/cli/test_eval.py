@@ -225,3 +225,29 @@ def test_training_from_a_program_takes_tools_as_objects(workplace: Path) -> None
     config = (run.folder / "config.yaml").read_text()
     assert "double\n  - calculator" in config
     assert "advantage: rloo" in config
+
+
+SILENT = """
+import gymnasium
+
+class Silent(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Text(20)
+
+    def reset(self, *, seed=None, options=None):
+        return "?", {}
+
+    def step(self, action):
+        return self.nowhere, 0.0, True, False, {}
+"""
+
+
+def test_an_environment_that_explains_nothing_is_told_so_and_its_failure_has_a_line(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (workplace / "silent_game.py").write_text(SILENT)
+    monkeypatch.syspath_prepend(workplace)
+    ended = agentrl("eval", "--env", "silent_game:Silent", "--policy", "random", "--tasks", "1", "rollout.retries=0")
+    assert "environment silent_game:Silent does not say what an action is" in caplog.text
+    assert ended.code == 1
+    assert f"It was raised in {workplace}/silent_game.py line 11: return self.nowhere" in caplog.text
+    assert "silent_game.py line 11" in ended.err
