@@ -119,8 +119,12 @@ def test_a_full_check_is_more_patient() -> None:
 
 def start(*words: str, folder: Path = WORLDS) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(WORLDS), str(folder), *sys.path])
+    # who started the tests may have Ctrl-C ignored, as a shell does in the background
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import agentrl.cli as it; it.main()"
+    )
     return subprocess.Popen(
-        [sys.executable, "-c", "from agentrl.cli import main; main()", "env", "check", *words],
+        [sys.executable, "-c", program, "env", "check", *words],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
