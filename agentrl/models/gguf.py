@@ -1,12 +1,14 @@
-"""A GGUF file, as llama.cpp and Ollama use them, turned into a Hugging Face model that can be trained and served."""
+"""Conversion of a GGUF file, as llama.cpp and Ollama use them, to a Hugging Face model that can be trained and served."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Literal, cast
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.initialization import no_init_weights
 
 from agentrl.errors import UsageError
 from agentrl.models.load import model_class, reports_left_out
@@ -14,46 +16,109 @@ from agentrl.registry import Extra
 
 GGUF = Extra(name="gguf", module="gguf")
 MAGIC = b"GGUF"
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+"""Names of the two matrices in a GGUF file."""
+COPY_TOLERANCE = 0.1
+"""Largest relative difference (Frobenius norm) of two matrices that count as quantized copies of one: 5 and 8 bits of one
+matrix differ by 0.04, the matrices of a model that was trained with both by about 1."""
+HALF_PRECISION_BITS = 8.0
+"""A file with fewer bits per weight loses nothing that matters when it is stored in bfloat16."""
 
 
-class LoadedGguf(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedGguf:
     """Contents of a GGUF file."""
 
     model: PreTrainedModel
-    """In float32 on the CPU, its quantized weights as numbers."""
+    """On the CPU, with dequantized weights in the format that was asked for."""
     tokenizer: PreTrainedTokenizerFast
     """With the file's chat template."""
+    bits_per_weight: float
+    """Mean over all tensors of the file."""
+    retied: float | None
+    """Relative difference of embedding and output head in the file, if they were copies of one matrix and are tied again."""
 
 
-def load_gguf(file: Path) -> LoadedGguf:
+def load_gguf(file: Path, *, dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> LoadedGguf:
     """Load the model and the tokenizer of a GGUF file.
 
+    A file may hold an output head beside the embedding though the model ties them: quantization tools store the two in
+    different formats. Such copies are tied again, to the one with more bits.
+
+    Args:
+        file: Path of the file.
+        dtype: Number format of the model; ``auto`` is bfloat16 for files with fewer than 8 bits per weight.
+
     Raises:
-        UsageError: there is no such file, it is no GGUF file, its architecture is unknown to transformers, or the extra
-            is not installed.
+        UsageError: there is no such file, it is not a GGUF file, transformers does not support its architecture, or the
+            extra is not installed.
     """
     _check_magic(file)
     GGUF.load()
     GGUF.load("accelerate")  # transformers loads GGUF files with it
     try:
+        bits = _bits_by_tensor(file)
         with reports_left_out():
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             kind = model_class(config)
             found = kind.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            # a model that knows where its weights come from refuses to be saved
-            plain = found.config.__class__.from_dict(
-                {key: value for key, value in found.config.to_dict().items() if key != "quantization_config"}
-            )
-            model = kind.from_config(plain, dtype=torch.float32)
-            model.load_state_dict(found.state_dict())
+        retied = _tie_copies(found, bits.sizes)
+        number_format = dtype if dtype != "auto" else "bfloat16" if bits.mean < HALF_PRECISION_BITS else "float32"
+        model = _without_source(kind, found, getattr(torch, number_format))
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UsageError(
             f"cannot read {file}",
             got=str(error).strip().splitlines()[0],
             expected="a language model of an architecture whose GGUF files transformers can read",
         ) from error
-    return LoadedGguf(model.eval(), cast("PreTrainedTokenizerFast", tokenizer))
+    return LoadedGguf(
+        model=model.eval(),
+        tokenizer=cast("PreTrainedTokenizerFast", tokenizer),
+        bits_per_weight=bits.mean,
+        retied=retied,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bits:
+    mean: float
+    sizes: dict[str, float]
+    """Bits per weight of each tensor, by its name in the file."""
+
+
+def _bits_by_tensor(file: Path) -> _Bits:
+    tensors = GGUF.load().GGUFReader(file).tensors
+    sizes = {tensor.name: 8.0 * int(tensor.n_bytes) / int(tensor.n_elements) for tensor in tensors}
+    total = sum(int(tensor.n_elements) for tensor in tensors)
+    return _Bits(mean=8.0 * sum(int(tensor.n_bytes) for tensor in tensors) / total, sizes=sizes)
+
+
+def _tie_copies(model: PreTrainedModel, bits: dict[str, float]) -> float | None:
+    """Tie embedding and output head if the file holds both and they differ only by quantization; return by how much."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or not {EMBEDDING, HEAD} <= bits.keys() or embedding.weight.shape != head.weight.shape:
+        return None
+    with torch.no_grad():
+        difference = float((embedding.weight - head.weight).norm() / head.weight.norm())
+        if difference > COPY_TOLERANCE:
+            return None
+        if bits[HEAD] > bits[EMBEDDING]:
+            embedding.weight.copy_(head.weight)
+    model.config.get_text_config().tie_word_embeddings = True
+    model.config.tie_word_embeddings = True
+    return difference
+
+
+def _without_source(kind: type, found: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Copy a model that was read from a GGUF file: transformers refuses to save one that knows where it comes from."""
+    settings = {key: value for key, value in found.config.to_dict().items() if key != "quantization_config"}
+    config = found.config.__class__.from_dict(settings)
+    with no_init_weights():
+        model: PreTrainedModel = kind.from_config(config, dtype=dtype)  # type: ignore[attr-defined]
+    model.load_state_dict(found.state_dict())
+    model.tie_weights()
+    return model
 
 
 def _check_magic(file: Path) -> None:
@@ -62,4 +127,4 @@ def _check_magic(file: Path) -> None:
     with file.open("rb") as opened:
         begins = opened.read(len(MAGIC))
     if begins != MAGIC:
-        raise UsageError(f"{file} is no GGUF file", got=f"a file that begins with {begins!r}", expected=f"{MAGIC!r}")
+        raise UsageError(f"{file} is not a GGUF file", got=f"a file that begins with {begins!r}", expected=f"{MAGIC!r}")
