@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from transformers.utils.hub import CHAT_TEMPLATE_FILE
 from agentrl.builders.scratch import unheard, write_scratch_model
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
-from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError, did_you_mean
@@ -31,9 +29,7 @@ from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
-from agentrl.render.answers import AnswerReader
 from agentrl.render.check import RewrittenHistory, check_template
-from agentrl.render.families import detect_family
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import find_chat_template, read_chat_template
@@ -88,57 +84,6 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
         for name, section in config.named_adapters.items()
     }
     return config.model_copy(update={**changes, "adapters": adapters or None})
-
-
-TEXT_LOOP = "react_text"
-"""The agent loop of a model that cannot call tools, where the user chose none."""
-BEGUN_ACTION = {"format": "action_tag", "prefill": "<action>"}
-"""Its options: even a small model keeps to a form that is begun for it."""
-END_OF_ACTION = "</action>"
-
-
-def with_fitting_loop(config: Config, *, say: Callable[[str], None]) -> Config:
-    """Give a model that cannot call tools an agent loop without them, if the user chose no loop and asked for no tools.
-
-    Args:
-        config: Of a model that is at hand.
-        say: Called with what was chosen, and why.
-
-    Raises:
-        UsageError: the model has no tokenizer.
-    """
-    if config.model.path == SCRATCH or not config.has_environment or not _lets_loop_open(config):
-        return config
-    template = _chat_template(config)
-    if template is None or AnswerReader(detect_family(template), template, "auto", header="").parser_name is not None:
-        return config
-    specs = [resolve_environment(part.config.sole_environment.name) for part in parts_of(config)]
-    marks_actions = len(specs) == 1 and not specs[0].answer_format
-    options = BEGUN_ACTION if marks_actions else {}
-    changes: dict[str, Section] = {"agent": config.agent.model_copy(update={"loop": TEXT_LOOP, "options": options})}
-    chosen = f"agent.loop={TEXT_LOOP}"
-    if marks_actions:
-        chosen += f" 'agent.options={json.dumps(options)}'"
-        if not config.sampling.stop:
-            changes["sampling"] = config.sampling.model_copy(update={"stop": (END_OF_ACTION,)})
-            chosen += f" 'sampling.stop=[\"{END_OF_ACTION}\"]'"
-    say(f"the model's chat template has no tool calls, so its actions are text: {chosen}; set agent.loop to choose")
-    return config.model_copy(update=changes)
-
-
-def _lets_loop_open(config: Config) -> bool:
-    if config.agent.model_fields_set & {"loop", "options", "tool_parser"}:
-        return False
-    agents = [config.agent, *(part.config.agent for part in parts_of(config))]
-    default = AgentConfig.model_fields["loop"].default
-    return any(agent.loop == default for agent in agents) and not any(agent.tools or agent.roles for agent in agents)
-
-
-def _chat_template(config: Config) -> str | None:
-    if config.model.chat_template is not None:
-        return read_chat_template(config.model.chat_template)
-    template = load_tokenizer(find_model(config.model.path)).chat_template
-    return template if isinstance(template, str) else None
 
 
 def _resolved(path: str, *, several: bool = False) -> str:

@@ -18,10 +18,11 @@ from types import FrameType
 
 from agentrl.builders.chat_file import ENVIRONMENT
 from agentrl.builders.checks import check_curriculum, check_training
+from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_loop
 from agentrl.builders.machine import check_machine
-from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model, with_fitting_loop
+from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.builders.resume_rules import Change, changes, check_same_run
 from agentrl.builders.rewards import check_rewards
 from agentrl.builders.tools import check_tools
@@ -65,7 +66,7 @@ def start_run(config: Config, *, kind: str) -> Run:
     """
     name = check_tasks(config) if config.has_environment else ENVIRONMENT
     check_trackers(config.trackers)
-    resolved = with_fitting_loop(resolve_model(config), say=_log.warning)
+    resolved = select_default_loop(resolve_model(config), say=_log.warning)
     if resolved.model.path != SCRATCH:
         load_tokenizer(resolved.model.path)
     if config.has_environment:

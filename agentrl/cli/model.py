@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from agentrl.cli.help import examples
+from agentrl.cli.model_check import check
 from agentrl.errors import UsageError
 from agentrl.models.gguf import load_gguf
 from agentrl.observe.console import note, out
@@ -23,13 +24,21 @@ from agentrl.training.checkpoint import save_model_folder
 app = typer.Typer(no_args_is_help=True)
 
 
+app.command(
+    epilog=examples(
+        "agentrl model check qwen2.5-coder-0.5b-instruct --env guess_number",
+        "agentrl model check Qwen/Qwen2.5-0.5B-Instruct --env household --env webshop --engine vllm",
+        "agentrl model check runs/latest --env my_game:GuessNumber-v0 --answers 64 --json check.json",
+    )
+)(check)
+
+
 class Format(StrEnum):
     """Number formats of a converted model."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
-
 
 
 @app.command(
@@ -54,7 +63,9 @@ def add(
 ) -> None:
     """Add a model to this user's cache, under a name for model.path; a GGUF file is converted."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise UsageError("this is not a valid name for a model", got=repr(name), expected="letters, digits, dots, - and _")
+        raise UsageError(
+            "this is not a valid name for a model", got=repr(name), expected="letters, digits, dots, - and _"
+        )
     folder = models_folder() / name
     if folder.exists() and not replace:
         raise UsageError(f"there is a model {name} already", got=folder, hint="choose another name, or add --replace")
@@ -82,7 +93,9 @@ def _convert(file: Path, folder: Path, dtype: Format) -> None:
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     number_format = str(model.dtype).removeprefix("torch.")
-    note(f"{parameters / 1e6:,.0f} million parameters, stored in {number_format} (the file: {loaded.bits_per_weight:.1f} bits per weight)")
+    note(
+        f"{parameters / 1e6:,.0f} million parameters, stored in {number_format} (the file: {loaded.bits_per_weight:.1f} bits per weight)"
+    )
     save_model_folder(model, loaded.tokenizer, folder)
 
 

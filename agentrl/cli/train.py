@@ -11,9 +11,10 @@ import typer
 from rich.table import Table
 
 from agentrl.builders.checks import check_training
+from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.environments import task_source
 from agentrl.builders.machine import check_machine, gpu_rows
-from agentrl.builders.models import SCRATCH, with_fitting_loop
+from agentrl.builders.models import SCRATCH
 from agentrl.builders.rewards import judge_rows
 from agentrl.builders.run import Run, RunResult, check_tasks, resume_run, start_run
 from agentrl.builders.workers import followed_launcher
@@ -103,7 +104,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
     check_trackers(config.trackers)
     if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
-        config = with_fitting_loop(config, say=note)
+        config = select_default_loop(config, say=note)
     tasks = []
     if config.has_environment:
         check_tasks(config)

@@ -11,9 +11,10 @@ from typing import Any
 
 import orjson
 
+from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
-from agentrl.builders.models import SCRATCH, resolve_model, with_fitting_loop
+from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.builders.rewards import build_judge, check_rewards, reward_fingerprints
 from agentrl.builders.roles import check_roles
 from agentrl.builders.tools import check_tools
@@ -86,7 +87,7 @@ async def run_evaluation(
     several = bool(request.config.named_adapters)
     config = request.config
     if _uses_model(request):
-        config = with_fitting_loop(resolve_model(config, several=several), say=_log.warning)
+        config = select_default_loop(resolve_model(config, several=several), say=_log.warning)
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)

@@ -1,4 +1,4 @@
-"""Conversion of a GGUF file, as llama.cpp and Ollama use them, to a Hugging Face model that can be trained and served."""
+"""Conversion of GGUF files, as llama.cpp and Ollama use them, to Hugging Face models that can be trained and served."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAGIC = b"GGUF"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the two matrices in a GGUF file."""
 COPY_TOLERANCE = 0.1
-"""Largest relative difference (Frobenius norm) of two matrices that count as quantized copies of one: 5 and 8 bits of one
+"""Largest relative difference (Frobenius norm) of two matrices that count as quantized copies of one: 5 and 8 bits of a
 matrix differ by 0.04, the matrices of a model that was trained with both by about 1."""
 HALF_PRECISION_BITS = 8.0
 """A file with fewer bits per weight loses nothing that matters when it is stored in bfloat16."""
@@ -36,7 +36,7 @@ class LoadedGguf:
     bits_per_weight: float
     """Mean over all tensors of the file."""
     retied: float | None
-    """Relative difference of embedding and output head in the file, if they were copies of one matrix and are tied again."""
+    """Relative difference of embedding and output head in the file, if they are copies of one matrix and were tied."""
 
 
 def load_gguf(file: Path, *, dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> LoadedGguf:

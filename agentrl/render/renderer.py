@@ -436,6 +436,11 @@ class Renderer:
         thinking = self.thinking if self.thinks else None
         return structure_of(form, tools, parser=self._reader.parser_name, thinking=thinking, header=self.header)
 
+    @property
+    def tool_parser(self) -> str | None:
+        """Registry name of the way in which tool calls are written; ``None`` if no way is known."""
+        return self._reader.parser_name
+
     def require_tool_parser(self) -> None:
         """Check that tool calls of this model can be read.
 

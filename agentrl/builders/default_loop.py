@@ -1,0 +1,204 @@
+"""Choice of the agent loop where the user chose none: as `agentrl model check` measured it, or by the chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.builders.models import SCRATCH, load_tokenizer
+from agentrl.config.config import Config
+from agentrl.config.derived import parts_of
+from agentrl.config.environment import AgentConfig
+from agentrl.config.section import Section
+from agentrl.env_lookup import resolve_environment
+from agentrl.observe.files import replace_file, writing
+from agentrl.observe.model_folder import find_model, models_folder
+from agentrl.render.answers import AnswerReader
+from agentrl.render.families import detect_family
+from agentrl.render.tokens import read_chat_template
+
+TOOL_LOOP = "tool_calling"
+TEXT_LOOP = "react_text"
+"""The agent loop of a model that cannot call tools."""
+BEGUN_ACTION = {"format": "action_tag", "prefill": "<action>"}
+"""Options of the text loop: even a small model completes a form that is begun for it."""
+END_OF_ACTION = "</action>"
+CHECKS = ".checks"
+"""Folder of the results of `agentrl model check`, next to the models that were added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaySettings:
+    """Settings of how a model plays: a loop, its options, examples in the prompt.
+
+    >>> print(PlaySettings(loop="react_text", shots=2))
+    agent.loop=react_text agent.shots=2
+    """
+
+    loop: str
+    options: dict[str, Any]
+    shots: int = 0
+    stop: tuple[str, ...] = ()
+    """Texts at which sampling stops."""
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings as words of the command line, without quotes."""
+        return [
+            f"agent.loop={self.loop}",
+            *([f"agent.options={json.dumps(self.options)}"] if self.options else []),
+            *([f"agent.shots={self.shots}"] if self.shots else []),
+            *([f"sampling.stop={json.dumps(list(self.stop))}"] if self.stop else []),
+        ]
+
+    def __str__(self) -> str:
+        return " ".join(shlex.quote(word) for word in self.overrides)
+
+    def applied(self, config: Config) -> Config:
+        """Return the config with these settings, except for shots and stop texts that the user chose."""
+        agent: dict[str, Any] = {"loop": self.loop, "options": self.options}
+        if "shots" not in config.agent.model_fields_set:
+            agent["shots"] = self.shots
+        changes: dict[str, Section] = {"agent": config.agent.model_copy(update=agent)}
+        if self.stop and not config.sampling.stop:
+            changes["sampling"] = config.sampling.model_copy(update={"stop": self.stop})
+        return config.model_copy(update=changes)
+
+
+def begun_action(shots: int = 0) -> PlaySettings:
+    """Return the settings under which an answer in text begins with ``<action>``."""
+    return PlaySettings(loop=TEXT_LOOP, options=dict(BEGUN_ACTION), shots=shots, stop=(END_OF_ACTION,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Settings that `agentrl model check` found best for a model and an environment."""
+
+    settings: PlaySettings
+    usable: float
+    """Share of first answers that the loop could read."""
+    answers: int
+    date: str
+
+
+def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config:
+    """Choose how a model plays, if the user chose no loop and asked for no tools.
+
+    The settings that `agentrl model check` recommended for the model and the environment come first. Without them, a
+    model whose chat template has no tool calls acts in text.
+
+    Args:
+        config: The config of a model whose files are on this machine.
+        say: Called with what was chosen, and why.
+
+    Raises:
+        UsageError: the model has no tokenizer.
+    """
+    if config.model.path == SCRATCH or not config.has_environment or not _leaves_loop_open(config):
+        return config
+    found = None if config.environments else find_recommendation(config)
+    if found is not None:
+        say(
+            f"model check found {found.usable:.0%} of {found.answers} first answers usable on {found.date} with "
+            f"{found.settings}; set agent.loop to choose another way"
+        )
+        return found.settings.applied(config)
+    if calls_tools(config):
+        return config
+    specs = [resolve_environment(part.config.sole_environment.name) for part in parts_of(config)]
+    settings = (
+        begun_action() if len(specs) == 1 and not specs[0].answer_format else PlaySettings(loop=TEXT_LOOP, options={})
+    )
+    say(f"the model's chat template has no tool calls, so its actions are text: {settings}; set agent.loop to choose")
+    return settings.applied(config)
+
+
+def calls_tools(config: Config) -> bool:
+    """Return True if the model's chat template has tool calls in a known form, or there is no template to ask."""
+    template = _chat_template(config)
+    if template is None:
+        return True
+    return AnswerReader(detect_family(template), template, "auto", header="").parser_name is not None
+
+
+def _leaves_loop_open(config: Config) -> bool:
+    if config.agent.model_fields_set & {"loop", "options", "tool_parser"}:
+        return False
+    agents = [config.agent, *(part.config.agent for part in parts_of(config))]
+    default = AgentConfig.model_fields["loop"].default
+    return any(agent.loop == default for agent in agents) and not any(agent.tools or agent.roles for agent in agents)
+
+
+def _chat_template(config: Config) -> str | None:
+    if config.model.chat_template is not None:
+        return read_chat_template(config.model.chat_template)
+    template = load_tokenizer(find_model(config.model.path)).chat_template
+    return template if isinstance(template, str) else None
+
+
+def save_recommendation(config: Config, found: Recommendation) -> Path:
+    """Keep what was measured for the config's model and environment; return the file.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    file = _file(config)
+    record = {
+        "settings": {
+            "loop": found.settings.loop,
+            "options": found.settings.options,
+            "shots": found.settings.shots,
+            "stop": list(found.settings.stop),
+        },
+        "usable": found.usable,
+        "answers": found.answers,
+        "date": found.date,
+    }
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+    return file
+
+
+def find_recommendation(config: Config) -> Recommendation | None:
+    """Return what `agentrl model check` found for the config's model and environment; ``None`` if it never ran."""
+    try:
+        record = json.loads(_file(config).read_bytes())
+        settings = record["settings"]
+        return Recommendation(
+            settings=PlaySettings(
+                loop=settings["loop"],
+                options=settings["options"],
+                shots=settings["shots"],
+                stop=tuple(settings["stop"]),
+            ),
+            usable=record["usable"],
+            answers=record["answers"],
+            date=record["date"],
+        )
+    except (OSError, ValueError, KeyError, TypeError):  # none, or one of another version
+        return None
+
+
+def _file(config: Config) -> Path:
+    """Return the file of the model (its files, its chat template) and the environment with its options."""
+    model = find_model(config.model.path)
+    folder = Path(model)
+    files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+    environment = config.sole_environment
+    identity = {
+        "model": model,
+        "files": [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files],
+        "chat_template": config.model.chat_template and read_chat_template(config.model.chat_template),
+        "environment": environment.name,
+        "options": environment.options,
+    }
+    digest = hashlib.blake2b(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS), digest_size=8).hexdigest()
+    return models_folder() / CHECKS / f"{digest}.json"

@@ -1,0 +1,393 @@
+"""Check of a model before it is used: what its chat template shows, whether its answers can be read, speed, agreement.
+
+The answers are first answers to tasks of an environment, under several settings: by tool calls and as text, with and
+without examples in the prompt. The cheapest settings under which nearly all answers can be read are recommended.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.builders.default_loop import (
+    TEXT_LOOP,
+    TOOL_LOOP,
+    PlaySettings,
+    Recommendation,
+    begun_action,
+    calls_tools,
+    save_recommendation,
+)
+from agentrl.builders.environments import task_source
+from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
+from agentrl.builders.models import build_renderer, load_tokenizer, pad_id, resolve_model
+from agentrl.config.config import Config
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.env_lookup import resolve_environment
+from agentrl.errors import TemplateError, UsageError
+from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
+from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.message import Message, ToolCall, system, user
+from agentrl.models.load import load_model
+from agentrl.render.check import check_template
+from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import ToolSchema
+from agentrl.rollout.policies import EngineEpisodePolicy
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import scored_sequence
+
+GOOD = 0.9
+"""Share of usable first answers from which on settings are good enough."""
+ENOUGH = 0.97
+"""Share at which no further settings are tried."""
+SHOTS = (0, 1, 3)
+FREQUENT = 3
+"""Unusable answers that are shown."""
+LONGEST_ANSWER = 160
+"""Characters of an answer that are shown."""
+COMPARED_TOKENS = 2048
+"""Sampled tokens that engine and trainer are compared on, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateFacts:
+    """What a chat template shows of a conversation with tools."""
+
+    family: str
+    """Recognised family of models."""
+    tool_parser: str | None
+    """How tool calls are written; ``None`` if the template has none."""
+    end_of_turn: list[str]
+    """Tokens at which sampling stops."""
+    faults: list[str]
+    """What would go wrong, in words; empty for a template without a known fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerShare:
+    """First answers under one choice of settings."""
+
+    settings: PlaySettings
+    answers: int
+    usable: float
+    """Share that the agent loop could read."""
+    accepted: float
+    """Share whose action the environment accepted."""
+    prompt_tokens: float
+    """Mean length of the first prompt."""
+    tokens_per_s: float
+    """Sampled tokens per second of wall time, prompts included."""
+    unusable: list[tuple[int, str]]
+    """The most frequent unusable answers, with how often each was given."""
+    episodes: list[EvaluatedEpisode] = field(repr=False, default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Probabilities of sampled tokens by the engine (mu) and by the trainer (pi)."""
+
+    tokens: int
+    mean: float
+    """Mean of |pi - mu|."""
+    largest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCheck:
+    """Result of a check."""
+
+    model: str
+    environment: str
+    dtype: str
+    template: TemplateFacts
+    shares: list[AnswerShare]
+    recommended: Recommendation | None
+    """``None`` if no settings gave a usable answer."""
+    best: dict[str, AnswerShare]
+    """The best settings of each agent loop."""
+    agreement: Agreement | None
+    peak_bytes: int
+    """Largest resident memory of this process."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain JSON types."""
+        return {
+            "model": self.model,
+            "environment": self.environment,
+            "dtype": self.dtype,
+            "template": {
+                "family": self.template.family,
+                "tool_parser": self.template.tool_parser,
+                "end_of_turn": self.template.end_of_turn,
+                "faults": self.template.faults,
+            },
+            "answers": [
+                {
+                    "overrides": share.settings.overrides,
+                    "answers": share.answers,
+                    "usable": share.usable,
+                    "accepted": share.accepted,
+                    "prompt_tokens": share.prompt_tokens,
+                    "tokens_per_s": share.tokens_per_s,
+                    "unusable": [{"count": count, "answer": text} for count, text in share.unusable],
+                }
+                for share in self.shares
+            ],
+            "recommended": None if self.recommended is None else self.recommended.settings.overrides,
+            "agreement": None
+            if self.agreement is None
+            else {"tokens": self.agreement.tokens, "mean": self.agreement.mean, "largest": self.agreement.largest},
+            "peak_bytes": self.peak_bytes,
+        }
+
+
+async def check_model(
+    config: Config, *, answers: int, loops: Sequence[str] = (TOOL_LOOP, TEXT_LOOP), say: Callable[[str], None]
+) -> ModelCheck:
+    """Check the config's model on its environment, and keep what is recommended for `train` and `eval`.
+
+    Args:
+        config: Model, environment, engine, sampling; what it says about the agent loop is replaced.
+        answers: First answers for each choice of settings.
+        loops: Agent loops to try, ``tool_calling`` and ``react_text``.
+        say: Called with a line after each choice of settings.
+
+    Raises:
+        UsageError: no such model or environment, or an engine that does not sample tokens.
+        TemplateError: the chat template cannot be rendered.
+    """
+    if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
+        raise UsageError(
+            "model check samples tokens", got=f"engine={config.engine.type}", expected="local, vllm, sglang"
+        )
+    config = resolve_model(config)
+    facts = template_facts(build_renderer(config, config.model.path, load_tokenizer(config.model.path)))
+    tried = [loop for loop in loops if loop != TOOL_LOOP or calls_tools(config)]
+    shares: list[AnswerShare] = []
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_policy(config, PolicyKind.ENGINE, Path(folder)) as policy:
+            assert isinstance(policy, EngineEpisodePolicy)
+            for loop in tried:
+                shares += await _try_settings(config, loop, policy, answers, say)
+    best = {loop: _best([share for share in shares if share.settings.loop == loop]) for loop in tried}
+    recommended = _recommend(config, best)
+    return ModelCheck(
+        model=config.model.path,
+        environment=config.sole_environment.name,
+        dtype=config.model.dtype,
+        template=facts,
+        shares=shares,
+        recommended=recommended,
+        best=best,
+        agreement=_agreement(config, shares),
+        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    )
+
+
+async def _try_settings(
+    config: Config, loop: str, policy: EngineEpisodePolicy, answers: int, say: Callable[[str], None]
+) -> list[AnswerShare]:
+    """Measure settings of a loop, the cheapest first, until answers are usable."""
+    spec = resolve_environment(config.sole_environment.name)
+    shares: list[AnswerShare] = []
+    for shots in SHOTS:
+        forms = [PlaySettings(loop=loop, options={}, shots=shots)]
+        if loop == TOOL_LOOP:
+            forms.append(PlaySettings(loop=loop, options={"prefill": True}, shots=shots))
+        elif not spec.answer_format:
+            forms.append(begun_action(shots))
+        for form in forms:
+            try:
+                shares.append(await _measure(config, form, policy, answers))
+            except UsageError as error:
+                if not shares:
+                    raise
+                say(f"not tried: {form} ({error})")
+                return shares
+            say(_line(shares[-1]))
+            if shares[-1].usable >= ENOUGH:
+                return shares
+        if _best(shares).usable >= GOOD:
+            return shares
+    return shares
+
+
+async def _measure(config: Config, settings: PlaySettings, policy: EngineEpisodePolicy, answers: int) -> AnswerShare:
+    own = settings.applied(config)
+    own = own.model_copy(update={"agent": own.agent.model_copy(update={"max_turns": 1, "shots": settings.shots})})
+    spec = resolve_environment(own.sole_environment.name)
+    source = task_source(spec, own.sole_environment)
+    tasks = min(answers, len(source))
+    panel = Panel(
+        environment=spec.name,
+        policy=PolicyKind.ENGINE.value,
+        model=config.model.path,
+        n_tasks=tasks,
+        samples=max(1, answers // tasks),
+        seed=0,
+    )
+    pool = build_env_pool(own, spec=spec)
+    began = time.perf_counter()
+    try:
+        runner = build_runner(own, pool, policy.with_sampling(sampling_params(own.sampling), trains=False))
+        result = await evaluate_panel(runner, source, panel, concurrency=own.rollout.max_concurrent)
+        await runner.loop.close()
+    finally:
+        await pool.close()
+    seconds = time.perf_counter() - began
+    return _share(settings, [one for one in result.episodes if one.is_measured], policy.renderer, seconds)
+
+
+def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: Renderer, seconds: float) -> AnswerShare:
+    if not episodes:
+        raise UsageError("no episode could be played", got=str(settings), hint="see the warnings above")
+    unusable: Counter[str] = Counter()
+    readable = accepted = tokens = prompt = 0
+    for episode in episodes:
+        trajectory = episode.trajectory
+        first = next((sequence for sequence in trajectory.sequences if sequence.turns), None)
+        turn = None if first is None else first.turns[0]
+        ids = [] if first is None or turn is None else first.ids_list()[turn.start : turn.end]
+        tokens += len(ids)
+        prompt += 0 if turn is None else turn.start
+        if trajectory.metrics.get("invalid_answers"):
+            unusable[_shortened(renderer.encoder.decode(ids))] += 1
+            continue
+        readable += 1
+        accepted += bool(turn is not None and turn.valid)
+    return AnswerShare(
+        settings=settings,
+        answers=len(episodes),
+        usable=readable / len(episodes),
+        accepted=accepted / len(episodes),
+        prompt_tokens=prompt / len(episodes),
+        tokens_per_s=tokens / seconds,
+        unusable=[(count, text) for text, count in unusable.most_common(FREQUENT)],
+        episodes=episodes,
+    )
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
+
+
+def _line(share: AnswerShare) -> str:
+    return f"{share.usable:.0%} of {share.answers} first answers usable: {share.settings}"
+
+
+def _best(shares: Sequence[AnswerShare]) -> AnswerShare:
+    """Return the settings with the most usable answers; of nearly equal ones the first, which cost least."""
+    most = max(share.usable for share in shares)
+    return next(share for share in shares if share.usable >= min(most, ENOUGH) or share.usable == most)
+
+
+def _recommend(config: Config, best: dict[str, AnswerShare]) -> Recommendation | None:
+    """Recommend tool calls if nearly all of them are usable, else what is usable most often; keep it."""
+    tools = best.get(TOOL_LOOP)
+    chosen = tools if tools is not None and tools.usable >= GOOD else max(best.values(), key=lambda share: share.usable)
+    if not chosen.usable:
+        return None
+    found = Recommendation(
+        settings=chosen.settings,
+        usable=chosen.usable,
+        answers=chosen.answers,
+        date=date.today().isoformat(),
+    )
+    save_recommendation(config, found)
+    return found
+
+
+_TOOL: ToolSchema = {
+    "type": "function",
+    "function": {
+        "name": "find_harbour",
+        "description": "Find a harbour.",
+        "parameters": {
+            "type": "object",
+            "properties": {"coast": {"type": "string", "description": "Which coast."}},
+            "required": ["coast"],
+        },
+    },
+}
+
+
+def template_facts(renderer: Renderer) -> TemplateFacts:
+    """Find out what a chat template shows, and its faults."""
+    parser = renderer.tool_parser
+    faults = [
+        *(_tool_faults(renderer) if parser is not None else []),
+        *_history_faults(renderer, tools=parser is not None),
+    ]
+    ends = sorted(renderer.encoder.decode([token]) for token in renderer.stop_token_ids)
+    return TemplateFacts(family=renderer.family.name, tool_parser=parser, end_of_turn=ends, faults=faults)
+
+
+def _tool_faults(renderer: Renderer) -> Iterator[str]:
+    asked = [system("You help."), user("Where can I land?")]
+    try:
+        prompt = renderer.template.render(asked, tools=[_TOOL], generation_prompt=True)
+    except TemplateError as error:
+        yield f"the template refuses tools: {error.what}"
+        return
+    if "find_harbour" not in prompt:
+        yield "the names of tools do not show in the prompt"
+    call = ToolCall(name="find_harbour", arguments={"coast": "northern"}, id=renderer.call_id("find_harbour", 0))
+    answer = Message(role="assistant", tool_calls=(call,))
+    try:
+        history = renderer.template.render([*asked, answer, user("And then?")], tools=[_TOOL])[len(prompt) :]
+    except TemplateError as error:
+        yield f"the template refuses a tool call in the history: {error.what}"
+        return
+    for what, text in (("name", "find_harbour"), ("arguments", "northern")):
+        if text not in history:
+            yield (
+                f"the {what} of a tool call do not show in the history"
+                if what == "arguments"
+                else ("the name of a tool call does not show in the history")
+            )
+
+
+def _history_faults(renderer: Renderer, *, tools: bool) -> Iterator[str]:
+    for role in ("user", "tool") if tools else ("user",):
+        try:
+            check_template(renderer, roles=(role,), tools=[_TOOL] if tools else ())
+        except TemplateError as error:
+            yield f"{error.what} (after {'a tool result' if role == 'tool' else 'an observation'})"
+
+
+def _agreement(config: Config, shares: Sequence[AnswerShare]) -> Agreement | None:
+    """Compare the engine's probabilities of sampled tokens with those of the trainer's forward pass."""
+    sequences = [
+        sequence
+        for share in shares
+        for episode in share.episodes
+        for sequence in episode.trajectory.sequences
+        if sequence.loss_mask.any()
+    ]
+    if not sequences:
+        return None
+    model = load_model(config.model.path, dtype=config.model.dtype, device=config.model.device)
+    padding = pad_id(load_tokenizer(config.model.path))
+    mu, pi = [], []
+    compared = 0
+    for sequence in sequences:
+        sampled = sequence.loss_mask
+        scored = scored_sequence(sequence.token_ids, sampled)
+        with torch.no_grad():
+            pi.append(score(model, [scored], temperature=config.sampling.temperature, pad_id=padding).logp.exp().cpu())
+        mu.append(torch.from_numpy(sequence.logprobs[sampled]).exp())
+        compared += int(sampled.sum())
+        if compared >= COMPARED_TOKENS:
+            break
+    difference = (torch.cat(pi) - torch.cat(mu)).abs()
+    return Agreement(tokens=compared, mean=float(difference.mean()), largest=float(difference.max()))
