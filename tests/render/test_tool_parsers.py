@@ -71,9 +71,10 @@ def test_hermes_calls(text: str, content: str, calls: list) -> None:
     ("text", "problem"),
     [
         ('<tool_call>{"name": "look", }</tool_call>', "Tool call 1 is not valid JSON: "),
-        ('<tool_call>{"name": "look"}', "Tool call 1 was not closed. Write <tool_call>"),
+        ('<tool_call>{"name": "look"} and', "Tool call 1 goes on after its JSON object. Write <tool_call>"),
+        ("<tool_call>[]</tool_call>", "The list of tool calls is empty"),
         ('<tool_call>{"name": "look"} now</tool_call>', "Tool call 1 goes on after its JSON object"),
-        ('<tool_call>["look"]</tool_call>', "Tool call 1 must be a JSON object, not list"),
+        ('<tool_call>["look"]</tool_call>', "Tool call 1 must be a JSON object, not str"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'Tool call 1 has no "name". Offered tools: look, put.'),
         ('<tool_call>{"name": 3}</tool_call>', 'The "name" of tool call 1 must be a string, not int.'),
         ('<tool_call>{"name": "loook"}</tool_call>', "unknown tool 'loook'. Did you mean 'look'?"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
 from agentrl.render.tool_parsers.values import after_block, first_of, read_json, skip_space
 
+UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.'
 
@@ -19,7 +21,7 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
 
     def read(start: int, found: Collected) -> int:
-        found.take(partial(_read_block, text, start, tools, found.number))
+        _read_block(text, start, tools, found)
         with suppress(Malformed):  # an argument may hold the marks
             start = read_json(text, start, "").end
         return after_block(text, start, OPEN, CLOSE)
@@ -30,13 +32,38 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     return found.result()
 
 
-def _read_block(text: str, start: int, tools: ToolSchemas, number: int) -> ToolCall:
-    body = read_json(text, start, f"Tool call {number}", HERMES_FORM)
-    if not text.startswith(CLOSE, body.end):
-        extra = "was not closed" if body.end == len(text) else "goes on after its JSON object"
-        raise Malformed(f"Tool call {number} {extra}. {HERMES_FORM}")
-    call = _object(body.value, number, HERMES_FORM)
-    return make_call(call.get("name"), call.get("arguments", {}), tools, number)
+def _read_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> None:
+    """Collect what a block holds: a call, or a list of calls as SGLang reads it; the last block may be unclosed."""
+    try:
+        body = read_json(text, start, f"Tool call {found.number}", HERMES_FORM)
+        is_closed = text.startswith(CLOSE, body.end)
+        if not is_closed and body.end < len(text):
+            raise Malformed(f"Tool call {found.number} goes on after its JSON object. {HERMES_FORM}")
+        if body.value == []:
+            raise Malformed(f"The list of tool calls is empty. {HERMES_FORM}")
+    except Malformed as problem:
+        found.problems.append(str(problem))
+        return
+    is_list = isinstance(body.value, list)
+    slips = [*([] if is_closed else [UNCLOSED_TAG]), *([LISTED] if is_list else [])]
+    for item in body.value if is_list else [body.value]:
+        _take_call(item, tools, found, slips)
+
+
+def _take_call(item: object, tools: ToolSchemas, found: Collected, slips: Sequence[str]) -> None:
+    number = found.number
+
+    def read() -> ToolCall:
+        call = _object(item, number, HERMES_FORM)
+        return make_call(call.get("name"), _arguments_of(call), tools, number)
+
+    if found.take(read):
+        renamed = [PARAMETERS] if isinstance(item, dict) and "arguments" not in item and "parameters" in item else []
+        found.note([*slips, *renamed])
+
+
+def _arguments_of(call: Mapping[str, Any]) -> Any:
+    return call.get("arguments", call.get("parameters", {}))
 
 
 def _object(value: object, number: int, form: str) -> dict[str, Any]:
