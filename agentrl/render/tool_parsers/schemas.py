@@ -49,7 +49,8 @@ def _property(key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
         found = _property(key, part, root, depth + 1)
         if found is not True:
             return found
-    return True
+    others = schema.get("additionalProperties")
+    return resolved(others, root) if isinstance(others, Mapping) else True
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
