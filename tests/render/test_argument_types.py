@@ -266,9 +266,11 @@ keywords = st.sampled_from(
             "items",
             "A",
             "x",
-        )
+        ),
+        "additionalProperties",
+        "nullable",
+        "not",
     ]
-    + ["additionalProperties", "nullable", "not"]
 )
 schemas = st.recursive(
     values, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keywords, inner, max_size=4), max_leaves=12

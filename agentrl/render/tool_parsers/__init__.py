@@ -27,6 +27,10 @@ class ParsedCalls:
     """For each call that is not in the model's own notation, how it differs from it."""
 
 
+UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
+"""Slips that inference servers accept."""
+
+
 class ToolParser(Protocol):
     """Reads the calls in an answer's text."""
 

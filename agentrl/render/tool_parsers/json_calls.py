@@ -5,14 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers import (
+    LISTED,
+    PARAMETERS,
+    UNCLOSED_TAG,
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    collect_blocks,
+    make_call,
+)
+from agentrl.render.tool_parsers.tolerant_tags import fitting_call
+from agentrl.render.tool_parsers.untagged import UNTAGGED, read_untagged
 from agentrl.render.tool_parsers.values import after_block, first_of, read_json, skip_space
 
-UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
+NO_ARGUMENTS = "no arguments"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.'
 
@@ -72,13 +85,28 @@ def _object(value: object, number: int, form: str) -> dict[str, Any]:
     return value
 
 
+BESIDE_TEXT = "a call next to other text"
 LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
 _PYTHON_TAG = "<|python_tag|>"
 _CALL = re.compile(r'\{\s*"name"\s*:')
 
 
 def parse_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is one call or several with ``;`` between; see `agentrl.render.tool_parsers`."""
+    """Read an answer that is one call or several with ``;`` between, or ends with such calls as servers read them."""
+    strict = _parse_llama3_strictly(text, tools)
+    return read_llama3(strict, text, tools, is_whole=False) if strict.problems else strict
+
+
+def read_llama3(strict: ParsedCalls, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Return the calls that an answer ends with, where these are more than what a strict reading found."""
+    own = frozenset({UNTAGGED, PARAMETERS})
+    found = read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole, own=own, inline=True)
+    if found is None or len(found.calls) <= len(strict.calls):
+        return strict
+    return found if found.repairs else replace(found, repairs=(BESIDE_TEXT,) * len(found.calls))
+
+
+def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_PYTHON_TAG).strip()
     if not body.startswith("{"):
         stray = _CALL.search(body)
@@ -103,6 +131,7 @@ MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 MISTRAL_FORM = f"Write {MISTRAL_OPEN}tool{ARGUMENTS}{{...}} for each call."
 MISTRAL_ARRAY_FORM = f'Write {MISTRAL_OPEN} [{{"name": "tool", "arguments": {{...}}}}] with all calls.'
 _ID = re.compile(r"[A-Za-z0-9]{9}")
+_ALONE = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[ARGS\]\s*)?(?=\[TOOL_CALLS\]|\Z)")
 _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 
 
@@ -133,7 +162,10 @@ def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> 
 
 def _call_of(item: object, tools: ToolSchemas, found: Collected) -> ToolCall:
     call = _object(item, found.number, MISTRAL_ARRAY_FORM)
-    return make_call(call.get("name"), call.get("arguments", {}), tools, found.number, _call_id(call.get("id"), found))
+    made = make_call(call.get("name"), _arguments_of(call), tools, found.number, _call_id(call.get("id"), found))
+    if "arguments" not in call and "parameters" in call:
+        found.note([PARAMETERS])
+    return made
 
 
 def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
@@ -143,6 +175,11 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
     def read() -> ToolCall:
         nonlocal end
         head = _HEAD.match(text, start)
+        if head is None and (alone := _ALONE.match(text, start)):
+            end = alone.end()
+            call = fitting_call(alone["name"], {}, tools, number, _call_id(None, found))
+            found.note([NO_ARGUMENTS])
+            return call
         if head is None:
             raise Malformed(
                 f"Tool call {number} is not a name with {ARGUMENTS} and a JSON object after it. {MISTRAL_FORM}"

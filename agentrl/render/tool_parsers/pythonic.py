@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,9 @@ from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolS
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
-_CALLS = re.compile(r"\[\s*[A-Za-z_][\w.-]*\(")
+BESIDE_TEXT = "a list of calls next to other text"
+_AROUND = re.compile(r"\A[\s\])}>]*```\w*\s*|\A[\s\])}>]+|\s*```\w*\s*\Z|\s+\Z")
+_CALLS = re.compile(r"\[\s*([A-Za-z_][\w.-]*)\(")
 _TOOL = re.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
 _ARGUMENT = re.compile(r"\s*(?P<name>[\w.$-]+)\s*=(?!=)")
 _STRING = re.compile(r"(?P<quote>\"{3}|'{3}|[\"'])(?:\\.|(?!(?P=quote)).)*(?P=quote)?", re.DOTALL)
@@ -25,7 +27,37 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is a list of calls; see `agentrl.render.tool_parsers`."""
+    """Read an answer that is a list of calls, or holds one as servers read it; see `agentrl.render.tool_parsers`."""
+    strict = _parse_strictly(text, tools)
+    if not strict.problems:
+        return strict
+    for opening in _CALLS.finditer(text):
+        end = _list_end(text, opening.start())
+        before, after = (_AROUND.sub("", part) for part in (text[: opening.start()], text[end:]))
+        if opening[1] in tools and not (before and after):
+            found = _parse_strictly(text[opening.start() : end], tools)
+            if len(found.calls) > len(strict.calls):
+                content = "\n".join(part for part in (before, after) if part)
+                return replace(found, content=content, repairs=(BESIDE_TEXT,) * len(found.calls))
+        break
+    return strict
+
+
+def _list_end(text: str, start: int) -> int:
+    """Return the index after the list that begins at an index."""
+    depth, cursor = 0, start
+    while cursor < len(text):
+        if string := _STRING.match(text, cursor):
+            cursor = string.end()
+            continue
+        depth += (text[cursor] in "([{") - (text[cursor] in ")]}")
+        cursor += 1
+        if depth == 0:
+            break
+    return cursor
+
+
+def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_START).removesuffix(_END).strip()
     begins = _CALLS.match(body)
     if begins is None:

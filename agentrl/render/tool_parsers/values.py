@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -89,7 +91,7 @@ def _value(text: str, types: frozenset[str], what: str) -> Any:
     if "boolean" in types and plain.lower() in ("true", "false"):
         plain = plain.lower()
     try:
-        value = whole_json(plain, what)
+        value = _structured(plain, what) if types & {"array", "object"} else whole_json(plain, what)
         problem = "" if is_of_type(value, types) else f"{what} is of another type."
     except Malformed as error:
         value, problem = None, str(error)
@@ -98,6 +100,31 @@ def _value(text: str, types: frozenset[str], what: str) -> Any:
     if "string" in types:
         return text
     raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.")
+
+
+def _structured(text: str, what: str) -> Any:
+    """Return a list or an object, which models also write with a trailing comma or as Python does."""
+    try:
+        return whole_json(text, what)
+    except Malformed:
+        value = _python_value(text)
+        if not isinstance(value, list | dict):
+            raise
+        return whole_json(json.dumps(value), what)
+
+
+def _python_value(text: str) -> Any:
+    """Return what a text is as a literal of Python whose parts JSON has; ``None`` where it is none."""
+    if text[:1] not in ("[", "{"):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return value
 
 
 def whole_json(text: str, what: str) -> Any:
