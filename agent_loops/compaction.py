@@ -49,7 +49,9 @@ class Compaction:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"compact.{name} is no number of tokens", got=repr(value), expected="at least 1")
         if not isinstance(option.get("trained", True), bool):
-            raise ConfigError("compact.trained is no yes or no", got=repr(option["trained"]), expected="true or false")
+            raise ConfigError(
+                "compact.trained is not a truth value", got=repr(option["trained"]), expected="true or false"
+            )
         return cls(**option)
 
 

@@ -94,6 +94,8 @@ class External(AgentLoop):
             the engine can, in evaluations and side calls; an answer that is trained cannot be held to a form, and the
             request is refused. With ``free`` the policy answers such requests as it likes, and learns the form from
             what the program makes of its answers.
+        calls: ``as_served`` reads the calls that an inference server's parser would read; ``repaired`` also those that
+            are not quite in the model's notation (see `ToolCalling`).
         demonstration: The answer in which the program finds an action: a text with ``{action}``, or ``{"tool": …,
             "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
     """
@@ -115,6 +117,7 @@ class External(AgentLoop):
         side_models: Sequence[str] = (),
         side_markers: Sequence[str] = (),
         forms: Literal["enforce", "free"] = "enforce",
+        calls: Literal["as_served", "repaired"] = "as_served",
         demonstration: str | Mapping[str, str] | None = None,
     ) -> None:
         if (command is None) == (function is None):
@@ -126,6 +129,7 @@ class External(AgentLoop):
         _check_word("answer", answer, ("step", "none"))
         _check_word("crash", crash, ("policy_error", "environment_error"))
         _check_word("forms", forms, ("enforce", "free"))
+        _check_word("calls", calls, ("as_served", "repaired"))
         for option, number in (("seconds", seconds), ("grace_seconds", grace_seconds)):
             if number <= 0:
                 raise UsageError(f"agent.options.{option}", got=number, expected="more than 0")
@@ -137,6 +141,7 @@ class External(AgentLoop):
         self._program = None if command is None else read_program(command, is_sandboxed=sandbox is not None)
         self._function = None if function is None else _imported(function)
         self._answers = answer == "step"
+        self.repairs_calls = calls == "repaired"
         self._reward_file = reward_file
         self._seconds, self._grace_s = seconds, grace_seconds
         self._variables = dict(variables or {})

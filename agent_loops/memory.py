@@ -42,7 +42,9 @@ class Memory(TextLoop):
             if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
                 raise ConfigError(f"{name} is no number of tokens", got=repr(tokens), expected="at least 1")
         if not isinstance(self.trained, bool):
-            raise ConfigError("trained is no yes or no", got=repr(self.trained), expected="true or false")
+            raise ConfigError(
+                "agent.options.trained is not a truth value", got=repr(self.trained), expected="true or false"
+            )
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, example_call
 from agentrl.errors import ConfigError, ToolError, UsageError
@@ -45,6 +45,9 @@ class ToolCalling(AgentLoop):
         prefill: Begin each answer with a call of the tool that takes actions, for a model that does not call tools by
             itself; what was begun for it is not trained.
         compact: As in `ReactText`.
+        calls: ``repaired`` also reads calls that are not quite in the model's notation, such as one without its tags,
+            where they are plain to see: an offered tool, with arguments that fit. ``as_served`` reads what the parsers
+            of inference servers read.
     """
 
     offers_tools = True
@@ -59,14 +62,18 @@ class ToolCalling(AgentLoop):
         offer: Sequence[str] | None = None,
         prefill: bool = False,
         compact: Mapping[str, Any] | None = None,
+        calls: Literal["as_served", "repaired"] = "repaired",
     ) -> None:
+        if calls not in ("as_served", "repaired"):
+            raise ConfigError("agent.options.calls is not known", got=repr(calls), expected="as_served or repaired")
         if not isinstance(prefill, bool):
-            raise ConfigError("prefill is no yes or no", got=repr(prefill), expected="true or false")
+            raise ConfigError("agent.options.prefill is not a truth value", got=repr(prefill), expected="true or false")
         self.action_name = action_name
         self.list_actions = list_actions
         self.restate_goal = restate_goal
         self.offer = offer
         self.prefill = prefill
+        self.repairs_calls = calls == "repaired"
         self.compaction = Compaction.from_option(compact)
 
     async def run(self, episode: Episode) -> None:

@@ -108,6 +108,8 @@ class Answer:
     """The whole answer as text, special tokens left out."""
     problems: tuple[str, ...] = ()
     """What was malformed, in words that the model can act on; empty when all is well."""
+    repairs: tuple[str, ...] = ()
+    """For each of the calls that is not in the model's own notation, how it differs from it."""
     stop_reason: StopReason = StopReason.STOP
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -342,6 +344,9 @@ class AgentLoop(ABC):
     """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
+    repairs_calls: bool = True
+    """Calls that are not quite in the model's notation are read where they are plain to see; ``False`` reads what an
+    inference server would. May be set by the constructor (``agent.options.calls``)."""
     roles: Sequence[str] = ()
     """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""
     sequence_per_turn: ClassVar[bool] = False

@@ -309,6 +309,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "shaping": {
         "invalid": "agentrl.algorithms.rewards:invalid",
+        "repaired": "agentrl.algorithms.rewards:repaired",
         "unfinished": "agentrl.algorithms.rewards:unfinished",
         "format": "agentrl.algorithms.rewards:format_reward",
         "length": "agentrl.algorithms.rewards:length",

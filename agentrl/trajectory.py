@@ -100,6 +100,8 @@ NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
 
 
+REPAIRED_CALLS = "calls/repaired"
+"""Metric of trajectories and steps: tool calls that could be read although they are not in the model's notation."""
 SOLE_ROLE = "assistant"
 """The role of every turn in an episode of one agent."""
 
@@ -153,6 +155,8 @@ class Turn:
     """Why the engine stopped: a value of `agentrl.engine.StopReason`."""
     valid: bool = True
     """The answer could be parsed and the environment accepted the action."""
+    repaired_calls: int = 0
+    """Tool calls of the answer that could be read although they are not in the model's own notation."""
     state_key: str | None = None
     """Key of the state in which the turn was taken (step groups of GiGPO)."""
     timings: TurnTimings = field(default_factory=TurnTimings)
@@ -579,6 +583,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     record = {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
     if not turn.own_reward:
         del record["own_reward"]
+    if not turn.repaired_calls:
+        del record["repaired_calls"]
     if turn.adapter is None:
         del record["adapter"]
     return record

@@ -42,6 +42,9 @@ class EpisodeRewards:
     """Tokens of the longest sequence: int64 [episodes]."""
     max_tokens: int
     """Most tokens of a sequence (``agent.max_tokens``)."""
+    turn_repaired: torch.Tensor | None = None
+    """Bool [turns]: a tool call of the answer was read although it is not in the model's own notation; ``None`` for
+    turns without such calls."""
 
     @property
     def returns(self) -> torch.Tensor:
@@ -63,6 +66,14 @@ def invalid(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     return rewards.with_turns((~rewards.turn_valid).double() * penalty)
 
 
+def repaired(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
+    """Each turn with a tool call that had to be repaired is given `penalty`, zero or negative."""
+    _check("repaired", penalty <= 0, "penalty", penalty, "0 or less")
+    if rewards.turn_repaired is None:
+        return rewards
+    return rewards.with_turns(rewards.turn_repaired.double() * penalty)
+
+
 def unfinished(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
     """An episode that ended before the environment had ended it is given `penalty`, zero or negative.
 
@@ -73,8 +84,11 @@ def unfinished(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
 
 
 def format_reward(rewards: EpisodeRewards, *, bonus: float) -> EpisodeRewards:
-    """An episode whose turns were all valid is given `bonus`."""
-    wrong = segment_sum((~rewards.turn_valid).double(), rewards.turn_episode, rewards.final.numel())
+    """An episode whose turns were all valid, without a repaired tool call, is given `bonus`."""
+    unfit = ~rewards.turn_valid
+    if rewards.turn_repaired is not None:
+        unfit = unfit | rewards.turn_repaired
+    wrong = segment_sum(unfit.double(), rewards.turn_episode, rewards.final.numel())
     turns = torch.bincount(rewards.turn_episode, minlength=rewards.final.numel())
     return rewards.with_episodes(((wrong == 0) & (turns > 0)).double() * bonus)
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.registry import Kind, lookup, names
-from agentrl.trajectory import SOLE_ROLE, Trajectory
+from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ def trajectory_metrics(
         **_tokens(trained),
         **_staleness(trained, version, adapters),
         **_counts(trained),
+        **_repaired(trained),
         **_roles(trained),
         **_seconds(trajectories),
     }
@@ -137,10 +138,18 @@ def _counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Means of what episodes counted themselves (invalid answers, tool calls, …)."""
     counts = {}
     for name, value in _means(t.metrics for t in trajectories).items():
+        if name == REPAIRED_CALLS:
+            continue
         counts[f"{TIMING_PREFIX if name.endswith(('_s', 'seconds')) else ''}episode/{name}"] = value
     for name, value in _means(t.reward_components for t in trajectories).items():
         counts[f"reward/component/{name}"] = value
     return counts
+
+
+def _repaired(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the number of repaired tool calls, where tools were offered."""
+    counts = [t.metrics[REPAIRED_CALLS] for t in trajectories if REPAIRED_CALLS in t.metrics]
+    return {REPAIRED_CALLS: math.fsum(counts)} if counts else {}
 
 
 def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from agentrl.registry import Kind, lookup
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks
 from agentrl.render.tokens import ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
+from agentrl.render.tool_parsers.repair import REPAIRS
 
 CALL_MARKS = "<[{"
 """Every notation of tool calls begins with one of these."""
@@ -90,23 +91,35 @@ class AnswerReader:
         self._channels = family.marks_answers
         self._opened = header.rstrip().endswith(self._marks.open)
 
-    def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
+    def read(
+        self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema], *, repairs_calls: bool = False
+    ) -> Answer:
         """Return the parts of an answer.
 
         Args:
             text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
             stop_reason: Why the engine stopped.
             tools: The tools that the policy was offered; without any, calls are not looked for.
+            repairs_calls: Also read calls that are not quite in the model's notation.
         """
         thinking = split_channels(text) if self._channels else split_thinking(text, self._marks, opened=self._opened)
         parsed = ParsedCalls(content=thinking.rest.strip())
         if tools or self._channels:
-            parsed = self.require_parser()(thinking.rest, {tool["function"]["name"]: tool for tool in tools})
+            offered = {tool["function"]["name"]: tool for tool in tools}
+            parsed = self.require_parser()(thinking.rest, offered)
+            if repairs_calls and thinking.closed and (repair := REPAIRS.get(self.parser_name or "")):
+                parsed = repair(thinking.rest, offered, is_whole=stop_reason is StopReason.STOP)
         unclosed = () if thinking.closed else (f"The thinking was not closed with {self._marks.close}.",)
         message = Message(
             role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
         )
-        return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
+        return Answer(
+            message=message,
+            raw_text=text,
+            problems=unclosed + parsed.problems,
+            repairs=parsed.repairs,
+            stop_reason=stop_reason,
+        )
 
     def read_beginning(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, str]:
         """Return the thinking and the content of an answer that goes on, as far as no later text changes them.

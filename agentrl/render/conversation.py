@@ -46,6 +46,7 @@ class LedgerConversation:
         trajectory: Gets the conversation's sequence with the first `prepare`.
         messages: The first messages.
         tools: Schemas that the template renders into the prompt; with them, answers are searched for tool calls.
+        repairs_calls: Also read calls that are not quite in the model's notation. What was sampled stays as it is.
 
     Raises:
         TemplateError: Tools are offered to a model whose way of calling them is not known.
@@ -58,6 +59,7 @@ class LedgerConversation:
         messages: Sequence[Message],
         *,
         tools: Sequence[ToolSchema] = (),
+        repairs_calls: bool = False,
     ) -> None:
         if tools:
             renderer.require_tool_parser()
@@ -69,6 +71,7 @@ class LedgerConversation:
         self._trajectory = trajectory
         self.tools = tools
         """Schemas of the tools that the policy may call."""
+        self._repairs_calls = repairs_calls
         self._prompt_length = 0
         self._answer_start: int | None = None
         self._asked_from = self.sequence
@@ -171,7 +174,9 @@ class LedgerConversation:
         where nothing follows that answer yet, and forks there otherwise. Any other history is rendered anew and shares
         the longest common prefix of tokens. Shared tokens are stored, and trained, once.
         """
-        child = LedgerConversation(self._renderer, self._trajectory, messages, tools=self.tools)
+        child = LedgerConversation(
+            self._renderer, self._trajectory, messages, tools=self.tools, repairs_calls=self._repairs_calls
+        )
         same = common_prefix(self.messages, messages)
         child._answers = [end for end in self._answers if end.messages <= same]
         if child._answers:
@@ -263,7 +268,7 @@ class LedgerConversation:
 
     def _end_turn(self, start: int, role: str, stop_reason: StopReason, timings: TurnTimings) -> Answer:
         ids = self.sequence.ids_list(start)
-        answer = self._renderer.read(ids, stop_reason=stop_reason, tools=self.tools)
+        answer = self._renderer.read(ids, stop_reason=stop_reason, tools=self.tools, repairs_calls=self._repairs_calls)
         turn = Turn(
             index=sum(len(sequence.turns) for sequence in self._trajectory.sequences),
             start=start,
@@ -271,6 +276,7 @@ class LedgerConversation:
             role=role,
             stop_reason=stop_reason.value,
             valid=not answer.problems,
+            repaired_calls=len(answer.repairs),
             timings=timings,
         )
         self.sequence.turns.append(turn)

@@ -404,11 +404,16 @@ class Renderer:
         return self.boundary.end_id if end is None else end
 
     def read(
-        self, token_ids: Sequence[int], *, stop_reason: StopReason = StopReason.STOP, tools: Sequence[ToolSchema] = ()
+        self,
+        token_ids: Sequence[int],
+        *,
+        stop_reason: StopReason = StopReason.STOP,
+        tools: Sequence[ToolSchema] = (),
+        repairs_calls: bool = False,
     ) -> Answer:
         """The answer that tokens stand for: content, thinking and tool calls apart, problems in words. Never raises."""
         text = self.plain_text(token_ids)
-        return self._reader.read(text, stop_reason, tools)
+        return self._reader.read(text, stop_reason, tools, repairs_calls=repairs_calls)
 
     def plain_text(self, token_ids: Sequence[int]) -> str:
         """Return the text of an answer's tokens, special tokens left out but for those that mark its parts."""

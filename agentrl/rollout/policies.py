@@ -44,7 +44,7 @@ from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
-from agentrl.trajectory import SOLE_ROLE, TokenSequence, Turn
+from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, TokenSequence, Turn
 
 
 class EpisodeView(Protocol):
@@ -168,7 +168,13 @@ class EngineEpisodePolicy(EpisodePolicy):
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation on the token ledger."""
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
-        ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
+        ledger = LedgerConversation(
+            self.renderer,
+            episode.turns.trajectory,
+            messages,
+            tools=schemas,
+            repairs_calls=episode.loop.repairs_calls,
+        )
         return EngineConversation(self, ledger, episode.turns)
 
     def cut(self, text: str, max_tokens: int) -> str:
@@ -265,6 +271,8 @@ class EngineConversation(Conversation):
         self._turns.take(
             turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids), trained=options.trained
         )
+        if self.ledger.tools and options.trained:
+            self._turns.add_metric(REPAIRED_CALLS, turn.repaired_calls)
         if generation.resubmissions:
             self._turns.add_metric("resubmissions", float(generation.resubmissions))
         if generation.stop_reason is StopReason.ABORT:

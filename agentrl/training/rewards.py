@@ -94,6 +94,7 @@ def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRew
         turn_reward=reward,
         turn_episode=owner,
         turn_valid=torch.tensor([turn.valid for own in turns for turn in own], dtype=torch.bool),
+        turn_repaired=torch.tensor([turn.repaired_calls > 0 for own in turns for turn in own], dtype=torch.bool),
         final=verdict - segment_sum(reward, owner, len(turns)),
         group=torch.tensor([groups[t.group_id] for t in trajectories], dtype=torch.int64),
         sampled=torch.tensor([t.sampled_tokens for t in trajectories], dtype=torch.int64),

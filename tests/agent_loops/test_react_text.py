@@ -173,7 +173,7 @@ def test_lines_are_added_to_any_content():
 def test_a_prefill_is_text(prefill):
     with pytest.raises(ConfigError, match="prefill is no text"):
         ReactText(prefill=prefill)
-    with pytest.raises(ConfigError, match="prefill is no yes or no"):
+    with pytest.raises(ConfigError, match="prefill is not a truth value"):
         ToolCalling(prefill=str(prefill))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import agentrl
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import Outcome, UsageError
+from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
@@ -83,6 +83,47 @@ async def test_calls_after_the_end_are_not_carried_out(play):
     played = await play(Guess, "tool_calling", turn, tools=[midpoint])
     assert played.trajectory.outcome is Outcome.FINISHED
     assert "tool_calls" not in played.trajectory.metrics
+
+
+BARE = '{"name": "act", "arguments": {"action": "%s"}}'
+
+
+async def test_calls_out_of_form_are_carried_out_and_counted(play):
+    answers = BARE % "5", f"```json\n{BARE % 6}\n```", "<tool_call>\n" + BARE % "7"
+    played = await play(Guess, "tool_calling", *answers)
+    trajectory = played.trajectory
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
+    assert [turn.repaired_calls for turn in trajectory.turns] == [1, 1, 1]
+    assert all(turn.valid for turn in trajectory.turns)
+    assert trajectory.metrics["calls/repaired"] == 3
+    assert "invalid_answers" not in trajectory.metrics
+    assert len(trajectory.sequences) == 1
+    assert played.text.count("<tool_response>\nWrong.\n</tool_response>") == 2
+    said = f"<|im_start|>assistant\n{BARE % 5}<|im_end|>\n<|im_start|>user\n<tool_response>"
+    assert said in played.text  # as it was sampled, without tags
+
+
+async def test_calls_as_served_need_their_tags(play):
+    answers = BARE % "7", "<tool_call>\n" + BARE % "7"
+    played = await play(Guess, "tool_calling", *answers, options={"calls": "as_served"})
+    assert [(turn.valid, turn.repaired_calls) for turn in played.trajectory.turns] == [(False, 0), (True, 1)]
+    assert "Your last answer called no tool" in played.text
+
+
+async def test_right_calls_are_not_counted_as_repaired(play):
+    played = await play(Guess, "tool_calling", call("act", action="7"))
+    assert played.trajectory.metrics["calls/repaired"] == 0
+
+
+async def test_a_begun_call_without_its_closing_tag_is_carried_out(play):
+    played = await play(Guess, "tool_calling", '5"}}', '7"}}', options={"prefill": True})
+    assert (played.trajectory.reward, len(played.trajectory.turns)) == (1.0, 2)
+    assert played.trajectory.metrics["calls/repaired"] == 2
+
+
+def test_ways_to_read_calls_are_checked():
+    with pytest.raises(ConfigError, match=r"agent\.options\.calls is not known: got 'repair', expected as_served or"):
+        make_agent_loop("tool_calling", {"calls": "repair"})
 
 
 @pytest.mark.parametrize(

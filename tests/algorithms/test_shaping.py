@@ -43,6 +43,14 @@ def test_shaping_by_hand(name, options, returns, turns):
     assert found.turn_reward.tolist() == pytest.approx(turns)
 
 
+def test_repaired_calls_are_penalised_and_get_no_bonus_for_the_form():
+    repaired = dataclasses.replace(REWARDS, turn_repaired=torch.tensor([False, True, False]))
+    found = lookup(Kind.SHAPING, "repaired")(repaired, penalty=-0.1)
+    assert found.turn_reward.tolist() == pytest.approx([0.0, 1.9, -3.0])
+    assert lookup(Kind.SHAPING, "format")(repaired, bonus=0.5).returns.tolist() == REWARDS.returns.tolist()
+    assert lookup(Kind.SHAPING, "repaired")(REWARDS, penalty=-0.1).returns.tolist() == REWARDS.returns.tolist()
+
+
 def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
     turns, group = torch.arange(4), torch.tensor([0, 0, 0, 1])
     rewards = dataclasses.replace(
@@ -63,6 +71,7 @@ def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
     ("name", "options", "message"),
     [
         ("invalid", {"penalty": 0.1}, r"shaping invalid: penalty is out of range: got 0\.1, expected 0 or less"),
+        ("repaired", {"penalty": 0.1}, r"shaping repaired: penalty is out of range: got 0\.1, expected 0 or less"),
         ("unfinished", {"penalty": 1.0}, r"shaping unfinished: penalty is out of range: got 1\.0, expected 0 or less"),
         ("overlong", {"buffer": 100}, "buffer is out of range: got 100, expected above 0 and below agent.max_tokens"),
         ("overlong", {"buffer": 10, "factor": -1.0}, "factor is out of range"),

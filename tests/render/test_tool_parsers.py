@@ -71,9 +71,10 @@ def test_hermes_calls(text: str, content: str, calls: list) -> None:
     ("text", "problem"),
     [
         ('<tool_call>{"name": "look", }</tool_call>', "Tool call 1 is not valid JSON: "),
-        ('<tool_call>{"name": "look"}', "Tool call 1 was not closed. Write <tool_call>"),
+        ('<tool_call>{"name": "look"} and', "Tool call 1 goes on after its JSON object. Write <tool_call>"),
+        ("<tool_call>[]</tool_call>", "The list of tool calls is empty"),
         ('<tool_call>{"name": "look"} now</tool_call>', "Tool call 1 goes on after its JSON object"),
-        ('<tool_call>["look"]</tool_call>', "Tool call 1 must be a JSON object, not list"),
+        ('<tool_call>["look"]</tool_call>', "Tool call 1 must be a JSON object, not str"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'Tool call 1 has no "name". Offered tools: look, put.'),
         ('<tool_call>{"name": 3}</tool_call>', 'The "name" of tool call 1 must be a string, not int.'),
         ('<tool_call>{"name": "loook"}</tool_call>', "unknown tool 'loook'. Did you mean 'look'?"),
@@ -173,10 +174,10 @@ def test_qwen3_coder_calls_take_the_types_of_the_schema() -> None:
     ("text", "problem"),
     [
         (coder("look"), "Tool call 1 is not one function tag"),
-        ("<tool_call><function=look></function>", "Tool call 1 was not closed"),
+        ("<tool_call><function=put><parameter=what>mug", "Tool call 1 was not closed"),
         (coder("<function=></function>"), 'Tool call 1 has no "name"'),
         (coder("<function=lok></function>"), "Did you mean 'look'?"),
-        (coder("<function=put>mug</function>"), "has text outside its parameter tags"),
+        (coder("<function=put mug"), "Tool call 1 is not one function tag"),
         (
             coder(f"<function=put>{parameters(count='many')}</function>"),
             "'count' of put (tool call 1) is not valid JSON: Expecting value at character 1. It must be of type",
@@ -186,7 +187,7 @@ def test_qwen3_coder_calls_take_the_types_of_the_schema() -> None:
             "'count' of put (tool call 1) goes on after its value. It must be of type integer.",
         ),
         (coder(f"<function=put>{parameters(what='a') * 2}</function>"), "gives 'what' of put twice"),
-        ("<function=look></function>", "stand outside <tool_call> and </tool_call>"),
+        ("<function=look", "stand outside <tool_call> and </tool_call>"),
     ],
 )
 def test_qwen3_coder_problems(text: str, problem: str) -> None:
@@ -194,6 +195,27 @@ def test_qwen3_coder_problems(text: str, problem: str) -> None:
     assert parsed.calls == ()
     assert len(parsed.problems) == 1
     assert problem in parsed.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("I look. <function=look></function>", "I look.", [("look", {})]),
+        ("<tool_call><function=look></function>", "", [("look", {})]),
+        (coder("<function=put>mug</function>"), "", [("put", {})]),
+        (
+            coder("<function=put><parameter=what>a<parameter=count>3</function>"),
+            "",
+            [("put", {"what": "a", "count": 3})],
+        ),
+        (coder("<function=put><parameter=what><parameter=what>a</parameter></function>"), "", [("put", {"what": "a"})]),
+        (coder("<function=put><parameter=what>a</paramter></function>"), "", [("put", {"what": "a"})]),
+    ],
+)
+def test_damaged_tags_are_read_as_servers_read_them(text: str, content: str, calls: list) -> None:
+    parsed = parse_qwen3_coder(text, TOOLS)
+    assert (parsed.content, found(parsed.calls), parsed.problems) == (content, calls, ())
+    assert parsed.repairs == ("damaged tags",) * len(calls)
 
 
 PIECES = (

@@ -93,6 +93,13 @@ def test_invalid_turns_are_penalised(group):
     assert found.returns.tolist() == [0.0, 0.9]
 
 
+def test_turns_with_repaired_calls_are_penalised(group):
+    members = group("a", [0.0, 1.0], turns=2)
+    members[0].turns[1].repaired_calls = 2
+    found = RewardShaping({"repaired": {"penalty": -0.1}}, max_tokens=100)(members)
+    assert found.turn_reward.tolist() == [0.0, -0.1, 0.0, 1.0]
+
+
 def test_long_trajectories_are_penalised(group):
     members = group("a", [0.0, 1.0], turns=2)
     longest = max(len(s) for t in members for s in t.sequences)

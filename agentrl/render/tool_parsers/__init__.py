@@ -23,6 +23,12 @@ class ParsedCalls:
     """The calls that can be made, in order, with ids that tell them apart within the answer."""
     problems: tuple[str, ...] = ()
     """What was wrong with the others."""
+    repairs: tuple[str, ...] = ()
+    """For each call that is not in the model's own notation, how it differs from it."""
+
+
+UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
+"""Slips that inference servers accept."""
 
 
 class ToolParser(Protocol):
@@ -30,6 +36,13 @@ class ToolParser(Protocol):
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         """Calls, problems and the remaining text; never raises."""
+
+
+class CallRepair(Protocol):
+    """Reads the calls in an answer's text, also those that are not quite in the model's notation."""
+
+    def __call__(self, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+        """Calls, problems and the remaining text; never raises. `is_whole`: the answer was not cut."""
 
 
 class Malformed(Exception):
@@ -71,6 +84,7 @@ class Collected:
     content: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    repairs: list[str] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -86,6 +100,11 @@ class Collected:
             return False
         return True
 
+    def note(self, slips: Sequence[str]) -> None:
+        """Record how the call that was taken last differs from the model's notation, if it does."""
+        if slips:
+            self.repairs.append(", ".join(dict.fromkeys(slips)))
+
     def refuse_stray(self, marks: Sequence[str], opening: str, form: str) -> None:
         """Report marks that stand in the text after the last block, and take them out."""
         stray = [mark for mark in marks if mark in self.content[-1]]
@@ -97,7 +116,10 @@ class Collected:
     def result(self) -> ParsedCalls:
         """Return all of it."""
         return ParsedCalls(
-            content="".join(self.content).strip(), calls=tuple(self.calls), problems=tuple(self.problems)
+            content="".join(self.content).strip(),
+            calls=tuple(self.calls),
+            problems=tuple(self.problems),
+            repairs=tuple(self.repairs),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from functools import partial
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 
@@ -23,6 +25,11 @@ class SectionMarks:
     call_close: str
     form: str
     """A sentence for the model."""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every mark."""
+        return (self.open, self.close, self.call_open, self.separator, self.call_close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,29 @@ def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> Par
     """Read every section; see `agentrl.render.tool_parsers`."""
     found = collect_blocks(text, marks.open, partial(_read_section, text, marks, read_body))
     found.refuse_stray((marks.call_open, marks.call_close, marks.close), marks.open, marks.form)
-    return found.result()
+    strict = found.result()
+    if not strict.problems:
+        return strict
+    found = collect_blocks(text, marks.call_open, partial(_read_lone_call, text, marks, read_body))
+    found.content = [
+        functools.reduce(lambda piece, mark: piece.replace(mark, ""), marks.all, piece) for piece in found.content[:1]
+    ]
+    return found.result() if len(found.calls) > len(strict.calls) else strict
+
+
+def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
+    """Collect a call whatever stands around it, as servers do; the index after it."""
+    while text.startswith(marks.call_open, start):
+        start += len(marks.call_open)
+    before = len(found.calls)
+    end = _read_call(text, start, marks, read_body, found, strict=False)
+    if len(found.calls) > before:
+        found.note([DAMAGED])
+    return max(end, start)
+
+
+_BARE = re.compile(r"([^<{\n]*)(?:<[^<>{]*>)?\s*(?=\{)")
+"""A name, and perhaps a damaged separator, before the arguments of a call."""
 
 
 def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
@@ -56,21 +85,31 @@ def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: 
     return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
 
-def _read_call(text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected) -> int:
-    """Collect one call; the index of what follows it."""
+def _read_call(
+    text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected, *, strict: bool = True
+) -> int:
+    """Collect one call; the index of what follows it. Unless `strict`, the end of the text closes it."""
     number, end = found.number, start
 
     def read() -> ToolCall:
         nonlocal end
         separator = text.find(marks.separator, start)
-        if separator < 0 or marks.call_close in text[start:separator]:
+        is_missing = separator < 0 or marks.call_close in text[start:separator]
+        if is_missing and not strict and (bare := _BARE.match(text, start)):
+            body = read_body(bare[1].strip(), bare.end(), number)
+            end = skip_space(text, body.end)
+            return body.call
+        if is_missing:
             raise Malformed(f"Tool call {number} has no {marks.separator}. {marks.form}")
-        body = read_body(text[start:separator].strip(), separator + len(marks.separator), number)
+        begin = separator + len(marks.separator)
+        while text.startswith(marks.separator, begin):
+            begin += len(marks.separator)
+        body = read_body(text[start:separator].strip(), begin, number)
         end = skip_space(text, body.end)
-        if not text.startswith(marks.call_close, end):
+        if not text.startswith(marks.call_close, end) and (end < len(text) or strict):
             extra = "was not closed" if end == len(text) else "goes on after its arguments"
             raise Malformed(f"Tool call {number} {extra}. {marks.form}")
-        end += len(marks.call_close)
+        end = min(end + len(marks.call_close), len(text))
         return body.call
 
     return skip_space(text, end) if found.take(read) else first_of(text, (marks.call_open, marks.close), end)

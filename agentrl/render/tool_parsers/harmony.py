@@ -13,12 +13,15 @@ from agentrl.render.tool_parsers.values import read_json
 
 FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."
 FINAL_FORM = "Write <|channel|>final<|message|> before an answer."
+UNCLOSED = "no closing token"
 _FUNCTIONS = "functions."
 _MESSAGE = re.compile(
-    r"(?P<header>.*?)<\|message\|>(?P<body>.*?)"
+    r"(?P<header>(?:(?!<\|(?:end|call|return)\|>).)*?)<\|message\|>(?P<body>.*?)"
     r"(?P<end><\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)",
     re.DOTALL,
 )
+_STRAY = re.compile(r"(?:(?!<\|message\|>).)*?(?P<end><\|(?:end|call|return)\|>)", re.DOTALL)
+"""A message that ends in its header."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _MARKS = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
@@ -45,7 +48,11 @@ class ChannelMessage:
 def split_messages(text: str) -> Iterator[ChannelMessage]:
     """Return the messages of an answer; text that belongs to none comes last, without a channel."""
     cursor = 0
-    while match := _MESSAGE.match(text, cursor):
+    while match := _MESSAGE.match(text, cursor) or _STRAY.match(text, cursor):
+        if match.re is _STRAY:
+            cursor = match.end()
+            yield ChannelMessage(None, None, match[0], match["end"], match[0])
+            continue
         channel, recipient = _CHANNEL.search(match["header"]), _RECIPIENT.search(match["header"])
         yield ChannelMessage(
             channel[1] if channel else None, recipient[1] if recipient else None, match["body"], match["end"], match[0]
@@ -66,7 +73,8 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
     said: list[str] = []
     for message in split_messages(text):
         if message.recipient is not None:
-            found.take(partial(_call, message, tools, found.number))
+            if found.take(partial(_call, message, tools, found.number)):
+                found.note([] if message.end else [UNCLOSED])
         elif message.channel in ("final", "commentary"):
             said.append(message.body.strip())
         elif message.is_unfinished:
@@ -81,8 +89,6 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 def _call(message: ChannelMessage, tools: ToolSchemas, number: int) -> ToolCall:
     recipient = str(message.recipient)
-    if not message.end:
-        raise Malformed(f"Tool call {number} was not closed with <|call|>. {FORM}")
     if not recipient.startswith(_FUNCTIONS):
         raise Malformed(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
     what = f"The arguments of tool call {number}"

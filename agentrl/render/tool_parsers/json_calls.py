@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers import (
+    LISTED,
+    PARAMETERS,
+    UNCLOSED_TAG,
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    collect_blocks,
+    make_call,
+)
+from agentrl.render.tool_parsers.tolerant_tags import fitting_call
+from agentrl.render.tool_parsers.untagged import UNTAGGED, read_untagged
 from agentrl.render.tool_parsers.values import after_block, first_of, read_json, skip_space
 
+NO_ARGUMENTS = "no arguments"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.'
 
@@ -19,7 +34,7 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
 
     def read(start: int, found: Collected) -> int:
-        found.take(partial(_read_block, text, start, tools, found.number))
+        _read_block(text, start, tools, found)
         with suppress(Malformed):  # an argument may hold the marks
             start = read_json(text, start, "").end
         return after_block(text, start, OPEN, CLOSE)
@@ -30,13 +45,38 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     return found.result()
 
 
-def _read_block(text: str, start: int, tools: ToolSchemas, number: int) -> ToolCall:
-    body = read_json(text, start, f"Tool call {number}", HERMES_FORM)
-    if not text.startswith(CLOSE, body.end):
-        extra = "was not closed" if body.end == len(text) else "goes on after its JSON object"
-        raise Malformed(f"Tool call {number} {extra}. {HERMES_FORM}")
-    call = _object(body.value, number, HERMES_FORM)
-    return make_call(call.get("name"), call.get("arguments", {}), tools, number)
+def _read_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> None:
+    """Collect what a block holds: a call, or a list of calls as SGLang reads it; the last block may be unclosed."""
+    try:
+        body = read_json(text, start, f"Tool call {found.number}", HERMES_FORM)
+        is_closed = text.startswith(CLOSE, body.end)
+        if not is_closed and body.end < len(text):
+            raise Malformed(f"Tool call {found.number} goes on after its JSON object. {HERMES_FORM}")
+        if body.value == []:
+            raise Malformed(f"The list of tool calls is empty. {HERMES_FORM}")
+    except Malformed as problem:
+        found.problems.append(str(problem))
+        return
+    is_list = isinstance(body.value, list)
+    slips = [*([] if is_closed else [UNCLOSED_TAG]), *([LISTED] if is_list else [])]
+    for item in body.value if is_list else [body.value]:
+        _take_call(item, tools, found, slips)
+
+
+def _take_call(item: object, tools: ToolSchemas, found: Collected, slips: Sequence[str]) -> None:
+    number = found.number
+
+    def read() -> ToolCall:
+        call = _object(item, number, HERMES_FORM)
+        return make_call(call.get("name"), _arguments_of(call), tools, number)
+
+    if found.take(read):
+        renamed = [PARAMETERS] if isinstance(item, dict) and "arguments" not in item and "parameters" in item else []
+        found.note([*slips, *renamed])
+
+
+def _arguments_of(call: Mapping[str, Any]) -> Any:
+    return call.get("arguments", call.get("parameters", {}))
 
 
 def _object(value: object, number: int, form: str) -> dict[str, Any]:
@@ -45,13 +85,28 @@ def _object(value: object, number: int, form: str) -> dict[str, Any]:
     return value
 
 
+BESIDE_TEXT = "a call next to other text"
 LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
 _PYTHON_TAG = "<|python_tag|>"
 _CALL = re.compile(r'\{\s*"name"\s*:')
 
 
 def parse_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is one call or several with ``;`` between; see `agentrl.render.tool_parsers`."""
+    """Read an answer that is one call or several with ``;`` between, or ends with such calls as servers read them."""
+    strict = _parse_llama3_strictly(text, tools)
+    return read_llama3(strict, text, tools, is_whole=False) if strict.problems else strict
+
+
+def read_llama3(strict: ParsedCalls, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Return the calls that an answer ends with, where these are more than what a strict reading found."""
+    own = frozenset({UNTAGGED, PARAMETERS})
+    found = read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole, own=own, inline=True)
+    if found is None or len(found.calls) <= len(strict.calls):
+        return strict
+    return found if found.repairs else replace(found, repairs=(BESIDE_TEXT,) * len(found.calls))
+
+
+def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_PYTHON_TAG).strip()
     if not body.startswith("{"):
         stray = _CALL.search(body)
@@ -76,6 +131,7 @@ MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
 MISTRAL_FORM = f"Write {MISTRAL_OPEN}tool{ARGUMENTS}{{...}} for each call."
 MISTRAL_ARRAY_FORM = f'Write {MISTRAL_OPEN} [{{"name": "tool", "arguments": {{...}}}}] with all calls.'
 _ID = re.compile(r"[A-Za-z0-9]{9}")
+_ALONE = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[ARGS\]\s*)?(?=\[TOOL_CALLS\]|\Z)")
 _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 
 
@@ -106,7 +162,10 @@ def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> 
 
 def _call_of(item: object, tools: ToolSchemas, found: Collected) -> ToolCall:
     call = _object(item, found.number, MISTRAL_ARRAY_FORM)
-    return make_call(call.get("name"), call.get("arguments", {}), tools, found.number, _call_id(call.get("id"), found))
+    made = make_call(call.get("name"), _arguments_of(call), tools, found.number, _call_id(call.get("id"), found))
+    if "arguments" not in call and "parameters" in call:
+        found.note([PARAMETERS])
+    return made
 
 
 def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
@@ -116,6 +175,11 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
     def read() -> ToolCall:
         nonlocal end
         head = _HEAD.match(text, start)
+        if head is None and (alone := _ALONE.match(text, start)):
+            end = alone.end()
+            call = fitting_call(alone["name"], {}, tools, number, _call_id(None, found))
+            found.note([NO_ARGUMENTS])
+            return call
         if head is None:
             raise Malformed(
                 f"Tool call {number} is not a name with {ARGUMENTS} and a JSON object after it. {MISTRAL_FORM}"

@@ -6,6 +6,8 @@ import ast
 import json
 import re
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +16,48 @@ from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolS
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
-_CALLS = re.compile(r"\[\s*[A-Za-z_]\w*\(")
+BESIDE_TEXT = "a list of calls next to other text"
+_AROUND = re.compile(r"\A[\s\])}>]*```\w*\s*|\A[\s\])}>]+|\s*```\w*\s*\Z|\s+\Z")
+_CALLS = re.compile(r"\[\s*([A-Za-z_][\w.-]*)\(")
+_TOOL = re.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
+_ARGUMENT = re.compile(r"\s*(?P<name>[\w.$-]+)\s*=(?!=)")
+_STRING = re.compile(r"(?P<quote>\"{3}|'{3}|[\"'])(?:\\.|(?!(?P=quote)).)*(?P=quote)?", re.DOTALL)
+_STAND_IN = "name_{}_"
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is a list of calls; see `agentrl.render.tool_parsers`."""
+    """Read an answer that is a list of calls, or holds one as servers read it; see `agentrl.render.tool_parsers`."""
+    strict = _parse_strictly(text, tools)
+    if not strict.problems:
+        return strict
+    for opening in _CALLS.finditer(text):
+        end = _list_end(text, opening.start())
+        before, after = (_AROUND.sub("", part) for part in (text[: opening.start()], text[end:]))
+        if opening[1] in tools and not (before and after):
+            found = _parse_strictly(text[opening.start() : end], tools)
+            if len(found.calls) > len(strict.calls):
+                content = "\n".join(part for part in (before, after) if part)
+                return replace(found, content=content, repairs=(BESIDE_TEXT,) * len(found.calls))
+        break
+    return strict
+
+
+def _list_end(text: str, start: int) -> int:
+    """Return the index after the list that begins at an index."""
+    depth, cursor = 0, start
+    while cursor < len(text):
+        if string := _STRING.match(text, cursor):
+            cursor = string.end()
+            continue
+        depth += (text[cursor] in "([{") - (text[cursor] in ")]}")
+        cursor += 1
+        if depth == 0:
+            break
+    return cursor
+
+
+def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_START).removesuffix(_END).strip()
     begins = _CALLS.match(body)
     if begins is None:
@@ -27,13 +65,45 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
         problems = (f"A tool call stands next to other text. {FORM}",) if stray else ()
         return ParsedCalls(content=body, problems=problems)
     found = Collected()
+    written = _with_identifiers(body)
     try:
-        items = _items(body)
+        items = _items(written.text)
     except Malformed as problem:
         return ParsedCalls(content="", problems=(str(problem),))
     for item in items:
-        found.take(partial(_call, item, tools, found.number))
+        found.take(partial(_call, item, written.names, tools, found.number))
     return found.result()
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A list of calls in which every name is an identifier, and the names by these identifiers."""
+
+    text: str
+    names: Mapping[str, str]
+
+
+def _with_identifiers(body: str) -> _Written:
+    """Replace the names of tools and arguments: they may hold - and ., or be words of Python."""
+    pieces: list[str] = []
+    names: dict[str, str] = {}
+    cursor = depth = 0
+    while cursor < len(body):
+        if string := _STRING.match(body, cursor):
+            pieces.append(string[0])
+            cursor = string.end()
+            continue
+        letter = body[cursor]
+        depth += (letter in "([{") - (letter in ")]}")
+        pieces.append(letter)
+        cursor += 1
+        pattern = {1: _TOOL, 2: _ARGUMENT}.get(depth)
+        if letter in "[(," and pattern is not None and (named := pattern.match(body, cursor)):
+            stand_in = _STAND_IN.format(len(names))
+            names[stand_in] = named["name"]
+            pieces += [body[cursor : named.start("name")], stand_in]
+            cursor = named.end("name")
+    return _Written("".join(pieces), names)
 
 
 def _items(body: str) -> list[ast.expr]:
@@ -49,14 +119,19 @@ def _items(body: str) -> list[ast.expr]:
     return tree.elts
 
 
-def _call(item: ast.expr, tools: ToolSchemas, number: int) -> ToolCall:
+def _call(item: ast.expr, names: Mapping[str, str], tools: ToolSchemas, number: int) -> ToolCall:
     if not isinstance(item, ast.Call) or not isinstance(item.func, ast.Name):
         raise Malformed(f"Item {number} of the list is not the call of a tool. {FORM}")
-    name = item.func.id
+    name = names.get(item.func.id, item.func.id)
     if item.args or any(keyword.arg is None for keyword in item.keywords):
         raise Malformed(f"Tool call {number} gives {name} an argument without its name. {FORM}")
     what = f"of {name} (tool call {number})"
-    arguments = {str(k.arg): _literal(k.value, f"{k.arg!r} {what}") for k in item.keywords}
+    arguments: dict[str, Any] = {}
+    for keyword in item.keywords:
+        key = names.get(str(keyword.arg), str(keyword.arg))
+        if key in arguments:
+            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+        arguments[key] = _literal(keyword.value, f"{key!r} {what}")
     try:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
@@ -78,7 +153,14 @@ def _literal(node: ast.expr, what: str) -> Any:
         return [_literal(item, what) for item in node.elts]
     if isinstance(node, ast.Dict):
         return {_key(k, what): _literal(v, what) for k, v in zip(node.keys, node.values, strict=True)}
-    raise Malformed(f"{what} must be a literal value, not {ast.unparse(node)[:40]!r}. {FORM}")
+    raise Malformed(f"{what} must be a literal value, not {_source(node)}. {FORM}")
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return repr(ast.unparse(node)[:40])
+    except RecursionError:
+        return "a deeply nested expression"
 
 
 def _key(node: ast.expr | None, what: str) -> str:

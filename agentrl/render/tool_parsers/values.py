@@ -1,14 +1,17 @@
-"""Strict readers of argument values: JSON at a place in a text, and plain text by the types of the tool's schema."""
+"""Strict readers of argument values: JSON at a place in a text, and text by the types that the tool declares."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from agentrl.render.tool_parsers import Malformed, ToolSchemas
+from agentrl.render.tool_parsers.schemas import argument_schema, declared_types, is_of_type, literals, parameters_of
 
 _SPACE = re.compile(r"\s*")
 
@@ -66,39 +69,62 @@ def _refuse_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
-def json_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Names of JSON types, from ``type``, ``nullable``, ``anyOf`` and ``oneOf``; empty when the schema does not say."""
-    declared = schema.get("type", ())
-    types = {declared} if isinstance(declared, str) else set(declared)
-    if types and schema.get("nullable"):
-        types.add("null")
-    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        types |= json_types(choice)
-    return frozenset(types)
-
-
 def typed_value(text: str, key: str, name: str, tools: ToolSchemas, number: int) -> Any:
-    """Return the value of argument `key` of tool `name`: text where a string is allowed, JSON otherwise.
+    """Return the value of argument `key` of tool `name`: JSON where the schema declares a type that is not text.
 
     Raises:
-        Malformed: a value that is no string is not JSON.
+        Malformed: a value that cannot be text is not JSON of a declared type.
     """
-    properties = tools[name].get("function", {}).get("parameters", {}).get("properties", {})
-    return _value(text, json_types(properties.get(key, {})), f"{key!r} of {name} (tool call {number})")
+    root, schema = parameters_of(name, tools), argument_schema(key, name, tools)
+    options = literals(schema)
+    if options is not None and text.strip() in options:
+        return text.strip()
+    return _value(text, declared_types(schema, root), f"{key!r} of {name} (tool call {number})")
 
 
 def _value(text: str, types: frozenset[str], what: str) -> Any:
-    if not types - {"string", "null"}:
-        return None if "null" in types and text.strip().lower() in ("null", "none") else text
     plain = text.strip()
-    if plain.lower() in ("true", "false", "null", "none"):
-        plain = plain.lower().replace("none", "null")
+    if "null" in types and plain == "null":
+        return None
+    if not types - {"string", "null"}:
+        return text
+    if "boolean" in types and plain.lower() in ("true", "false"):
+        plain = plain.lower()
     try:
-        return whole_json(plain, what)
-    except Malformed as problem:
-        if "string" in types:
-            return text
-        raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.") from problem
+        value = _structured(plain, what) if types & {"array", "object"} else whole_json(plain, what)
+        problem = "" if is_of_type(value, types) else f"{what} is of another type."
+    except Malformed as error:
+        value, problem = None, str(error)
+    if not problem and not isinstance(value, str):
+        return value
+    if "string" in types:
+        return text
+    raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.")
+
+
+def _structured(text: str, what: str) -> Any:
+    """Return a list or an object, which models also write with a trailing comma or as Python does."""
+    try:
+        return whole_json(text, what)
+    except Malformed:
+        value = _python_value(text)
+        if not isinstance(value, list | dict):
+            raise
+        return whole_json(json.dumps(value), what)
+
+
+def _python_value(text: str) -> Any:
+    """Return what a text is as a literal of Python whose parts JSON has; ``None`` where it is none."""
+    if text[:1] not in ("[", "{"):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return value
 
 
 def whole_json(text: str, what: str) -> Any:

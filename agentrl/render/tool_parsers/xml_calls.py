@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers.tolerant_tags import CallTags, or_tolerantly
 from agentrl.render.tool_parsers.values import after_block, first_of, skip_space, typed_value, whole_json
 
 
@@ -59,9 +60,30 @@ class InvokeTagParser:
             rf"(.*?){re.escape(marks.end_of('parameter'))}",
             re.DOTALL,
         )
+        self._opens_again = re.compile(rf"\s*{tag}parameter\s")
+        self._next_call = re.compile(rf"{re.escape(marks.end_of('invoke'))}\s*{tag}invoke\s")
+        self._tags = CallTags(
+            call=re.compile(rf'{tag}invoke\s+name="([^"<>]*)"\s*>'),
+            ends=(marks.end_of("invoke"), marks.close),
+            argument=re.compile(rf'{tag}parameter\s+name="([^"<>]*)"(?:\s+string="(true|false)")?\s*>'),
+            argument_end=marks.end_of("parameter"),
+            marks=re.compile("|".join(map(re.escape, (marks.open, marks.close, marks.end_of("invoke"))))),
+        )
+
+    @property
+    def form(self) -> str:
+        """A sentence for the model."""
+        return self._marks.form
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         """Calls, problems and the remaining text; never raises."""
+
+        def read(opening: re.Match[str], written: str, name: str, number: int) -> Any:
+            return self._value(written, opening[2], opening[1], name, tools, number)
+
+        return or_tolerantly(self._strict(text, tools), self._tags, text, tools, read)
+
+    def _strict(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         marks = self._marks
         found = collect_blocks(text, marks.open, partial(self._read_block, text, tools))
         stray = f"<{marks.prefix}invoke name="
@@ -95,6 +117,8 @@ class InvokeTagParser:
                 key, end = parameter[1], parameter.end()
                 if key in written:
                     raise Malformed(f"Tool call {number} gives {key!r} twice.")
+                if self._opens_again.match(parameter[3]) or self._next_call.search(parameter[3]):
+                    raise Malformed(f"{key!r} (tool call {number}) was not closed. {self._marks.form}")
                 written[key] = parameter[3], parameter[2]
             end = skip_space(text, end)
             if not text.startswith(closing, end):
@@ -127,14 +151,26 @@ class InvokeTagParser:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 GLM_FORM = f"Write {OPEN}tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n{CLOSE}."
 _NAME = re.compile(r"\s*([^<\n]*)")
-_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_ARGUMENT = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_NEXT_CALL = re.compile(rf"{CLOSE}\s*{OPEN}")
+_GLM_TAGS = CallTags(
+    call=re.compile(r"<tool_call>\s*([^<\n]*)"),
+    ends=(CLOSE,),
+    argument=re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>"),
+    argument_end="</arg_value>",
+    marks=re.compile("</?tool_call>"),
+)
 
 
 def parse_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
     found = collect_blocks(text, OPEN, partial(_read_glm_block, text, tools))
     found.refuse_stray([CLOSE], OPEN, GLM_FORM)
-    return found.result()
+    return or_tolerantly(found.result(), _GLM_TAGS, text, tools, partial(_tolerant_value, tools))
+
+
+def _tolerant_value(tools: ToolSchemas, opening: re.Match[str], written: str, name: str, number: int) -> Any:
+    return typed_value(written, opening[1].strip(), name, tools, number)
 
 
 def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected) -> int:
@@ -149,6 +185,8 @@ def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected)
             key, end = argument[1].strip(), argument.end()
             if key in arguments:
                 raise Malformed(f"Tool call {number} gives {key!r} twice.")
+            if _NEXT_CALL.search(argument[2]):
+                raise Malformed(f"{key!r} (tool call {number}) was not closed. {GLM_FORM}")
             arguments[key] = argument[2]
         end = skip_space(text, end)
         if not text.startswith(CLOSE, end):
@@ -173,6 +211,13 @@ QWEN3_CODER_FORM = (
     "with one parameter tag per argument."
 )
 _FUNCTION = re.compile(r"\s*<function=([^>\s]*)>(.*)</function>\s*", re.DOTALL)
+_CODER_TAGS = CallTags(
+    call=re.compile(r"<function=([^>\s<]*)>"),
+    ends=("</function>", CLOSE),
+    argument=re.compile(r"<parameter=([^>\s<]*)>"),
+    argument_end="</parameter>",
+    marks=re.compile("</?tool_call>|</function>"),
+)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>(.*?)</parameter>\s*", re.DOTALL)
 
 
@@ -189,7 +234,12 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     if CLOSE in rest or "<function=" in rest:
         found.problems.append(f"Parts of a tool call stand outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
         found.content = [rest.replace(CLOSE, "")]
-    return found.result()
+
+    def read_value(opening: re.Match[str], written: str, name: str, number: int) -> Any:
+        value = written.removeprefix("\n").removesuffix("\n")
+        return typed_value(value, opening[1], name, tools, number)
+
+    return or_tolerantly(found.result(), _CODER_TAGS, text, tools, read_value)
 
 
 def _read_block(body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:
@@ -210,6 +260,8 @@ def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> d
         key, value = parameter[1], parameter[2].removeprefix("\n").removesuffix("\n")
         if key in arguments:
             raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+        if value.startswith(f"<parameter={key}>"):
+            raise Malformed(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
         arguments[key] = typed_value(value, key, name, tools, number)
         cursor = parameter.end()
     if body[cursor:].strip():

@@ -1,0 +1,137 @@
+"""A reader of JSON with the slips that models make: missing closing brackets, trailing commas, bare line breaks.
+
+Only punctuation is mended. A string that was cut short is not closed, because its end is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.render.tool_parsers import Malformed
+from agentrl.render.tool_parsers.values import read_json, skip_space
+from agentrl.tool_schema import DEEPEST
+
+UNCLOSED = "missing closing brackets"
+COMMA = "a trailing comma"
+LINE_BREAK = "a line break inside a string"
+_CLOSING = {"{": "}", "[": "]"}
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+@dataclass(frozen=True, slots=True)
+class MendedJson:
+    """A value, the index after it in the text, and what was mended."""
+
+    value: Any
+    end: int
+    mends: tuple[str, ...] = ()
+
+
+def read_mended(text: str, start: int, what: str, *, ends: Sequence[str] = (), is_whole: bool = True) -> MendedJson:
+    """Return the JSON value at `start`, mended where needed; white space after it is skipped.
+
+    Args:
+        text: The answer.
+        start: Index of the value; white space before it is skipped.
+        what: Names the value in problems.
+        ends: Marks that end a value whose closing brackets are missing; so does the end of the text.
+        is_whole: The text was not cut, so its end may end such a value.
+
+    Raises:
+        Malformed: no value stands there, or one that cannot be mended.
+    """
+    begin = skip_space(text, start)
+    try:
+        found = read_json(text, begin, what)
+        return MendedJson(found.value, found.end)
+    except Malformed:
+        if text[begin : begin + 1] not in _CLOSING:
+            raise
+        mended = _Mended(text, begin, ends)
+        if mended.end is None or (mended.is_cut and not is_whole):
+            raise
+    return MendedJson(read_json("".join(mended.written), 0, what).value, skip_space(text, mended.end), mended.mends)
+
+
+@dataclass(slots=True)
+class _Mended:
+    """A scan of one value: what it should have been, character by character."""
+
+    text: str
+    begin: int
+    ends: Sequence[str]
+    written: list[str] = field(default_factory=list)
+    end: int | None = None
+    """Index after the value; ``None`` where it cannot be mended."""
+    is_cut: bool = False
+    """The end of the text ended it."""
+    mends: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        stack: list[str] = []
+        index, text = self.begin, self.text
+        while index < len(text):
+            letter = text[index]
+            if stack and self.ends and any(text.startswith(mark, index) for mark in self.ends):
+                break
+            if letter == '"':
+                index = self._string(index)
+                if index < 0:
+                    return
+                continue
+            if letter in _CLOSING:
+                stack.append(_CLOSING[letter])
+                if len(stack) > DEEPEST:
+                    return
+            elif letter in ("}", "]"):
+                if letter not in stack:
+                    return
+                while stack[-1] != letter:
+                    self._close(stack.pop(), UNCLOSED)
+                stack.pop()
+                self._without_comma()
+            self.written.append(letter)
+            index += 1
+            if not stack:
+                self.end = index
+                return
+        while stack:
+            self._close(stack.pop(), UNCLOSED)
+        self.end, self.is_cut = index, index == len(text)
+
+    def _string(self, index: int) -> int:
+        """Copy the string that begins at an index; the index after it, or -1 if it has no end."""
+        self.written.append('"')
+        index += 1
+        while index < len(self.text):
+            letter = self.text[index]
+            if letter == "\\":
+                self.written.append(self.text[index : index + 2])
+                index += 2
+                continue
+            if letter in _ESCAPES:
+                self._note(LINE_BREAK)
+            self.written.append(_ESCAPES.get(letter, letter))
+            index += 1
+            if letter == '"':
+                return index
+        return -1
+
+    def _close(self, bracket: str, mend: str) -> None:
+        self._without_comma()
+        self.written.append(bracket)
+        self._note(mend)
+
+    def _without_comma(self) -> None:
+        last = len(self.written) - 1
+        while last >= 0 and self.written[last].isspace():
+            last -= 1
+        if last >= 0 and self.written[last] == ",":
+            del self.written[last:]
+            self._note(COMMA)
+
+    def _note(self, mend: str) -> None:
+        if mend not in self.mends:
+            self.mends = (*self.mends, mend)

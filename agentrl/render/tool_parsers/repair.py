@@ -1,0 +1,130 @@
+"""Calls that are plain to see although they are not in the model's notation.
+
+They are read if they name an offered tool and their arguments fit the tool's schema: a call without its tags (see
+`agentrl.render.tool_parsers.untagged`), or, within the tags, one with a missing closing bracket or a trailing comma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from agentrl.render.tool_parsers import (
+    LISTED,
+    UNCLOSED_TAG,
+    CallRepair,
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolParser,
+    ToolSchemas,
+    collect_blocks,
+    deepseek,
+    pythonic,
+    xml_calls,
+)
+from agentrl.render.tool_parsers.json_calls import (
+    CLOSE,
+    HERMES_FORM,
+    MISTRAL_FORM,
+    OPEN,
+    parse_hermes,
+    parse_llama3_json,
+    parse_mistral,
+    read_llama3,
+)
+from agentrl.render.tool_parsers.mended_json import read_mended
+from agentrl.render.tool_parsers.untagged import (
+    ENDS,
+    FENCE,
+    FENCED,
+    Intended,
+    after_extra,
+    intended_call,
+    read_untagged,
+    take_intended,
+)
+from agentrl.render.tool_parsers.values import after_block, first_of
+
+
+def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read ``<tool_call>`` blocks with slips in them, or calls without the tag."""
+    strict = parse_hermes(text, tools)
+    if strict.calls and not strict.problems:
+        return strict
+    if OPEN not in text:
+        return read_untagged(text, tools, HERMES_FORM, is_whole=is_whole) or strict
+
+    def read(start: int, found: Collected) -> int:
+        return _repair_block(text, start, tools, found, is_whole=is_whole)
+
+    found = collect_blocks(text, OPEN, read)
+    found.content = ["".join(found.content)]
+    found.refuse_stray([CLOSE], OPEN, HERMES_FORM)
+    return found.result()
+
+
+def _repair_block(text: str, start: int, tools: ToolSchemas, found: Collected, *, is_whole: bool) -> int:
+    """Collect the calls of the block whose body begins at an index; the index after the block."""
+    fence = FENCE.match(text, start)
+    begin = fence.end() if fence else start
+    try:
+        body = read_mended(text, begin, f"Tool call {found.number}", ends=ENDS, is_whole=is_whole)
+    except Malformed as problem:
+        found.problems.append(f"{problem} {HERMES_FORM}")
+        return after_block(text, start, OPEN, CLOSE)
+    end, extra = after_extra(text, body.end)
+    if fence and (closing := FENCE.match(text, end)):
+        end = closing.end()
+    is_closed = text.startswith(CLOSE, end)
+    if not is_closed and CLOSE in text[end : first_of(text, [OPEN], end)]:
+        found.problems.append(f"Tool call {found.number} goes on after its JSON object. {HERMES_FORM}")
+        return after_block(text, end, OPEN, CLOSE)
+    slips = [*([FENCED] if fence else []), *([] if is_closed else [UNCLOSED_TAG]), *body.mends, *extra]
+    items = body.value if isinstance(body.value, list) else [body.value]
+    if isinstance(body.value, list):
+        slips.append(LISTED)
+    if not items:
+        found.problems.append(f"The list of tool calls is empty. {HERMES_FORM}")
+    for item in items:
+        call = intended_call(item, tuple(slips)) or _written(item, tuple(slips))
+        take_intended(call, tools, found, HERMES_FORM)
+    return end + len(CLOSE) if is_closed else end
+
+
+def _written(item: Any, slips: tuple[str, ...]) -> Intended:
+    """Return what stands inside the notation's own mark as a call, with what is missing left out."""
+    if not isinstance(item, dict):
+        return Intended(None, item, slips)
+    return Intended(item.get("name"), item.get("arguments", {}), slips)
+
+
+def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read calls in fences or tags, or with slips in their JSON."""
+    served = parse_llama3_json(text, tools)
+    return read_llama3(served, text, tools, is_whole=is_whole) if served.problems else served
+
+
+def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read calls in the notation, or JSON where there are none."""
+    served = parse(text, tools)
+    if served.calls:
+        return served
+    return read_untagged(text, tools, form, is_whole=is_whole) or served
+
+
+REPAIRS: Mapping[str, CallRepair] = {
+    "hermes": repair_hermes,
+    "llama3_json": repair_llama3_json,
+    "mistral": partial(_or_untagged, parse_mistral, MISTRAL_FORM),
+    "pythonic": partial(_or_untagged, pythonic.parse, pythonic.FORM),
+    "qwen3_coder": partial(_or_untagged, xml_calls.parse_qwen3_coder, xml_calls.QWEN3_CODER_FORM),
+    "glm": partial(_or_untagged, xml_calls.parse_glm, xml_calls.GLM_FORM),
+    "minimax_m2": partial(_or_untagged, xml_calls.parse_minimax_m2, xml_calls.parse_minimax_m2.form),
+    "deepseek_v32": partial(_or_untagged, xml_calls.parse_deepseek_v32, xml_calls.parse_deepseek_v32.form),
+    "deepseek_v3": partial(_or_untagged, deepseek.parse_v3, deepseek.V3.form),
+    "deepseek_v31": partial(_or_untagged, deepseek.parse_v31, deepseek.V31.form),
+    "kimi_k2": partial(_or_untagged, deepseek.parse_kimi_k2, deepseek.MARKS.form),
+}
+"""By the registry name of the parser whose calls are repaired."""

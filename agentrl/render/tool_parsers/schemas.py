@@ -1,0 +1,211 @@
+"""What a tool's JSON schema says about its arguments: the declared types, and whether values fit.
+
+Schemas come from other people's programs, so nothing here raises, whatever a schema holds. Keywords that are not read
+(``pattern``, ``minimum``, ``if``, …) are left to the tool itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from agentrl.render.tool_parsers import ToolSchemas
+
+DEEPEST = 32
+"""Schemas are followed to this depth: references may form a circle."""
+_LITERAL_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+    (type(None), "null"),
+)
+
+
+def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
+    """Return the schema of a tool's arguments; an empty one where the tool declares none."""
+    function = _mapping(_mapping(tools.get(name)).get("function"))
+    return _mapping(function.get("parameters"))
+
+
+def argument_schema(key: str, name: str, tools: ToolSchemas) -> Any:
+    """Return the schema of one argument, references resolved; ``True`` where it is not declared."""
+    root = parameters_of(name, tools)
+    return _property(key, root, root, 0)
+
+
+def _property(key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return True
+    declared = _mapping(schema.get("properties"))
+    if key in declared:
+        return resolved(declared[key], root)
+    for part in (part for word in ("allOf", "anyOf", "oneOf") for part in _list(schema.get(word))):
+        found = _property(key, part, root, depth + 1)
+        if found is not True:
+            return found
+    others = schema.get("additionalProperties")
+    return resolved(others, root) if isinstance(others, Mapping) else True
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return a schema with what its own ``$ref`` refers to; a reference to elsewhere says nothing."""
+    for _ in range(DEEPEST):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return schema
+        target = _referred(schema["$ref"], root)
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        schema = {**target, **beside} if isinstance(target, Mapping) else (target if target is False else beside)
+    return True
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Return the part of `root` that a JSON pointer names, or ``None``."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: Any = root
+    for part in unquote(reference).removeprefix("#").split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping) and key in found:
+            found = found[key]
+        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
+
+
+def declared_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+    """Return the names of the JSON types that a schema allows; empty where it does not say."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return frozenset()
+    found = _own_types(schema)
+    for part in _list(schema.get("allOf")):
+        others = declared_types(part, root, depth + 1)
+        found = _both(found, others) if found and others else found | others
+    for word in ("anyOf", "oneOf"):
+        choices = [declared_types(part, root, depth + 1) for part in _list(schema.get(word))]
+        union = frozenset[str]().union(*choices)
+        found = (_both(found, union) or found) if found and union else found | union
+    return found
+
+
+def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    declared = schema.get("type")
+    found = {declared} if isinstance(declared, str) else {name for name in _list(declared) if isinstance(name, str)}
+    if not found:
+        options = literals(schema)
+        found = {_type_of(option) for option in options} if options is not None else set()
+    if not found and ("properties" in schema or "additionalProperties" in schema):
+        found = {"object"}
+    if not found and ("items" in schema or "prefixItems" in schema):
+        found = {"array"}
+    if found and schema.get("nullable") is True:
+        found.add("null")
+    return frozenset(found)
+
+
+def _both(some: frozenset[str], others: frozenset[str]) -> frozenset[str]:
+    common = some & others
+    if "integer" in some | others and "number" in some | others:
+        common |= {"integer"}
+    return common
+
+
+def literals(schema: Any) -> Sequence[Any] | None:
+    """Return the values that ``enum`` or ``const`` allow; ``None`` where the schema has neither."""
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        return [schema["const"]]
+    options = schema.get("enum")
+    return options if isinstance(options, list) else None
+
+
+def _type_of(value: Any) -> str:
+    return next((name for kind, name in _LITERAL_TYPES if isinstance(value, kind)), "null")
+
+
+def is_of_type(value: Any, types: frozenset[str]) -> bool:
+    """Return True if a JSON value has one of the types; a whole number is a number, and 3.0 is a whole number."""
+    if isinstance(value, bool):
+        return "boolean" in types
+    if isinstance(value, int):
+        return bool(types & {"integer", "number"})
+    if isinstance(value, float):
+        return "number" in types or ("integer" in types and value.is_integer())
+    return _type_of(value) in types
+
+
+def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
+    """Return True if a tool with this schema can take the value.
+
+    It is as lenient as the tools are (`agentrl.tool_schema.Arguments.read`): a number may come as text or text as a
+    number, a list or an object as JSON text, and null stands for an argument that may be left out.
+    """
+    schema = resolved(schema, root)
+    if schema is False:
+        return False
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        return True
+    own = {key: part for key, part in schema.items() if key not in ("allOf", "anyOf", "oneOf")}
+    types = _own_types(own)
+    if types and not is_of_type(value, types) and not _can_become(value, types):
+        return False
+    options = literals(own)
+    if options is not None and not any(_is_same(value, option) for option in options):
+        return False
+    if not all(fits(value, part, root, depth + 1) for part in _list(schema.get("allOf"))):
+        return False
+    for word in ("anyOf", "oneOf"):
+        choices = _list(schema.get(word))
+        if choices and not any(fits(value, part, root, depth + 1) for part in choices):
+            return False
+    if isinstance(value, Mapping):
+        return _object_fits(value, schema, root, depth)
+    items = schema.get("items")
+    return not isinstance(value, list) or items is None or all(fits(item, items, root, depth + 1) for item in value)
+
+
+def _object_fits(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> bool:
+    declared, required = _mapping(schema.get("properties")), _list(schema.get("required"))
+    if any(key not in value for key in required if isinstance(key, str)):
+        return False
+    others = schema.get("additionalProperties", True)
+    return all(
+        (part is None and key in declared and key not in required)
+        or fits(part, declared.get(key, others), root, depth + 1)
+        for key, part in value.items()
+    )
+
+
+def _can_become(value: Any, types: frozenset[str]) -> bool:
+    """Return True if a tool reads the value as one of the types."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "string" in types
+    if not isinstance(value, str):
+        return False
+    try:
+        return is_of_type(json.loads(value.strip().lower() if "boolean" in types else value), types - {"string"})
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_same(value: Any, option: Any) -> bool:
+    if isinstance(value, str) != isinstance(option, str) and not isinstance(value, list | dict):
+        return str(value) == str(option)
+    return bool(value == option) and isinstance(value, bool) == isinstance(option, bool)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()

@@ -1,0 +1,210 @@
+"""Calls as JSON without the notation's own marks, which small models write: bare, in code fences or in other tags.
+
+Such calls must be the end of the answer, each on lines of its own: JSON in the midst of a text is part of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.message import ToolCall
+from agentrl.render.tool_parsers import (
+    LISTED,
+    PARAMETERS,
+    UNCLOSED_TAG,
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    make_call,
+)
+from agentrl.render.tool_parsers.mended_json import read_mended
+from agentrl.render.tool_parsers.schemas import fits, parameters_of
+from agentrl.render.tool_parsers.values import skip_space
+
+UNTAGGED = "no tags"
+FENCED = "a code fence"
+OTHER_TAG = "other tags"
+EXTRA = "too many closing brackets"
+NESTED = "an object around the call"
+AS_TEXT = "arguments as text"
+
+SERVED = frozenset({UNCLOSED_TAG, LISTED, PARAMETERS})
+"""What servers' parsers accept: the tool itself then judges the arguments, as it would there."""
+MOST_ATTEMPTS = 32
+"""Places in an answer that are tried: each may cost a reading of all that follows."""
+_TAG_NAMES = "tool_call|tool_calls|tools|tool|function_call|function_calls|functions"
+_MARK = re.compile(rf"(?P<tag><(?:{_TAG_NAMES})>)|(?P<fence>```[\w-]*)|</(?:{_TAG_NAMES})>|[;,]")
+_CANDIDATE = re.compile(rf"<(?:{_TAG_NAMES})>|^[ \t]*(?P<line>```|\{{|\[)", re.MULTILINE)
+_INLINE = re.compile(rf"{_CANDIDATE.pattern}|(?=\{{\s*\"name\"\s*:)", re.MULTILINE)
+_BEGINNING = re.compile(
+    r'(?:\[\s*)?\{\s*"(?:name|type|id|index|arguments|parameters|function|tool_call|function_call)s?"'
+)
+_LONE_FENCE = re.compile(r"```[ \t]*$", re.MULTILINE)
+FENCE = re.compile(r"\s*```[\w-]*\s*")
+_EXTRA = re.compile(r"[}\]\s]*[}\]]\s*(?=</?\w|```|[{\[]|\Z)")
+ENDS = ("</", "<tool", "```")
+_WRAPPERS = ("function", "tool_call", "function_call")
+_LISTS = ("tool_calls", "function_calls")
+_ARGUMENTS = ("arguments", "parameters")
+_CALL_KEYS = frozenset({"name", "type", "id", "index", *_ARGUMENTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Intended:
+    """A call as it was meant, and how it differs from the notation."""
+
+    name: object
+    arguments: object
+    slips: tuple[str, ...] = ()
+
+
+def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
+    """Return the calls that a JSON value stands for; none where any part of it is something else."""
+    if isinstance(value, dict) and len(value) == 1:
+        value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
+    items = value if isinstance(value, list) else [value]
+    found = [intended_call(item, tuple(slips)) for item in items]
+    calls = [call for call in found if call is not None]
+    return calls if len(calls) == len(found) else []
+
+
+def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
+    """Return the call that an object stands for; ``None`` where it is something else."""
+    if not isinstance(item, dict):
+        return None
+    inner = next((item[key] for key in _WRAPPERS if isinstance(item.get(key), dict)), None)
+    if inner is not None and "name" not in item and NESTED not in slips:
+        return intended_call(inner, (*slips, NESTED))
+    given = next((key for key in _ARGUMENTS if key in item), None)
+    if given is None or not isinstance(item.get("name"), str) or not item.keys() <= _CALL_KEYS:
+        return None
+    arguments = item[given]
+    if given == "parameters":
+        slips = (*slips, PARAMETERS)
+        if isinstance(arguments, dict) and arguments.get("type") == "object" and "properties" in arguments:
+            return None  # the tool's description, repeated
+    if isinstance(arguments, str):
+        arguments, slips = _from_text(arguments), (*slips, AS_TEXT)
+    return Intended(item["name"], arguments, slips)
+
+
+def _from_text(arguments: str) -> Any:
+    try:
+        return read_mended(arguments, 0, "", is_whole=False).value
+    except Malformed:
+        return arguments
+
+
+def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: str) -> None:
+    """Keep a repaired call of an offered tool with arguments that fit, or say what is wrong with it."""
+    number = found.number
+
+    def read() -> ToolCall:
+        made = make_call(call.name, call.arguments, tools, number)
+        root = parameters_of(made.name, tools)
+        if SERVED.issuperset(call.slips):
+            return made
+        if not fits(dict(made.arguments), root, root):
+            raise Malformed(
+                f"Tool call {number} is not in the right form, and its arguments do not fit {made.name}. {form}"
+            )
+        return made
+
+    if found.take(read):
+        found.note(call.slips)
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """The end of an answer that holds nothing but calls."""
+
+    start: int
+    calls: tuple[Intended, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Where something else than a call stands."""
+
+    at: int
+    was_read: bool = False
+    """It began like a call, so much may have been read."""
+
+
+def read_untagged(
+    text: str, tools: ToolSchemas, form: str, *, is_whole: bool, own: frozenset[str] = frozenset(), inline: bool = False
+) -> ParsedCalls | None:
+    """Return the calls that an answer ends with although it does not mark them; ``None`` where it ends otherwise.
+
+    Args:
+        text: The answer.
+        tools: The offered tools.
+        form: A sentence that shows the model how to write calls.
+        is_whole: The answer was not cut.
+        own: What is not a slip in the model's notation.
+        inline: A call may follow text on its line.
+    """
+    region = _find_region(text, _INLINE if inline else _CANDIDATE, is_whole=is_whole)
+    if region is None or not any(call.name in tools for call in region.calls):
+        return None
+    found = Collected(content=[text[: region.start]])
+    for call in region.calls:
+        take_intended(call, tools, found, form)
+    return found.result()
+
+
+def _find_region(text: str, pattern: re.Pattern[str], *, is_whole: bool) -> _Region | None:
+    failed, attempts, is_fenced = -1, 0, False
+    for candidate in pattern.finditer(text):
+        start = candidate.start("line") if candidate["line"] else candidate.start()
+        if candidate["line"] == "```":
+            is_fenced = not (is_fenced and _LONE_FENCE.match(text, start))
+            if not is_fenced:
+                continue  # it closes a block of other code
+        if start < failed:
+            continue
+        match _read_region(text, start, is_whole=is_whole):
+            case _Failure(at, was_read):
+                failed, attempts = at, attempts + was_read
+                if attempts == MOST_ATTEMPTS:
+                    return None
+            case region:
+                return region
+    return None
+
+
+def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure:
+    """Read marks and calls from `start` to the end of the text."""
+    calls: list[Intended] = []
+    marks: set[str] = set()
+    cursor = start
+    while cursor < len(text):
+        if mark := _MARK.match(text, cursor):
+            marks |= {OTHER_TAG} if mark["tag"] else {FENCED} if mark["fence"] else set()
+            cursor = skip_space(text, mark.end())
+            continue
+        if not _BEGINNING.match(text, cursor):
+            return _Failure(cursor + 1)
+        try:
+            value = read_mended(text, cursor, "", ends=ENDS, is_whole=is_whole)
+        except Malformed:
+            return _Failure(cursor + 1, was_read=True)
+        cursor, extra = after_extra(text, value.end)
+        intended = intended_calls(value.value, (*value.mends, *extra))
+        if not intended:
+            return _Failure(cursor + 1)
+        calls += intended
+    if not calls:
+        return _Failure(start + 1)
+    around = sorted(marks) or [UNTAGGED]
+    return _Region(start, tuple(Intended(call.name, call.arguments, (*around, *call.slips)) for call in calls))
+
+
+def after_extra(text: str, cursor: int) -> tuple[int, tuple[str, ...]]:
+    """Return the index after closing brackets that close nothing, and what to say about them."""
+    extra = _EXTRA.match(text, cursor)
+    return (extra.end(), (EXTRA,)) if extra else (cursor, ())

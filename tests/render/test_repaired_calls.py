@@ -1,0 +1,240 @@
+"""Calls as small models write them: read where they are plain to see, and left alone where a text mentions JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tokenizers import build_tokenizer
+
+from agentrl.engine import StopReason
+from agentrl.render.renderer import Renderer
+from agentrl.render.tool_parsers.json_calls import parse_hermes
+from agentrl.render.tool_parsers.repair import repair_hermes
+
+
+def schema(name: str, *required: str, **properties: dict) -> dict:
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = {
+    "act": schema("act", "action", action={"type": "string"}),
+    "look": schema("look"),
+    "put": schema("put", "what", what={"type": "string"}, count={"type": "integer"}, place={"enum": ["desk", "bed"]}),
+}
+ACT = '{"name": "act", "arguments": {"action": "50"}}'
+PUT = '{"name": "put", "arguments": {"what": "mug", "count": 2}}'
+ACTED, PUT_IT = ("act", {"action": "50"}), ("put", {"what": "mug", "count": 2})
+
+
+def read(text: str, *, is_whole: bool = True) -> tuple[str, list, tuple, tuple]:
+    parsed = repair_hermes(text, TOOLS, is_whole=is_whole)
+    return parsed.content, [(c.name, dict(c.arguments)) for c in parsed.calls], parsed.repairs, parsed.problems
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "repair"),
+    [
+        (ACT, [ACTED], "no tags"),
+        (f"\n  {ACT}\n", [ACTED], "no tags"),
+        (f"```json\n{ACT}\n```", [ACTED], "a code fence"),
+        (f"```\n{ACT}\n```", [ACTED], "a code fence"),
+        (f"```json\n{ACT}", [ACTED], "a code fence"),
+        (f"<tools>\n{ACT}\n</tools>", [ACTED], "other tags"),
+        (f"<tools>{ACT}", [ACTED], "other tags"),
+        (f"<function_call>{ACT}</function_call>", [ACTED], "other tags"),
+        (f"{ACT}\n</tool_call>", [ACTED], "no tags"),
+        (f"<tool_call>\n{ACT}", [ACTED], "no closing tag"),
+        (f"<tool_call>\n{ACT}\n</tool_", [ACTED], "no closing tag"),
+        (ACT[:-1], [ACTED], "no tags, missing closing brackets"),
+        (ACT[:-2], [ACTED], "no tags, missing closing brackets"),
+        (f"<tool_call>\n{ACT[:-1]}\n</tool_call>", [ACTED], "missing closing brackets"),
+        (f"<tool_call>\n{ACT[:-2]}", [ACTED], "no closing tag, missing closing brackets"),
+        (f"<tool_call>\n{ACT}}}\n</tool_call>", [ACTED], "too many closing brackets"),
+        (ACT.replace("arguments", "parameters"), [ACTED], 'no tags, "parameters" for "arguments"'),
+        ('{"name": "act", "arguments": {"action": "50",},}', [ACTED], "no tags, a trailing comma"),
+        ('<tool_call>{"name": "act", "arguments": {"action": "50", }}</tool_call>', [ACTED], "a trailing comma"),
+        (f"<tool_call>\n```json\n{ACT}\n```\n</tool_call>", [ACTED], "a code fence"),
+        (f"[{ACT}, {PUT}]", [ACTED, PUT_IT], "no tags"),
+        (f"{ACT}\n{PUT}", [ACTED, PUT_IT], "no tags"),
+        (f"{ACT};{PUT}", [ACTED, PUT_IT], "no tags"),
+        (f"```json\n{ACT}\n```\n```json\n{PUT}\n```", [ACTED, PUT_IT], "a code fence"),
+        (f'{{"type": "function", "function": {ACT}}}', [ACTED], "no tags, an object around the call"),
+        (
+            '{"name": "act", "arguments": "{\\"action\\": \\"50\\"}"}',
+            [ACTED],
+            "no tags, arguments as text",
+        ),
+        ('{"name": "act", "arguments": {"action": "5\n0"}}', [("act", {"action": "5\n0"})], "no tags, a line break"),
+    ],
+)
+def test_what_models_write_is_read(text: str, calls: list, repair: str) -> None:
+    content, found, repairs, problems = read(text)
+    assert (found, problems) == (calls, ())
+    assert [note.startswith(repair) for note in repairs] == [True] * len(calls)
+    assert content in ("", "</tool_")
+
+
+@pytest.mark.parametrize("call", [ACT, f"```json\n{ACT}\n```", f"<tools>\n{ACT}\n</tools>"])
+def test_text_with_many_lists_before_a_call_is_content(call: str) -> None:
+    lists = "\n".join(["[1, 2]", "```", '{"a": 1}', "```"] * 100)
+    assert read(f"{lists}\n\n{call}")[:2] == (lists, [ACTED])
+
+
+@pytest.mark.parametrize("call", [ACT, f"```json\n{ACT}\n```", f"<tools>\n{ACT}\n</tools>"])
+def test_text_before_a_call_is_content(call: str) -> None:
+    assert read(f"I guess the middle.\n\n{call}")[:2] == ("I guess the middle.", [ACTED])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"To act, write {ACT}",
+        f"The answer was {ACT}, which is wrong.",
+        f"This is a call:\n{ACT}\nI did not make it.",
+        f"This is a call:\n```json\n{ACT}\n```\nShall I make it?",
+        f"`{ACT}`",
+        f"<answer>{ACT}</answer>",
+        f'The server said:\n{{"status": 200, "call": {ACT}}}',
+        '{"name": "Ada", "arguments": {"action": "50"}}',
+        '{"name": "act"}',
+        '{"action": "50"}',
+        '{"name": "look", "arguments": {}, "result": "dark"}',
+        "[1, 2, 3]",
+        '```python\nprint({"name": "look", "arguments": {}})\n```',
+        '<tools>\n{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}\n</tools>',
+        '<tools>\n{"name": "look", "parameters": {"type": "object", "properties": {}}}\n</tools>',
+        "{}",
+        "",
+    ],
+)
+def test_a_text_that_mentions_json_stays_a_text(text: str) -> None:
+    assert read(text) == (text.strip(), [], (), ())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"action": "50", "count": }',
+        '{"move": "50"}',
+        '{"action": ["50"]}',
+        '{"action": "5',
+        '["50"]',
+    ],
+)
+def test_arguments_that_do_not_fit_are_not_carried_out(arguments: str) -> None:
+    for text in (
+        f'{{"name": "act", "arguments": {arguments}}}',
+        f'<tool_call>{{"name": "act", "arguments": {arguments},',
+    ):
+        assert read(text)[1] == []
+
+
+@pytest.mark.parametrize("value", ['"sofa"', "1", "[]"])
+def test_values_outside_of_an_enum_are_refused(value: str) -> None:
+    _, calls, _, problems = read(f'{{"name": "put", "arguments": {{"what": "mug", "place": {value}}}}}')
+    assert (calls, len(problems)) == ([], 1)
+    assert "do not fit put" in problems[0]
+    assert "<tool_call>" in problems[0]
+
+
+def test_numbers_and_text_are_taken_as_the_tools_take_them() -> None:
+    text = '{"name": "put", "arguments": {"what": 7, "count": "2", "place": null}}'
+    assert read(text)[1] == [("put", {"what": 7, "count": "2", "place": None})]
+
+
+@pytest.mark.parametrize("text", [ACT[:-1], f"<tool_call>\n{ACT[:-2]}", ACT[: ACT.index("0")]])
+def test_an_answer_that_was_cut_is_not_completed(text: str) -> None:
+    assert read(text, is_whole=False)[1] == []
+
+
+def test_good_and_mended_blocks_come_in_order() -> None:
+    text = f"First.<tool_call>{PUT}</tool_call><tool_call>{ACT[:-1]}</tool_call>Then.<tool_call>{ACT}"
+    content, calls, repairs, problems = read(text)
+    assert (content, calls, problems) == ("First.Then.", [PUT_IT, ACTED, ACTED], ())
+    assert repairs == ("missing closing brackets", "no closing tag")
+
+
+def test_unknown_tools_among_offered_ones_are_problems() -> None:
+    _, calls, repairs, problems = read(f'{ACT}\n{{"name": "akt", "arguments": {{"action": "1"}}}}')
+    assert (calls, repairs) == ([ACTED], ("no tags",))
+    assert problems == ("Tool call 2 names an unknown tool 'akt'. Did you mean 'act'?",)
+
+
+def test_what_is_right_is_not_touched() -> None:
+    text = f"I look.\n<tool_call>\n{ACT}\n</tool_call>\n<tool_call>\n{PUT}\n</tool_call>"
+    assert repair_hermes(text, TOOLS, is_whole=True) == parse_hermes(text, TOOLS)
+    assert read(text)[2] == ()
+
+
+PIECES = (
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tools>",
+        "</tools>",
+        "```json\n",
+        "```",
+        "\n",
+        " ",
+        ",",
+        ";",
+        "{",
+        "}",
+        "[",
+        "]",
+    ),
+    *(
+        ACT,
+        PUT,
+        ACT[:-1],
+        ACT[:-2],
+        '"',
+        "\\",
+        '{"name": "look", "arguments": {}}',
+        '{"name":',
+        "NaN",
+        "9" * 5000,
+        "text",
+    ),
+)
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(text=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12).map("".join), is_whole=st.booleans())
+def test_repairs_never_raise_and_give_usable_calls(text: str, is_whole: bool) -> None:
+    parsed = repair_hermes(text, TOOLS, is_whole=is_whole)
+    assert all(call.name in TOOLS for call in parsed.calls)
+    assert len({call.id for call in parsed.calls}) == len(parsed.calls) >= len(parsed.repairs)
+    json.dumps([dict(call.arguments) for call in parsed.calls], allow_nan=False, ensure_ascii=False).encode()
+    strict = parse_hermes(text, TOOLS)
+    mine = iter([(call.name, call.arguments) for call in parsed.calls])
+    assert all((call.name, call.arguments) in mine for call in strict.calls)
+
+
+@pytest.mark.parametrize(
+    "text", ["\n[" * 20_000, ("\n" + ACT) * 2_000 + " so", "```" * 20_000, '\n{"a": ' * 10_000, "}" * 50_000]
+)
+@pytest.mark.timeout(20)
+def test_long_answers_are_read_in_time(text: str) -> None:
+    assert read(text)[1] == []
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Renderer:
+    return Renderer(build_tokenizer("qwen2.5"))
+
+
+@pytest.mark.parametrize(
+    ("repairs_calls", "stop_reason", "calls"),
+    [(True, StopReason.STOP, 1), (True, StopReason.LENGTH, 0), (False, StopReason.STOP, 0)],
+)
+def test_renderers_repair_whole_answers_if_asked(
+    renderer: Renderer, repairs_calls: bool, stop_reason: StopReason, calls: int
+) -> None:
+    ids = renderer.encoder.encode(ACT[:-1])
+    answer = renderer.read(ids, stop_reason=stop_reason, tools=list(TOOLS.values()), repairs_calls=repairs_calls)
+    assert (len(answer.tool_calls), len(answer.repairs), answer.raw_text) == (calls, calls, ACT[:-1])
