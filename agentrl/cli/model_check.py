@@ -106,11 +106,11 @@ def _print_template(found: ModelCheck) -> None:
 def _print_answers(found: ModelCheck) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("settings", overflow="fold")
-    for column in ("usable", "accepted", "answers", "prompt tokens"):
+    for column in ("usable", "repaired", "accepted", "answers", "prompt tokens"):
         table.add_column(column, justify="right")
     for share in found.shares:
-        row = (f"{share.usable:.0%}", f"{share.accepted:.0%}", str(share.answers), f"{share.prompt_tokens:,.0f}")
-        table.add_row(str(share.settings), *row)
+        shares = (f"{value:.0%}" for value in (share.usable, share.repaired, share.accepted))
+        table.add_row(str(share.settings), *shares, str(share.answers), f"{share.prompt_tokens:,.0f}")
     out.print(table)
     unusable = [entry for share in found.shares for entry in share.unusable]
     if unusable:

@@ -81,6 +81,8 @@ class AnswerShare:
     answers: int
     usable: float
     """Share that the agent loop could read."""
+    repaired: float
+    """Share with a tool call that was not quite in the model's notation; the loop reads it all the same."""
     accepted: float
     """Share whose action the environment accepted."""
     prompt_tokens: float
@@ -136,6 +138,7 @@ class ModelCheck:
                     "overrides": share.settings.overrides,
                     "answers": share.answers,
                     "usable": share.usable,
+                    "repaired": share.repaired,
                     "accepted": share.accepted,
                     "prompt_tokens": share.prompt_tokens,
                     "tokens_per_s": share.tokens_per_s,
@@ -252,7 +255,7 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
     if not episodes:
         raise UsageError("no episode could be played", got=str(settings), hint="see the warnings above")
     unusable: Counter[str] = Counter()
-    readable = accepted = tokens = prompt = 0
+    readable = repaired = accepted = tokens = prompt = 0
     for episode in episodes:
         trajectory = episode.trajectory
         first = next((sequence for sequence in trajectory.sequences if sequence.turns), None)
@@ -264,11 +267,13 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
             unusable[_shortened(renderer.encoder.decode(ids))] += 1
             continue
         readable += 1
+        repaired += bool(turn is not None and turn.repaired_calls)
         accepted += bool(turn is not None and turn.valid)
     return AnswerShare(
         settings=settings,
         answers=len(episodes),
         usable=readable / len(episodes),
+        repaired=repaired / len(episodes),
         accepted=accepted / len(episodes),
         prompt_tokens=prompt / len(episodes),
         tokens_per_s=tokens / seconds,
