@@ -11,6 +11,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.builders.default_loop import select_default_loop
+from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
@@ -20,8 +22,8 @@ from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import UsageError
-from agentrl.evaluation.shown import shown
-from agentrl.observe.console import out
+from agentrl.evaluation.prompt_preview import preview_prompts
+from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
@@ -90,25 +92,35 @@ def show(name: Name, options: Options = None) -> None:
 @app.command(
     epilog=examples(
         "agentrl env prompt guess_number",
-        "agentrl env prompt household agent.loop=tool_calling",
-        "agentrl env prompt webshop agent.options.format=action_tag agent.shots=1",
+        "agentrl env prompt household --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl env prompt webshop agent.loop=react_text agent.options.format=action_tag agent.shots=1",
         "agentrl env prompt my_game:GuessNumber-v0 agent.system_prompt=file:prompt.txt",
     )
 )
 def prompt(
     name: Name,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Config keys; agent.loop=react_text if left out."),
-    ] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model whose chat template and tokens are shown.")] = None,
     turns: Annotated[int, typer.Option(min=1, help="How many turns.")] = 2,
 ) -> None:
-    """Show what a policy reads: the prompt, the expert's first turns, and the remark on an answer in the wrong form."""
-    given = [f"environment={name}", "agent.loop=react_text", *(words or []), f"agent.max_turns={turns}"]
-    found = asyncio.run(shown(load_config(None, given)))
-    for title, text in found.titled():
-        out.print(Text(f"── {title}", style="bold"))
-        out.print(Text(text))
+    """Show what a policy reads, as its tokens spell it, under the settings that `agentrl train` would take.
+
+    The prompt with the tools, the expert's first turns, and the reply to an answer in the wrong form.
+    """
+    shortcuts = [f"environment={name}", *([] if model is None else [f"model.path={model}"])]
+    config = select_default_loop(
+        resolve_model(load_config(None, [*shortcuts, *(words or []), f"agent.max_turns={turns}"])), say=note
+    )
+    found = asyncio.run(preview_prompts(config))
+    is_scratch = config.model.path == SCRATCH
+    shown = "the chat template of a model from scratch; --model shows another" if is_scratch else config.model.path
+    out.print(f"model: {shown}\nagent loop: {config.agent.loop} {json.dumps(config.agent.options)}", soft_wrap=True)
+    for part in found.parts:
+        size = "" if is_scratch else f", {part.tokens:,} tokens"
+        out.print(Text(f"── {part.title}{size}", style="bold"))
+        text = Text(part.text)
+        text.highlight_words(found.special_tokens, "magenta")
+        out.print(text)
 
 
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:

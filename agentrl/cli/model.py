@@ -94,7 +94,8 @@ def _convert(file: Path, folder: Path, dtype: Format) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     number_format = str(model.dtype).removeprefix("torch.")
     note(
-        f"{parameters / 1e6:,.0f} million parameters, stored in {number_format} (the file: {loaded.bits_per_weight:.1f} bits per weight)"
+        f"{parameters / 1e6:,.0f} million parameters, stored in {number_format} "
+        f"(the file has {loaded.bits_per_weight:.1f} bits per weight)"
     )
     save_model_folder(model, loaded.tokenizer, folder)
 

@@ -3,12 +3,12 @@ import pytest
 from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 from agentrl.agent_loops.tool_calling import ToolCalling
+from agentrl.evaluation.shown import shown
 
 from agentrl.agent_loop import Answer
 from agentrl.config import load_config
 from agentrl.engine import StopReason
 from agentrl.errors import ConfigError, Outcome
-from agentrl.evaluation.shown import shown
 from agentrl.message import Message, TextPart, plainly_written
 
 

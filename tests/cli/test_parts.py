@@ -243,14 +243,26 @@ def test_a_person_is_told_where_a_picture_is(agentrl: Cli, monkeypatch: pytest.M
     assert "P F" in text
 
 
-def test_env_prompt_shows_what_a_policy_reads(agentrl: Cli) -> None:
-    shown = agentrl("env", "prompt", "guess_number", "agent.options.format=action_tag", "agent.shots=1").out
-    assert shown.index("── system") < shown.index("First you see examples") < shown.index("── user")
-    assert shown.count("I think of a number from 1 to 100. Guess.") == 2
-    assert "── user, if the first answer were: I am not sure what to do." in shown
-    assert shown.rstrip().endswith("Answer again, in this form:\n<action>50</action>")
-    random = agentrl("env", "prompt", "gymnasium/train", "environment.options.id=CartPole-v1", "--turns", "1")
-    assert "── assistant" in random.out or random.code == 2
+def test_env_prompt_shows_the_default_loop_with_its_tools_and_special_tokens(agentrl: Cli) -> None:
+    shown = agentrl("env", "prompt", "guess_number").out
+    assert "agent loop: tool_calling" in shown
+    assert shown.index("── prompt") < shown.index("<|im_start|>system") < shown.index('"name": "act", "description"')
+    answer = '<tool_call>\n{"name": "act", "arguments": {"action": "50"}}\n</tool_call><|im_end|>'
+    assert f"── the expert's answer\n{answer}" in shown
+    assert "<tool_response>" in shown.partition("── what follows")[2]
+    wrong = shown.partition("── what follows if the first answer is: I am not sure what to do.")[2]
+    assert wrong.index("<tool_call>") < wrong.index('"arguments"') < wrong.index("</tool_call><|im_end|>")
+
+
+def test_env_prompt_takes_the_loop_that_is_asked_for_and_examples(agentrl: Cli) -> None:
+    words = ("agent.loop=react_text", "agent.options.format=action_tag", "agent.shots=1")
+    shown = agentrl("env", "prompt", "guess_number", *words).out
+    assert shown.index("── prompt") < shown.index("First you see examples") < shown.index("── the expert's answer")
+    assert shown.partition("── the expert's answer")[0].count("I think of a number from 1 to 100. Guess.") == 2
+    assert "<tools>" not in shown
+    assert shown.rstrip().endswith("in this form:\n<action>50</action><|im_end|>\n<|im_start|>assistant")
+    random = agentrl("env", "prompt", "gymnasium/train", "--turns", "1")
+    assert "── a random answer" in random.out
 
 
 @pytest.mark.parametrize("loop", ["react_text", "tool_calling", "step_independent", "single_turn"])
@@ -260,5 +272,5 @@ def test_env_prompt_knows_every_loop(agentrl: Cli, name: str, loop: str) -> None
     form = ["agent.options.format=free"] if reads_whole_answers else []
     ended = agentrl("env", "prompt", name, f"agent.loop={loop}", *form, "--turns", "1")
     assert ended.code == 0, ended.err
-    assert "── assistant" in ended.out
+    assert "answer" in ended.out.partition("── prompt")[2]
     assert "(your action)" not in ended.out

@@ -1,0 +1,93 @@
+"""The loop that a model gets where the user chose none: what model check found, else what its template can do."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
+
+from agentrl.builders.default_loop import (
+    PlaySettings,
+    Recommendation,
+    find_recommendation,
+    save_recommendation,
+    select_default_loop,
+)
+from agentrl.config import Config, load_config
+
+TEXT = PlaySettings(loop="react_text", options={"format": "action_tag"}, shots=2, stop=("</action>",))
+FOUND = Recommendation(settings=TEXT, usable=0.875, answers=24, date="2026-11-25")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a model whose chat template has tool calls."""
+    monkeypatch.setenv("AGENTRL_MODELS", str(tmp_path / "models"))
+    folder = tmp_path / "model"
+    tiny_model("llama").save_pretrained(folder)
+    build_tokenizer("qwen2.5").save_pretrained(folder)
+    return folder
+
+
+def config_of(model: Path, *words: str, env: str = "guess_number") -> Config:
+    return load_config(None, [f"environment={env}", f"model.path={model}", *words])
+
+
+def chosen(config: Config) -> tuple[Config, list[str]]:
+    said: list[str] = []
+    return select_default_loop(config, say=said.append), said
+
+
+def test_what_model_check_found_is_taken_and_said(model: Path) -> None:
+    assert find_recommendation(config_of(model)) is None
+    save_recommendation(config_of(model), FOUND)
+    config, said = chosen(config_of(model))
+    assert (config.agent.loop, config.agent.options, config.agent.shots) == ("react_text", TEXT.options, 2)
+    assert config.sampling.stop == ("</action>",)
+    [line] = said
+    assert "88% of 24 first answers usable on 2026-11-25" in line
+    assert "agent.loop=react_text 'agent.options={" in line
+
+
+@pytest.mark.parametrize(
+    "words", [["agent.loop=tool_calling"], ["agent.options={prefill: true}"], ["agent.tools=[calculator]"]]
+)
+def test_a_choice_of_the_user_stands(model: Path, words: list[str]) -> None:
+    save_recommendation(config_of(model), FOUND)
+    config = config_of(model, *words)
+    assert chosen(config) == (config, [])
+
+
+def test_shots_and_stop_texts_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
+    save_recommendation(config_of(model), FOUND)
+    config, _ = chosen(config_of(model, "agent.shots=0", "sampling.stop=['!']"))
+    assert (config.agent.loop, config.agent.shots, config.sampling.stop) == ("react_text", 0, ("!",))
+
+
+def test_a_result_is_of_its_model_files_template_environment_and_options(model: Path) -> None:
+    save_recommendation(config_of(model), FOUND)
+    assert find_recommendation(config_of(model)) == FOUND
+    assert find_recommendation(config_of(model, env="countdown")) is None
+    assert find_recommendation(config_of(model, "environment.options={high: 50}")) is None
+    assert find_recommendation(config_of(model, "model.chat_template=chatml")) is None
+    weights = model / "model.safetensors"
+    os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
+    assert find_recommendation(config_of(model)) is None
+
+
+def test_a_damaged_result_is_as_none(model: Path) -> None:
+    file = save_recommendation(config_of(model), FOUND)
+    file.write_text('{"settings": {}}')
+    assert find_recommendation(config_of(model)) is None
+    assert chosen(config_of(model))[1] == []
+
+
+def test_settings_are_words_for_a_shell() -> None:
+    assert str(dataclasses.replace(TEXT, options={}, stop=())) == "agent.loop=react_text agent.shots=2"
+    assert str(PlaySettings(loop="tool_calling", options={"prefill": True})) == (
+        "agent.loop=tool_calling 'agent.options={\"prefill\": true}'"
+    )
