@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from huggingface_hub import snapshot_download
 from transformers import (
@@ -26,6 +27,7 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError, did_you_mean
 from agentrl.models.load import load_model
 from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is_adapter_folder
+from agentrl.models.products import FLOAT32_HEAD
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
@@ -107,7 +109,8 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
         UsageError: it cannot be made, there is no such chat template, or the disk is full.
     """
     path = config.model.path
-    if path != SCRATCH and not is_adapter_folder(path) and config.model.chat_template is None:
+    is_changed = config.model.chat_template is not None or config.model.head_dtype != "model"
+    if path != SCRATCH and not is_adapter_folder(path) and not is_changed:
         return path
     if not await asyncio.to_thread(made.is_dir):
         partial = made.with_name(f"{made.name}.partial")
@@ -117,8 +120,17 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
                 await write_scratch_model(config, partial, say=say)
             else:
                 _write_changed(config, partial)
+            if config.model.head_dtype == "float32":
+                _add_to_config(partial, FLOAT32_HEAD)
             partial.rename(made)
     return str(made)
+
+
+def _add_to_config(folder: Path, keys: Mapping[str, Any]) -> None:
+    file = folder / "config.json"
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    file.unlink()  # a link leads to the model's own
+    file.write_text(json.dumps({**settings, **keys}, indent=2) + "\n", encoding="utf-8")
 
 
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]

@@ -71,6 +71,9 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights; ``auto`` becomes bfloat16 on GPUs and on processors that multiply in it, and
     float32 elsewhere."""
+    head_dtype: Literal["model", "float32"] = "model"
+    """Number format in which logits are computed: that of the weights, or float32 in the trainer, the local engine and
+    servers that agentrl launches; with ``dtype: bfloat16`` this brings their probabilities closer together."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
 

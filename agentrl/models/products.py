@@ -92,6 +92,47 @@ def _is_for_onednn(inputs: Tensor, weight: Tensor) -> bool:
     )
 
 
+HEAD_DTYPE = "head_dtype"
+FLOAT32_HEAD: dict[str, Any] = {HEAD_DTYPE: "float32", "enable_lm_head_fp32": True}
+"""Entries of a model's config.json for logits in float32: vLLM, the trainer and the local engine read the first, SGLang
+the second."""
+BLOCK = 8192
+"""Rows of a weight that exist in float32 at once."""
+
+
+def has_float32_head(config: Any) -> bool:
+    """Return True if a model's config asks for logits in float32."""
+    return getattr(config.get_text_config(), HEAD_DTYPE, None) == "float32" or (
+        getattr(config, HEAD_DTYPE, None) == "float32"
+    )
+
+
+def float32_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute ``rows @ weight.T + bias`` in float32, of operands in any format; without gradients.
+
+    On a GPU the product of bfloat16 operands ends in float32; on a CPU the weight is converted block by block.
+
+    Args:
+        rows: [n, in].
+        weight: [out, in].
+        bias: [out].
+
+    Returns:
+        float32 [n, out].
+    """
+    if rows.device.type == "cuda" and rows.dtype is weight.dtype and rows.dtype is not torch.float32:
+        found = torch.mm(rows, weight.t(), out_dtype=torch.float32)
+    elif weight.dtype is torch.float32:
+        found = linear(rows.float(), weight)
+    else:
+        exact = rows.float()
+        found = exact.new_empty(len(rows), len(weight))
+        for first in range(0, len(weight), BLOCK):
+            block = slice(first, first + BLOCK)
+            torch.mm(exact, weight[block].float().t(), out=found[:, block])
+    return found if bias is None else found.add_(bias)
+
+
 class PackedProduct:
     """A product with a copy of a weight [out, in], laid out once for oneDNN where that is faster; for inference."""
 

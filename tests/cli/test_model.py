@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.models.products import FLOAT32_HEAD
 from agentrl.observe.trajectory_store import read_trajectories
 
 Cli = Callable[..., Any]
@@ -148,3 +149,15 @@ def test_a_model_that_cannot_call_tools_is_refused_where_tools_are_asked_for(
     ended = agentrl("eval", *words, asked)
     assert ended.code == 2
     assert "no known way to call tools" in ended.err
+
+
+def test_logits_in_float32_are_asked_of_servers_and_of_checkpoints(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...], trained_run: Path
+) -> None:
+    words = ("train", "--env", "guess_number", *small, f"model.path={trained_run}", "model.head_dtype=float32")
+    ended = agentrl(*words, "trainer.steps=1", "run.name=exact")
+    assert ended.code == 0, ended.err
+    run = workplace / "runs" / "exact"
+    [checkpoint] = (run / "checkpoints").glob("step-*")
+    for model in (run / "model", checkpoint / "model"):
+        assert FLOAT32_HEAD.items() <= json.loads((model / "config.json").read_text()).items()

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM, MistralForCausalLM, PreTrainedModel, 
 
 from agentrl.models.lora import factors, frozen_weight, has_adapters, product
 from agentrl.models.memory import memory_limit
-from agentrl.models.products import PackedProduct
+from agentrl.models.products import PackedProduct, has_float32_head
 from agentrl.serving.local.forward import ForwardStep
 
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -57,7 +57,10 @@ class PackedDecoder:
         self._rotary: nn.Module = decoder.rotary_emb
         self._layers = [_PackedLayer(layer) for layer in decoder.layers]
         self._norm = decoder.norm
-        self._head = _joined([model.get_output_embeddings()])
+        head = model.get_output_embeddings()
+        self._head = _joined([head])
+        if has_float32_head(model.config) and model.dtype is not torch.float32:
+            self._head = _Float32Head(_weight(head).float(), head.bias)
 
     def logits(self, step: ForwardStep) -> Tensor:
         """Logits after each piece's last token, [pieces, vocabulary]."""
@@ -68,6 +71,14 @@ class PackedDecoder:
         for layer in self._layers:
             hidden = layer.compute(hidden, cos, sin, step)
         return self._head(_normed(hidden[step.last_tokens], self._norm))
+
+
+class _Float32Head(PackedProduct):
+    """The output head of a model in bfloat16 whose logits are computed in float32."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Compute float32 [n, vocabulary] of [n, in]."""
+        return super().__call__(rows.float())
 
 
 class _PackedLayer:

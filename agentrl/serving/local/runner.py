@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from agentrl.errors import EngineError, UsageError
 from agentrl.image import ImageReader
 from agentrl.models.moe import ChosenExperts, routers
+from agentrl.models.products import float32_linear, has_float32_head
 from agentrl.models.vision import read
 from agentrl.serving.local.decoder import PackedDecoder, can_pack
 from agentrl.serving.local.forward import ATTENTION, ForwardStep
@@ -49,6 +50,9 @@ class LocalModelRunner:
         self._module = copy.deepcopy(model, memo=shared).eval()
         self._module.config.get_text_config()._attn_implementation = ATTENTION
         self._chosen = ChosenExperts(routers(self._module)) if routed_experts else None
+        if has_float32_head(model.config):
+            head: Any = self._module.get_output_embeddings()
+            head.forward = lambda hidden: _float32_logits(head, hidden)
         self._packs = can_pack(model, copies=copies)
         self._packed: PackedDecoder | None = None
 
@@ -106,6 +110,11 @@ class LocalModelRunner:
                 )
         for name, tensor in weights.items():
             known[name].copy_(tensor)
+
+
+def _float32_logits(head: Any, hidden: Tensor) -> Tensor:
+    logits = float32_linear(hidden.reshape(-1, hidden.shape[-1]), head.weight, head.bias)
+    return logits.reshape(*hidden.shape[:-1], -1)
 
 
 def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:

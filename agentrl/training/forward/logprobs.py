@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from agentrl.image import ImageReader
 from agentrl.models.lora import head_product
-from agentrl.models.products import linear
+from agentrl.models.products import float32_linear, has_float32_head, linear
 from agentrl.training.distributed.fsdp import within_forward
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.sequences import ScoredSequence
@@ -57,6 +57,7 @@ def head_scores(
     entropy_gradient: bool = False,
     cap: float | None = None,
     others: Tensor | None = None,
+    in_float32: bool = False,
 ) -> TokenScores:
     """Scores of `targets`.
 
@@ -70,10 +71,11 @@ def head_scores(
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
         cap: What logits are capped at before they are divided, if they are.
         others: Tokens besides the target that are asked about at each position: int64 [n, k].
+        in_float32: Compute the logits in float32, of operands in any format.
     """
     function: Any = _HeadScores
     asked = targets[:, None] if others is None else torch.cat([targets[:, None], others], dim=1)
-    logp, entropy = function.apply(hidden, weight, bias, asked, temperature, chunk, entropy_gradient, cap)
+    logp, entropy = function.apply(hidden, weight, bias, asked, temperature, chunk, entropy_gradient, cap, in_float32)
     top = None if others is None else logp[:, 1:].clone()
     return TokenScores(logp=logp[:, 0].clone(), entropy=entropy, top_logp=top)  # what shards give back is no view
 
@@ -90,6 +92,7 @@ class _HeadScores(torch.autograd.Function):
         chunk: int,
         entropy_gradient: bool,
         cap: float | None,
+        in_float32: bool,
     ) -> tuple[Tensor, Tensor]:
         entropy, total = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(2))
         logp = hidden.new_empty(targets.shape, dtype=torch.float32)
@@ -97,7 +100,7 @@ class _HeadScores(torch.autograd.Function):
         kept = None
         for first in range(0, len(targets), chunk):
             part = slice(first, first + chunk)
-            logits = head_logits(hidden[part], weight, bias, temperature, cap)
+            logits = head_logits(hidden[part], weight, bias, temperature, cap, in_float32=in_float32)
             most = logits.amax(-1, keepdim=True)
             at_target = logits.gather(-1, targets[part])
             exponentials = logits.sub_(most).exp()
@@ -109,6 +112,7 @@ class _HeadScores(torch.autograd.Function):
             del logits, exponentials
         ctx.save_for_backward(hidden, weight, bias, targets, total, entropy, kept)
         ctx.temperature, ctx.chunk, ctx.entropy_gradient, ctx.cap = temperature, chunk, entropy_gradient, cap
+        ctx.in_float32 = in_float32
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logp, entropy
@@ -116,7 +120,7 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, logp_gradient: Tensor, entropy_gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None, None]:
         hidden, weight, bias, targets, total, entropy, kept = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(tensor) if needed else None
@@ -126,7 +130,7 @@ class _HeadScores(torch.autograd.Function):
             part = slice(first, first + ctx.chunk)
             steepness = None
             if kept is None:
-                logits = head_logits(hidden[part], weight, bias, ctx.temperature, ctx.cap)
+                logits = head_logits(hidden[part], weight, bias, ctx.temperature, ctx.cap, in_float32=ctx.in_float32)
                 if ctx.cap is not None:
                     steepness = 1 - (logits * (ctx.temperature / ctx.cap)).square_()
                 probabilities = logits.sub_(total[part, None]).exp_()
@@ -143,12 +147,20 @@ class _HeadScores(torch.autograd.Function):
             if by_bias is not None:
                 by_bias += by_logits.sum(0)
             del probabilities, by_logits, steepness
-        return by_hidden, by_weight, by_bias, None, None, None, None, None
+        return by_hidden, by_weight, by_bias, None, None, None, None, None, None
 
 
-def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
+def head_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    temperature: float,
+    cap: float | None,
+    *,
+    in_float32: bool = False,
+) -> Tensor:
     """Compute the logits of hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
-    logits = linear(hidden, weight, bias).float()
+    logits = float32_linear(hidden, weight, bias) if in_float32 else linear(hidden, weight, bias).float()
     if cap is not None:
         logits = logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1.0 else logits.div_(temperature)
@@ -233,6 +245,7 @@ def score(
             entropy_gradient=entropy_gradient,
             cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
             others=others,
+            in_float32=has_float32_head(model.config),
         )
         found = [scores.logp, scores.entropy]
         if scores.top_logp is not None:
@@ -288,7 +301,9 @@ def read_top_tokens(
     found = []
     for first in range(0, len(targets), chunk):
         part = slice(first, first + chunk)
-        logits = head_logits(hidden[part], weight, head.bias, temperature, cap)
+        logits = head_logits(
+            hidden[part], weight, head.bias, temperature, cap, in_float32=has_float32_head(model.config)
+        )
         total = logits.logsumexp(-1, keepdim=True)
         best, ids = logits.topk(top_k, dim=-1)
         of_targets = logits.gather(-1, targets[part, None]) - total
