@@ -75,14 +75,10 @@ class _Together:
     count: int
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def seen(self, like: Tensor) -> int:
-        """Places of each row that are read: as many as the longest needs, or all where a part would be copied first."""
-        return self.shelf.capacity if _copies_parts(like) else self.longest
-
     def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """0 where a row may look, -inf elsewhere: [rows, 1, 1, seen]."""
+        """0 where a row may look, -inf elsewhere: [rows, 1, 1, longest]."""
         if window not in self.biases:
-            positions = torch.arange(self.seen(like), device=like.device)
+            positions = torch.arange(self.longest, device=like.device)
             hidden = positions >= self.lengths[:, None]
             if window is not None:
                 hidden |= positions < self.lengths[:, None] - window
@@ -92,14 +88,28 @@ class _Together:
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache: [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
-        keys = self.shelf.keys[layer][rows, :, : self.seen(query)]
-        values = self.shelf.values[layer][rows, :, : self.seen(query)]
+        keys = self.shelf.keys[layer][rows, :, : self.longest]
+        values = self.shelf.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
         # the query heads that share a key-value head become its rows: no key is repeated
         queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
-        scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + self.bias(window, query)
-        attended = torch.matmul(scores.softmax(dim=-1), values).reshape(len(self.lengths), heads, -1)
+        attended = self._attended(queries, keys, values, scale, self.bias(window, query), cap)
+        attended = attended.reshape(len(self.lengths), heads, -1)
         return attended if self.members is None else attended[self.members]
+
+    @staticmethod
+    def _attended(
+        queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None
+    ) -> Tensor:
+        """Attend from [rows, kv_heads, group, head_dim]; scores are in float32 for every format."""
+        if _is_bfloat16_on_cpu(queries) and cap is None:
+            mask = bias.expand(-1, -1, queries.shape[2], -1)
+            return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+        if _is_bfloat16_on_cpu(queries):
+            exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
+            return _Together._attended(*exact).to(queries.dtype)
+        scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
+        return torch.matmul(scores.softmax(dim=-1), values)
 
 
 @dataclass(slots=True)
@@ -129,8 +139,8 @@ class _Alone:
         keys = self.shelf.keys[layer][self.row : self.row + 1, :, : self.end]
         values = self.shelf.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
-        if cap is None and window is None and _copies_parts(query):
-            return _attend_in_blocks(own[0], keys[0], values[0], scale)
+        if cap is None and window is None and _is_bfloat16_on_cpu(query):
+            return _attend_in_blocks(own[0].float(), keys[0].float(), values[0].float(), scale).to(query.dtype)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
             scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
@@ -143,15 +153,19 @@ class _Alone:
         return attended[0].transpose(0, 1)
 
 
-def _copies_parts(like: Tensor) -> bool:
-    """Return True for tensors whose products oneDNN computes, which copies operands with gaps."""
+def _is_bfloat16_on_cpu(like: Tensor) -> bool:
+    """Return True for tensors whose products would be rounded to bfloat16.
+
+    Scores of Qwen2.5 reach hundreds, where neighbours in bfloat16 are 1 apart.
+    """
     return like.dtype is torch.bfloat16 and like.device.type == "cpu"
 
 
 def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Attend from the last tokens of a sequence, `BLOCK` at a time, to what is before each.
 
-    Two to three times as fast in bfloat16 on a CPU as `scaled_dot_product_attention`.
+    On a CPU, with operands converted to float32, this is 1.4 to 1.6 times as fast as `scaled_dot_product_attention` in
+    bfloat16.
 
     Args:
         query: [heads, count, head_dim].
