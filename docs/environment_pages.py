@@ -15,7 +15,7 @@ from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError
-from agentrl.evaluation.shown import shown
+from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.registry import Kind, names
 from agentrl.testing.env_session import EnvSession, expert_policy, plain_text, play
 
@@ -212,10 +212,10 @@ def _read(name: str, loop: str, setting: str) -> str:
         *([setting] if setting else []),
     ]
     try:
-        found = asyncio.run(shown(load_config(None, words)))
+        found = asyncio.run(preview_prompts(load_config(None, words)))
     except AgentRLError:
         return ""
-    return "\n".join(f"── {title}\n{_cut(text)}" for title, text in found.titled())
+    return "\n".join(f"── {part.title}\n{_cut(part.text)}" for part in found.parts)
 
 
 def _cut(text: str) -> str:
