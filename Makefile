@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo demo-llm test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm \
-	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model test-engines test-engines-cluster ray \
+	engine-sglang engine-harmony real-model add-real-model instruct-model add-instruct-model test-real-model \
+	test-engines test-engines-cluster ray \
 	test-cluster originals original-alfworld original-openenv test-originals agents add-agents test-agents \
 	proxies bench-proxies \
 	mutants clean
@@ -109,10 +110,10 @@ REAL_MODEL := smollm2-135m-instruct
 real-model: setup
 	@test -e $(MODELS)/$(REAL_MODEL)/config.json || $(MAKE) --no-print-directory add-real-model
 
-# That model on the local engine and on both servers, of which neither uses both cores of a small machine.
-test-real-model: real-model engines
+# Both models: the small one on the local engine and on both servers, of which neither uses both cores of a small machine.
+test-real-model: real-model instruct-model engines
 	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup \
-		--durations=15 tests/engines/test_real_model.py
+		--durations=15 tests/engines/test_real_model.py tests/engines/test_instruct_model.py
 
 add-real-model:
 	place=$$(mktemp -d) && trap 'rm -rf "$$place"' EXIT && $(BIN)/pip $(INTO_ENGINE) --no-deps --target "$$place" \
