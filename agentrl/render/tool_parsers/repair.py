@@ -22,6 +22,7 @@ from agentrl.render.tool_parsers import (
     collect_blocks,
     deepseek,
     pythonic,
+    shows_example,
     xml_calls,
 )
 from agentrl.render.tool_parsers.json_calls import (
@@ -53,7 +54,7 @@ def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCal
     strict = parse_hermes(text, tools)
     if strict.calls and not strict.problems:
         return strict
-    if OPEN not in text:
+    if OPEN not in text or shows_example(text, OPEN):
         return read_untagged(text, tools, HERMES_FORM, is_whole=is_whole) or strict
 
     def read(start: int, found: Collected) -> int:
