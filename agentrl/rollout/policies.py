@@ -168,12 +168,13 @@ class EngineEpisodePolicy(EpisodePolicy):
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation on the token ledger."""
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
+        loop = episode.loop
         ledger = LedgerConversation(
             self.renderer,
             episode.turns.trajectory,
             messages,
             tools=schemas,
-            repairs_calls=episode.loop.repairs_calls,
+            repairs_calls=loop.offers_tools if loop.repairs_calls is None else loop.repairs_calls,
         )
         return EngineConversation(self, ledger, episode.turns)
 
