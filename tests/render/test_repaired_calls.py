@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from support.tokenizers import build_tokenizer
 
 from agentrl.engine import StopReason
+from agentrl.registry import Kind, lookup
 from agentrl.render.renderer import Renderer
 from agentrl.render.tool_parsers.json_calls import parse_hermes
-from agentrl.render.tool_parsers.repair import repair_hermes
+from agentrl.render.tool_parsers.repair import REPAIRS, repair_hermes
 
 
 def schema(name: str, *required: str, **properties: dict) -> dict:
@@ -168,6 +169,33 @@ def test_what_is_right_is_not_touched() -> None:
     text = f"I look.\n<tool_call>\n{ACT}\n</tool_call>\n<tool_call>\n{PUT}\n</tool_call>"
     assert repair_hermes(text, TOOLS, is_whole=True) == parse_hermes(text, TOOLS)
     assert read(text)[2] == ()
+
+
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("mistral", f"[TOOL_CALLS] [{ACT}"),
+        ("mistral", ACT),
+        ("llama3_json", f"```json\n{ACT[:-1]}\n```"),
+        ("pythonic", f"[{ACT}]"),
+        ("glm", f"I act.\n{ACT}"),
+        ("qwen3_coder", f"<tools>\n{ACT}\n</tools>"),
+        ("deepseek_v31", f"```json\n{ACT}\n```"),
+        ("kimi_k2", ACT.replace("arguments", "parameters")),
+        ("minimax_m2", ACT[:-2]),
+    ],
+)
+def test_models_of_other_families_write_json_too(parser: str, text: str) -> None:
+    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    assert ([(call.name, dict(call.arguments)) for call in parsed.calls], parsed.problems) == ([ACTED], ())
+    assert len(parsed.repairs) == 1
+    assert not lookup(Kind.TOOL_PARSER, parser)(text.removeprefix("```json\n"), TOOLS).calls or parser == "llama3_json"
+
+
+@pytest.mark.parametrize("parser", sorted(REPAIRS))
+def test_no_family_takes_mentioned_json_for_a_call(parser: str) -> None:
+    text = f"One could write\n{ACT}\nto act."
+    assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
 
 
 PIECES = (
