@@ -251,6 +251,14 @@ def test_long_answers_are_read_in_time(text: str) -> None:
     assert read(text)[1] == []
 
 
+@pytest.mark.parametrize("parser", sorted(REPAIRS))
+@pytest.mark.parametrize("blanks", [" " * 30_000, "\n" * 30_000])
+@pytest.mark.timeout(20)
+def test_long_blanks_are_read_in_time(parser: str, blanks: str) -> None:
+    marks = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<tool_call>a<function=act><parameter=x>[act(a"
+    assert REPAIRS[parser](f"{marks}{blanks}x{blanks})]</y>{blanks}x", TOOLS, is_whole=True).calls == ()
+
+
 @pytest.fixture(scope="module")
 def renderer() -> Renderer:
     return Renderer(build_tokenizer("qwen2.5"))
