@@ -358,6 +358,11 @@ class AgentLoop(ABC):
     async def run(self, episode: Episode) -> None:
         """Play one episode to its end."""
 
+    @property
+    def reads_repaired_calls(self) -> bool:
+        """Return `repairs_calls`, or what it stands for."""
+        return self.offers_tools if self.repairs_calls is None else self.repairs_calls
+
     async def close(self) -> None:
         """Release what the loop holds for the whole run. No episode is running. Idempotent."""
         return
