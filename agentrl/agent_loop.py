@@ -344,9 +344,9 @@ class AgentLoop(ABC):
     """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
-    repairs_calls: bool = True
+    repairs_calls: bool | None = None
     """Calls that are not quite in the model's notation are read where they are plain to see; ``False`` reads what an
-    inference server would. May be set by the constructor (``agent.options.calls``)."""
+    inference server would. ``None``: they are where the loop `offers_tools`. May be set by the constructor."""
     roles: Sequence[str] = ()
     """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""
     sequence_per_turn: ClassVar[bool] = False
@@ -357,6 +357,11 @@ class AgentLoop(ABC):
     @abstractmethod
     async def run(self, episode: Episode) -> None:
         """Play one episode to its end."""
+
+    @property
+    def reads_repaired_calls(self) -> bool:
+        """Return `repairs_calls`, or what it stands for."""
+        return self.offers_tools if self.repairs_calls is None else self.repairs_calls
 
     async def close(self) -> None:
         """Release what the loop holds for the whole run. No episode is running. Idempotent."""

@@ -170,8 +170,6 @@ LIVE = EnvironmentSpec(name="live", make=_NoEnvironment, tasks=SeedTasks, isolat
 class _Sessions(AgentLoop):
     """Holds a session open per episode until it has been idle."""
 
-    repairs_calls = False
-
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
         self._sessions: dict[str, asyncio.Future[GatewaySession]] = {}

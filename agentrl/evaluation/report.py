@@ -163,6 +163,8 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
         ["success (95 % interval)", *("unknown" if r.success is None else estimate_text(r.success) for r in columns)],
         ["mean reward", *("none" if r.reward is None else f"{r.reward.mean:.3f}" for r in columns)],
     ]
+    if any(r.repaired_calls for r in columns):
+        rows.append(["repaired tool calls", *(f"{r.repaired_calls:,}" for r in columns)])
     for k in sorted({k for r in columns for k in r.pass_at_k if k > 1}):
         rows.append([f"pass@{k}", *(_share(r.pass_at_k.get(k)) for r in columns)])
         rows.append([f"pass^{k}", *(_share(r.pass_hat_k.get(k)) for r in columns)])

@@ -162,6 +162,11 @@ class EvaluationResult:
         """Attempts beyond the first, over all episodes."""
         return sum(episode.trajectory.attempt for episode in self.episodes)
 
+    @property
+    def repaired_calls(self) -> int:
+        """Tool calls that could be read although they are not in the model's notation, over all measured episodes."""
+        return sum(turn.repaired_calls for e in self.episodes if e.is_measured for turn in e.trajectory.turns)
+
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``--json FILE``."""
         return {
@@ -177,6 +182,7 @@ class EvaluationResult:
             "outcomes": {outcome.value: count for outcome, count in self.outcomes.items()},
             "failed": self.failed,
             "retries": self.retries,
+            "repaired_calls": self.repaired_calls,
             "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
             "pass_hat_k": {str(k): value for k, value in self.pass_hat_k.items()},
             "turns": self.turns,

@@ -69,6 +69,7 @@ def turn_words(turn: Turn) -> str:
     parts += [turn.role] if turn.role != SOLE_ROLE else []
     parts += [f"adapter {turn.adapter}"] if turn.adapter else []
     parts += [f"reward {turn.reward:.3g}"] if turn.reward else []
+    parts += ["repaired call"] if turn.repaired_calls else []
     return " · ".join([*parts, *([] if turn.valid else ["invalid"])])
 
 

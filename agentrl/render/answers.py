@@ -16,8 +16,8 @@ from agentrl.render.tokens import ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
 from agentrl.render.tool_parsers.repair import REPAIRS
 
-CALL_MARKS = "<[{"
-"""Every notation of tool calls begins with one of these."""
+CALL_MARKS = "<[{`"
+"""Every notation of tool calls begins with one of these; a backtick begins a code fence, in which calls may stand."""
 _PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
 
 

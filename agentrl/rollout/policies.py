@@ -26,6 +26,7 @@ from agentrl.agent_loop import (
 )
 from agentrl.engine import (
     AdapterVersions,
+    ChatAnswer,
     ChatPolicy,
     GenerateRequest,
     Generation,
@@ -40,6 +41,8 @@ from agentrl.render.conversation import LedgerConversation
 from agentrl.render.progress import REPLACEMENT
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
+from agentrl.render.tool_parsers import ParsedCalls
+from agentrl.render.tool_parsers.untagged import read_untagged
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
@@ -173,7 +176,7 @@ class EngineEpisodePolicy(EpisodePolicy):
             episode.turns.trajectory,
             messages,
             tools=schemas,
-            repairs_calls=episode.loop.repairs_calls,
+            repairs_calls=episode.loop.reads_repaired_calls,
         )
         return EngineConversation(self, ledger, episode.turns)
 
@@ -509,7 +512,7 @@ class ChatEpisodePolicy(EpisodePolicy):
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation in text."""
-        return ChatConversation(self, messages, tools, episode.turns)
+        return ChatConversation(self, messages, tools, episode.turns, repairs_calls=episode.loop.reads_repaired_calls)
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by an estimate of the number of tokens."""
@@ -524,8 +527,15 @@ class ChatConversation(Conversation):
     """A conversation that is sent whole with each turn."""
 
     def __init__(
-        self, policy: ChatEpisodePolicy, messages: Sequence[Message], tools: Sequence[Tool], turns: TurnLog
+        self,
+        policy: ChatEpisodePolicy,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        turns: TurnLog,
+        *,
+        repairs_calls: bool = False,
     ) -> None:
+        self._repairs_calls = repairs_calls
         self.messages = list(messages)
         self._policy = policy
         self._tools = tools
@@ -538,7 +548,7 @@ class ChatConversation(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with other messages."""
-        return ChatConversation(self._policy, messages, self._tools, self._turns)
+        return ChatConversation(self._policy, messages, self._tools, self._turns, repairs_calls=self._repairs_calls)
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Ask for one turn."""
@@ -560,18 +570,31 @@ class ChatConversation(Conversation):
             async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):
                 schemas = [tool.schema for tool in self._tools]
                 chat = await self._policy.service.chat(self.messages, schemas, params, request_id)
-        self.messages.append(chat.message)
+        read = self._repaired(chat) if self._repairs_calls else None
+        message = chat.message if read is None else replace(chat.message, content=read.content, tool_calls=read.calls)
+        self.messages.append(message)
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
         turn = append_textual_turn(self._turns, chat.stop_reason.value, options.role)
+        turn.repaired_calls = 0 if read is None else len(read.repairs)
+        if self._tools and options.trained:
+            self._turns.add_metric(REPAIRED_CALLS, turn.repaired_calls)
         self._turns.take(
             turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens, trained=options.trained
         )
         return Answer(
-            message=chat.message,
+            message=message,
             raw_text=chat.message.text,
-            problems=chat.problems,
+            problems=chat.problems if read is None else read.problems,
+            repairs=() if read is None else read.repairs,
             stop_reason=chat.stop_reason,
             prompt_tokens=chat.prompt_tokens,
             answer_tokens=chat.answer_tokens,
             turn=turn.index,
         )
+
+    def _repaired(self, chat: ChatAnswer) -> ParsedCalls | None:
+        """Return the calls that the service has left in the text, if there are some."""
+        if chat.message.tool_calls or chat.problems or not self._tools:
+            return None
+        offered, is_whole = {tool.name: tool.schema for tool in self._tools}, chat.stop_reason is StopReason.STOP
+        return read_untagged(chat.message.text, offered, "Call the tool as the prompt says.", is_whole=is_whole)

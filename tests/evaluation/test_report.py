@@ -60,6 +60,14 @@ def test_markdown_compares_before_and_after() -> None:
     assert widths == {4}
 
 
+def test_repaired_calls_are_shown_where_there_are_some() -> None:
+    before, after = result(False, True), result(True, True)
+    assert "repaired" not in markdown(Report(title="Demo", results={"before": before, "after": after}))
+    before.episodes[1].trajectory.turns[0].repaired_calls = 3
+    text = markdown(Report(title="Demo", results={"before": before, "after": after}))
+    assert "| repaired tool calls | 3 | 0 |" in text
+
+
 def test_a_report_without_results_still_shows_its_notes() -> None:
     assert markdown(Report(title="Run", notes=["It ended early."])) == "# Run\n\nIt ended early.\n"
 

@@ -93,6 +93,16 @@ def test_failures_of_the_machinery_count_in_no_estimate() -> None:
     assert result.outcomes[Outcome.ENGINE_ERROR] == 1
 
 
+def test_repaired_calls_of_measured_episodes_are_counted() -> None:
+    first, second = episode("a", 0, turn_tokens=(2, 4, 1)), episode("b", 0, turn_tokens=(3,))
+    broken = episode("c", 0, turn_tokens=(1,), outcome=Outcome.ENGINE_ERROR)
+    for one, counts in ((first, (2, 0, 1)), (second, (4,)), (broken, (8,))):
+        for turn, count in zip(one.trajectory.turns, counts, strict=True):
+            turn.repaired_calls = count
+    result = summarise(PANEL, [first, second, broken], seconds=1.0)
+    assert (result.repaired_calls, result.to_json()["repaired_calls"]) == (7, 7)
+
+
 def test_nothing_known_is_null_and_not_zero() -> None:
     result = summarise(PANEL, [episode("a", 0), episode("b", 0, outcome=Outcome.ENGINE_ERROR)], seconds=1.0)
     assert (result.success, result.reward, result.pass_at_k) == (None, None, {})

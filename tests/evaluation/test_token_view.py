@@ -8,7 +8,7 @@ import re
 
 from agentrl.cli.view import episode_text
 from agentrl.errors import Outcome
-from agentrl.evaluation.token_view import page_html, segments, trajectory_html
+from agentrl.evaluation.token_view import page_html, segments, trajectory_html, turn_words
 from agentrl.image import PlacedImage
 from agentrl.message import ImagePart
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
@@ -51,6 +51,12 @@ def test_segments_follow_sources_and_end_turns() -> None:
         (Source.OBSERVATION, 1),
     ]
     assert [s.turn.index if s.turn else None for s in found] == [None, None, 0, None, None]
+
+
+def test_what_went_wrong_with_a_turn_is_shown() -> None:
+    turn = Turn(index=1, start=0, end=1, reward=0.5, repaired_calls=2)
+    assert turn_words(turn) == "turn 2 · reward 0.5 · repaired call"
+    assert turn_words(Turn(index=0, start=0, end=1, valid=False)) == "turn 1 · invalid"
 
 
 def test_two_turns_in_a_row_are_two_segments() -> None:

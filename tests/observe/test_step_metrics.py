@@ -42,6 +42,18 @@ def test_numbers_of_a_step_by_hand():
     assert numbers["time/share/engine"] == 0.75
 
 
+def test_repaired_calls_of_a_step_are_added_up():
+    several = [
+        trajectory(1.0, version=3, metrics={"calls/repaired": 2}),
+        trajectory(0.0, version=3, metrics={"calls/repaired": 3}),
+        trajectory(None, outcome=Outcome.ENGINE_ERROR, metrics={"calls/repaired": 7}),
+    ]
+    numbers = trajectory_metrics(several, version=3)
+    assert numbers["calls/repaired"] == 5
+    assert "episode/calls/repaired" not in numbers
+    assert "calls/repaired" not in trajectory_metrics([trajectory(1.0, version=3)], version=3)
+
+
 def test_a_step_of_failures_has_no_reward():
     numbers = trajectory_metrics([trajectory(None, outcome=Outcome.ENVIRONMENT_ERROR)], version=0)
     assert "reward/mean" not in numbers

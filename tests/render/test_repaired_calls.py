@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from support.tokenizers import build_tokenizer
 
 from agentrl.engine import StopReason
+from agentrl.registry import Kind, lookup
 from agentrl.render.renderer import Renderer
 from agentrl.render.tool_parsers.json_calls import parse_hermes
-from agentrl.render.tool_parsers.repair import repair_hermes
+from agentrl.render.tool_parsers.repair import REPAIRS, repair_hermes
 
 
 def schema(name: str, *required: str, **properties: dict) -> dict:
@@ -170,6 +171,33 @@ def test_what_is_right_is_not_touched() -> None:
     assert read(text)[2] == ()
 
 
+@pytest.mark.parametrize(
+    ("parser", "text"),
+    [
+        ("mistral", f"[TOOL_CALLS] [{ACT}"),
+        ("mistral", ACT),
+        ("llama3_json", f"```json\n{ACT[:-1]}\n```"),
+        ("pythonic", f"[{ACT}]"),
+        ("glm", f"I act.\n{ACT}"),
+        ("qwen3_coder", f"<tools>\n{ACT}\n</tools>"),
+        ("deepseek_v31", f"```json\n{ACT}\n```"),
+        ("kimi_k2", ACT.replace("arguments", "parameters")),
+        ("minimax_m2", ACT[:-2]),
+    ],
+)
+def test_models_of_other_families_write_json_too(parser: str, text: str) -> None:
+    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    assert ([(call.name, dict(call.arguments)) for call in parsed.calls], parsed.problems) == ([ACTED], ())
+    assert len(parsed.repairs) == 1
+    assert not lookup(Kind.TOOL_PARSER, parser)(text.removeprefix("```json\n"), TOOLS).calls or parser == "llama3_json"
+
+
+@pytest.mark.parametrize("parser", sorted(REPAIRS))
+def test_no_family_takes_mentioned_json_for_a_call(parser: str) -> None:
+    text = f"One could write\n{ACT}\nto act."
+    assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
+
+
 PIECES = (
     *(
         "<tool_call>",
@@ -221,6 +249,14 @@ def test_repairs_never_raise_and_give_usable_calls(text: str, is_whole: bool) ->
 @pytest.mark.timeout(20)
 def test_long_answers_are_read_in_time(text: str) -> None:
     assert read(text)[1] == []
+
+
+@pytest.mark.parametrize("parser", sorted(REPAIRS))
+@pytest.mark.parametrize("blanks", [" " * 30_000, "\n" * 30_000])
+@pytest.mark.timeout(20)
+def test_long_blanks_are_read_in_time(parser: str, blanks: str) -> None:
+    marks = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a<tool_call>a<function=act><parameter=x>[act(a"
+    assert REPAIRS[parser](f"{marks}{blanks}x{blanks})]</y>{blanks}x", TOOLS, is_whole=True).calls == ()
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,24 @@ async def test_tools_are_sent_and_calls_taken(make_runner, play, worlds):
     assert (answered.role, answered.tool_call_id, answered.text) == ("tool", "c1", "You are at 1.")
 
 
+async def test_calls_that_the_service_left_in_the_text_are_taken(make_runner, play, worlds):
+    left = say('I go.\n```json\n{"name": "act", "arguments": {"action": "forward"}}\n```')
+    service = Service(left)
+    policy = ChatEpisodePolicy(service, SamplingParams())
+    trajectory = await play(make_runner(worlds.Corridor, policy=policy, loop="tool_calling"))
+    assert trajectory.outcome is Outcome.FINISHED
+    assert [turn.repaired_calls for turn in trajectory.turns] == [1, 1, 1]
+    assert trajectory.metrics["calls/repaired"] == 3
+    answer, result = service.asked[1][0][-2:]
+    assert (answer.text, [call.name for call in answer.tool_calls]) == ("I go.", ["act"])
+    assert (result.role, result.tool_call_id, result.text) == ("tool", answer.tool_calls[0].id, "You are at 1.")
+    served = make_runner(
+        worlds.Corridor, policy=policy, loop="tool_calling", options={"calls": "as_served"},
+        limits=EpisodeLimits(max_turns=2),
+    )  # fmt: skip
+    assert not any(turn.valid for turn in (await play(served)).turns)
+
+
 async def test_unknown_tools_are_told(make_runner, play, worlds):
     wrong, right = (ToolCall(name=name, arguments={"action": "forward"}) for name in ("akt", "act"))
     service = Service(say("", wrong), say("", right))

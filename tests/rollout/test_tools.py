@@ -488,6 +488,10 @@ def test_tools_and_results_are_written_as_json_and_read_again():
     assert plain["rules"] == {"parallel": True, "timeout_s": 3.0}
     assert RemoteTool(**plain).rules == ToolRules(parallel=True, timeout_s=3.0)
     assert RemoteTool(**{**plain, "rules": {"of_the_future": 1}}).rules == ToolRules()
+    ending = RemoteTool(**json.loads(json.dumps(RemoteTool.describe(Tool(double.target, stop=True)).to_plain())))
+    assert ending.stop
+    assert RemoteTool(**ending.to_plain()).stop  # described again, by a server of the server
+    assert not RemoteTool(**plain).stop
     assert "rules" not in RemoteTool.describe(Tool(double.target)).to_plain()
     for result in (ToolResult("x"), ToolResult("x", reward=1.5, metrics={"a": 2.0}, stop=True)):
         assert read_tool_result(json.loads(json.dumps(write_tool_result(result)))) == result

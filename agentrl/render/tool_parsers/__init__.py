@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -75,6 +76,23 @@ def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, 
             f"The arguments of {name} (tool call {number}) must be a JSON object, not {type(arguments).__name__}."
         )
     return ToolCall(name=name, arguments=dict(arguments), id=call_id or f"call_{number}")
+
+
+_FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)
+
+
+def shows_example(text: str, mark: str) -> bool:
+    """Return True if `mark` stands in closed code blocks only, and the text goes on after them: it is explained."""
+    outside: list[str] = []
+    opened, cursor = -1, 0
+    for fence in _FENCE.finditer(text):
+        if opened < 0:
+            opened = fence.start()
+        elif not fence["language"].strip():
+            outside.append(text[cursor:opened])
+            opened, cursor = -1, fence.end()
+    rest = text[cursor:]
+    return bool(outside) and mark in text and mark not in "".join([*outside, rest]) and bool(rest.strip())
 
 
 @dataclass(slots=True)

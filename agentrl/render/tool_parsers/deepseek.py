@@ -69,7 +69,7 @@ def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start
     return max(end, start)
 
 
-_BARE = re.compile(r"([^<{\n]*)(?:<[^<>{]*>)?\s*(?=\{)")
+_BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
 """A name, and perhaps a damaged separator, before the arguments of a call."""
 
 

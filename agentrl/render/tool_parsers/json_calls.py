@@ -20,6 +20,7 @@ from agentrl.render.tool_parsers import (
     ToolSchemas,
     collect_blocks,
     make_call,
+    shows_example,
 )
 from agentrl.render.tool_parsers.tolerant_tags import fitting_call
 from agentrl.render.tool_parsers.untagged import UNTAGGED, read_untagged
@@ -39,6 +40,8 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
             start = read_json(text, start, "").end
         return after_block(text, start, OPEN, CLOSE)
 
+    if shows_example(text, OPEN):
+        return ParsedCalls(content=text.strip())
     found = collect_blocks(text, OPEN, read)
     found.content = ["".join(found.content)]
     found.refuse_stray([CLOSE], OPEN, HERMES_FORM)

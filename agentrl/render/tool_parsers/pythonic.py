@@ -17,7 +17,7 @@ from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolS
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
 BESIDE_TEXT = "a list of calls next to other text"
-_AROUND = re.compile(r"\A[\s\])}>]*```\w*\s*|\A[\s\])}>]+|\s*```\w*\s*\Z|\s+\Z")
+_FENCE = re.compile(r"\A```\w*|```\w*\Z")
 _CALLS = re.compile(r"\[\s*([A-Za-z_][\w.-]*)\(")
 _TOOL = re.compile(r"\s*(?P<name>[A-Za-z_][\w.-]*)\s*\(")
 _ARGUMENT = re.compile(r"\s*(?P<name>[\w.$-]+)\s*=(?!=)")
@@ -33,7 +33,7 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
         return strict
     for opening in _CALLS.finditer(text):
         end = _list_end(text, opening.start())
-        before, after = (_AROUND.sub("", part) for part in (text[: opening.start()], text[end:]))
+        before, after = _unfenced(text[: opening.start()]), _unfenced(text[end:].lstrip("])}> \n"))
         if opening[1] in tools and not (before and after):
             found = _parse_strictly(text[opening.start() : end], tools)
             if len(found.calls) > len(strict.calls):
@@ -41,6 +41,10 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
                 return replace(found, content=content, repairs=(BESIDE_TEXT,) * len(found.calls))
         break
     return strict
+
+
+def _unfenced(text: str) -> str:
+    return _FENCE.sub("", text.strip()).strip()
 
 
 def _list_end(text: str, start: int) -> int:

@@ -22,12 +22,14 @@ from agentrl.render.tool_parsers import (
     collect_blocks,
     deepseek,
     pythonic,
+    shows_example,
     xml_calls,
 )
 from agentrl.render.tool_parsers.json_calls import (
     CLOSE,
     HERMES_FORM,
     MISTRAL_FORM,
+    MISTRAL_OPEN,
     OPEN,
     parse_hermes,
     parse_llama3_json,
@@ -53,7 +55,7 @@ def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCal
     strict = parse_hermes(text, tools)
     if strict.calls and not strict.problems:
         return strict
-    if OPEN not in text:
+    if OPEN not in text or shows_example(text, OPEN):
         return read_untagged(text, tools, HERMES_FORM, is_whole=is_whole) or strict
 
     def read(start: int, found: Collected) -> int:
@@ -114,10 +116,18 @@ def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *,
     return read_untagged(text, tools, form, is_whole=is_whole) or served
 
 
+def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read an array of calls with slips in its JSON, or calls without the mark."""
+    served = parse_mistral(text, tools)
+    if served.calls:
+        return served
+    return read_untagged(text.replace(MISTRAL_OPEN, "\n"), tools, MISTRAL_FORM, is_whole=is_whole) or served
+
+
 REPAIRS: Mapping[str, CallRepair] = {
     "hermes": repair_hermes,
     "llama3_json": repair_llama3_json,
-    "mistral": partial(_or_untagged, parse_mistral, MISTRAL_FORM),
+    "mistral": repair_mistral,
     "pythonic": partial(_or_untagged, pythonic.parse, pythonic.FORM),
     "qwen3_coder": partial(_or_untagged, xml_calls.parse_qwen3_coder, xml_calls.QWEN3_CODER_FORM),
     "glm": partial(_or_untagged, xml_calls.parse_glm, xml_calls.GLM_FORM),

@@ -19,7 +19,7 @@ from agentrl.render.tool_parsers.values import first_of
 
 DAMAGED = "damaged tags"
 _TWICE = re.compile(r"(<[^<>]+>)\s*\1")
-_BROKEN_END = re.compile(r"\s*</[^<>]*>?\s*\Z")
+_BROKEN_END = re.compile(r"</[^<>]*>?\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def _call(
         written = body[opening.end() : end if end >= 0 else following]
         after = end + len(tags.argument_end) if end >= 0 else following
         if end < 0:
-            written = _BROKEN_END.sub("", written).rstrip()
+            written = _BROKEN_END.sub("", written.rstrip()).rstrip()
         arguments[key] = read(opening, written, made.name, number)
     rest = body[after:].strip()
     if is_last and rest and not any(mark.startswith(rest) for mark in tags.ends):

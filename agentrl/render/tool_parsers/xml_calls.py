@@ -8,7 +8,15 @@ from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers import (
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    collect_blocks,
+    make_call,
+    shows_example,
+)
 from agentrl.render.tool_parsers.tolerant_tags import CallTags, or_tolerantly
 from agentrl.render.tool_parsers.values import after_block, first_of, skip_space, typed_value, whole_json
 
@@ -77,6 +85,8 @@ class InvokeTagParser:
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         """Calls, problems and the remaining text; never raises."""
+        if shows_example(text, f"<{self._marks.prefix}invoke "):
+            return ParsedCalls(content=text.strip())
 
         def read(opening: re.Match[str], written: str, name: str, number: int) -> Any:
             return self._value(written, opening[2], opening[1], name, tools, number)
@@ -164,6 +174,8 @@ _GLM_TAGS = CallTags(
 
 def parse_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
+    if shows_example(text, OPEN):
+        return ParsedCalls(content=text.strip())
     found = collect_blocks(text, OPEN, partial(_read_glm_block, text, tools))
     found.refuse_stray([CLOSE], OPEN, GLM_FORM)
     return or_tolerantly(found.result(), _GLM_TAGS, text, tools, partial(_tolerant_value, tools))
@@ -223,6 +235,8 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>(.*?)</parameter>\s*", re.DOTA
 
 def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
+    if shows_example(text, "<function="):
+        return ParsedCalls(content=text.strip())
 
     def read(start: int, found: Collected) -> int:
         body, closing, _ = text[start : first_of(text, [OPEN], start)].partition(CLOSE)

@@ -1,0 +1,83 @@
+"""Answers from public bug reports of other projects, in short, with the right reading."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.registry import Kind, lookup
+from agentrl.render.tool_parsers.repair import REPAIRS
+
+
+def schema(name: str, **properties: dict) -> dict:
+    parameters = {"type": "object", "properties": properties, "required": sorted(properties)}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TEXT = {"type": "string"}
+TOOLS = {
+    "bash": schema("bash", command=TEXT),
+    "weather": schema("weather", place=TEXT),
+    "glob": schema("glob", pattern=TEXT),
+    "connect": schema("connect", body={"type": "object"}),
+}
+CODER = "<tool_call>\n<function=bash>\n<parameter=command>ls -la</parameter>\n</function>\n</tool_call>"
+HERMES = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+GLM = "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>"
+WEATHER = '{"name": "weather", "arguments": {"place": "Paris"}}'
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content", "calls"),
+    [
+        # vllm#32926, vllm#33083, ollama's qwen2.5-coder in hermes-agent#5867: JSON in the content
+        ("hermes", WEATHER, "", [("weather", {"place": "Paris"})]),
+        # kronk#950: JSON in a code fence, for long prompts
+        ("hermes", f"```json\n{WEATHER}\n```", "", [("weather", {"place": "Paris"})]),
+        # vllm#32931: the tag of the list of tools
+        ("hermes", f"<tools>\n{WEATHER}\n</tools>", "", [("weather", {"place": "Paris"})]),
+        # hermes-agent#742: thinking ends, and the opening tag is missing
+        ("hermes", f"{WEATHER}\n</tool_call>", "", [("weather", {"place": "Paris"})]),
+        # ollama#16686, ollama#18530: a sentence, and the opening tag is missing
+        (
+            "qwen3_coder",
+            "I list them.\n\n<function=glob>\n<parameter=pattern>\n*.md\n</parameter>\n</function>\n</tool_call>",
+            "I list them.",
+            [("glob", {"pattern": "*.md"})],
+        ),
+        # vllm#57699: the last argument is not closed
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=connect>\n<parameter=body>\n"
+            '{"mode": "CLEAN", "on": true}\n</function>\n</tool_call>',
+            "",
+            [("connect", {"body": {"mode": "CLEAN", "on": True}})],
+        ),
+        # browser-ai#212: commas in the texts of several pythonic calls
+        (
+            "pythonic",
+            '[weather(place="Doe, Jane"), bash(command="a, b")]',
+            "",
+            [("weather", {"place": "Doe, Jane"}), ("bash", {"command": "a, b"})],
+        ),
+    ],
+)
+def test_calls_are_read(parser: str, text: str, content: str, calls: list) -> None:
+    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    assert [(call.name, dict(call.arguments)) for call in parsed.calls] == calls
+    assert (parsed.content, parsed.problems) == (content, ())
+
+
+@pytest.mark.parametrize(("parser", "call"), [("qwen3_coder", CODER), ("hermes", HERMES), ("glm", GLM)])
+def test_an_explained_notation_is_no_call(parser: str, call: str) -> None:
+    # vllm#57541: an answer that documents the notation in a code block
+    text = f"Here is what a tool call looks like:\n\n```xml\n{call}\n```\n\nThat is the format."
+    for parsed in (lookup(Kind.TOOL_PARSER, parser)(text, TOOLS), REPAIRS[parser](text, TOOLS, is_whole=True)):
+        assert (parsed.content, parsed.calls, parsed.problems) == (text, (), ())
+    (found,) = REPAIRS[parser](f"{text}\n{call}", TOOLS, is_whole=True).calls[-1:]
+    assert found.name == "bash"
+
+
+def test_a_truncated_call_is_not_made() -> None:
+    # hermes-agent#7680: JSON that ends with the token limit
+    assert REPAIRS["hermes"](WEATHER[:-2], TOOLS, is_whole=False).calls == ()
+    assert REPAIRS["hermes"](WEATHER[:-4], TOOLS, is_whole=True).calls == ()
