@@ -86,6 +86,14 @@ class Arguments:
                 expected="types that are imported when the module runs, not only for type checkers",
             ) from error
 
+    @property
+    def result(self) -> Any:
+        """The type of the function's result; ``None`` if it has none that can be read."""
+        try:
+            return inspect.get_annotations(self._function, eval_str=True).get("return")
+        except Exception:  # a type hint that only type checkers know: the result may be anything
+            return None
+
     @functools.cached_property
     def provided(self) -> Mapping[str, str]:
         """The parameters that the runtime fills in, with the ``provided_as`` of their types."""

@@ -19,7 +19,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"errors"},
-            {"message", "registry", "tool_schema", "remote.retrieval"},
+            {"message", "registry", "tool_schema", "tool_value", "remote.retrieval"},
             {"image", "task"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},
