@@ -10,7 +10,7 @@ Args:
         \"\"\"
         return (low + high) // 2
 
-The JSON schema comes from the signature and the docstring (`transformers.utils.get_json_schema`). A stateful tool is a
+The JSON schema comes from the signature and the docstring, in Google's, NumPy's or Sphinx's style. A stateful tool is a
 class with ``__call__``; one object is made per episode, and ``async with`` opens and closes it when it defines that.
 The arguments of its constructor are options, which a config gives. A parameter of the type `ToolContext` or
 `agentrl.sandbox.Sandbox` is filled in by the runtime, and hidden from the policy.
@@ -49,7 +49,7 @@ from agentrl.errors import (
     running_task,
     shortened,
 )
-from agentrl.tool_schema import Arguments, WrongArguments
+from agentrl.tool_schema import Arguments, WrongArguments, documentation, inner_function
 from agentrl.tool_value import as_json, as_text
 
 T = TypeVar("T")
@@ -92,11 +92,7 @@ _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
 
 def _is_async(function: Callable[..., Any], result: Any) -> bool:
     """Return True if calling a function gives an awaitable, as far as it and the hint of its result tell."""
-    inner = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    if not inspect.isroutine(inner):
-        inner = inspect.getattr_static(type(inner), "__call__", inner)
+    inner = inspect.unwrap(inner_function(function))
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner):
         return True
     return get_origin(result) in _AWAITABLES or result in _AWAITABLES
@@ -278,7 +274,7 @@ class Tool:
         if not callable(target):
             raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
-        self.name = _snake_case(target.__name__) if name is None else name
+        self.name = _name_of(target) if name is None else name
         if not TOOL_NAME.fullmatch(self.name):
             hint = "give it another: agentrl.tool(name=…)"
             raise UsageError(
@@ -287,13 +283,16 @@ class Tool:
         self.rules = ToolRules(**_known_rules(self.name, declared))
         self.options: Mapping[str, Any] = {}
         functools.update_wrapper(self, target, updated=())
-        if not inspect.getdoc(self._function):
+        if not (told := documentation(self._function)):
             raise UsageError(
                 f"tool {self.name} has no docstring",
                 expected="one sentence, then an Args: section with a line per argument",
                 hint="the policy reads it to learn what the tool does",
             )
-        if inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function):
+        if not inspect.isclass(target):
+            self.__doc__ = told
+        inner = inner_function(self._function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             raise UsageError(
                 f"tool {self.name} is a generator",
                 got="yield",
@@ -478,5 +477,8 @@ def _known_rules(tool: str, declared: Declared) -> Declared:
     return declared
 
 
-def _snake_case(name: str) -> str:
+def _name_of(target: Any) -> str:
+    while isinstance(target, functools.partial):
+        target = target.func
+    name = getattr(target, "__name__", type(target).__name__)
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
