@@ -42,13 +42,6 @@ async def test_served_sandboxes_keep_the_rules(server: SandboxServer, rule: str)
     assert report.passed, report
 
 
-async def test_a_commands_own_variables_come_before_those_of_the_spec(server: SandboxServer):
-    spec = SandboxSpec(type="http", url=server.url, env={"WORD": "spec", "OTHER": "kept"})
-    async with open_sandbox(spec) as sandbox:
-        assert (await sandbox.exec("echo $WORD $OTHER")).stdout == b"spec kept\n"
-        assert (await sandbox.exec("echo $WORD $OTHER", env={"WORD": "own"})).stdout == b"own kept\n"
-
-
 async def test_a_repeated_call_is_done_once(server: SandboxServer):
     async with aiohttp.ClientSession() as session:
         place = f"{server.url}{SANDBOXES}/name-of-it"

@@ -101,23 +101,6 @@ async def test_a_killed_sandbox_is_a_failure_of_the_machinery():
             await sandbox.exec("true")
 
 
-async def test_a_commands_own_variables_come_before_those_of_the_spec():
-    asked = 'echo "$WORD $OTHER $HOME $USER $LANG"'
-    async with open_sandbox(SandboxSpec(env={"WORD": "spec", "OTHER": "kept", "USER": "fern"})) as sandbox:
-        plain = await sandbox.exec(asked)
-        assert plain.stdout.decode() == f"spec kept {sandbox.folder} fern C.UTF-8\n"
-        own = {"WORD": "own", "HOME": "/elsewhere", "LANG": "C"}
-        ran = await sandbox.exec(asked, env=own)
-        assert ran.stdout == b"own kept /elsewhere fern C\n"
-        program = await sandbox.spawn(asked, env=own)
-        said = b""
-        while piece := await program.read():
-            said += piece
-        assert said == ran.stdout
-        assert (await program.wait()).exit_code == 0
-        assert (await sandbox.exec(asked)).stdout == plain.stdout
-
-
 async def test_commands_that_cannot_be_started_say_why():
     async with open_sandbox() as sandbox:
         long = await sandbox.exec(["echo", "x" * 3_000_000])
