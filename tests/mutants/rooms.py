@@ -77,7 +77,9 @@ ROOMS = {
         left_out=(
             "agentrl/sandbox/interpreter_main.py",
             "agentrl/sandbox/program_guard.py",
-            "agentrl/sandbox/supervisor",
+            "agentrl/sandbox/supervisor.py",
+            "agentrl/sandbox/supervisor_files.py",
+            "agentrl/sandbox/supervisor_ports.py",
         ),
         goal=0.90,
     ),
