@@ -103,7 +103,7 @@ class Session:
                 raise ToolError(_error_text(error.error)) from error
             failure = error
         except invalid as error:
-            raise ToolError(f"the server's answer is not valid: {_first_line(error)}") from error
+            raise ToolError(f"the server's answer is not valid: {_first_problem(error)}") from error
         except Exception as error:
             failure = error
         self._is_lost = True
@@ -126,8 +126,10 @@ def _error_text(error: Any) -> str:
     return "\n".join(filter(None, [error.message, data])) or f"error {error.code}"
 
 
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split("\n")[:3])
+def _first_problem(error: Any) -> str:
+    """Describe the first problem of a `pydantic.ValidationError`."""
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
 
 
 class Opened:

@@ -85,6 +85,26 @@ async def test_results_that_break_their_own_schema_are_passed_on_and_reported_on
     assert "results of MCP tool broken break its own output schema: 'many' is not of type 'integer'" in caplog.text
 
 
+INVALID = {
+    "no_content": "content: Field required",
+    "null_content": "content: Input should be a valid list",
+    "unknown_part": "content.0.TextContent.text: Field required",
+    "text_as_content": "content: Input should be a valid list",
+}
+
+
+async def test_answers_that_are_no_results_are_errors_for_the_policy():
+    toolset = find_tool({"name": "mcp", "command": [sys.executable, str(Path(PROGRAM).with_name("mcp_raw.py"))]})
+    tools = {tool.name: tool for tool in await toolset.tools()}
+    async with tool_session(timeout_s=0.5) as session:
+        said = {}
+        for name in (*INVALID, "no_result", "fine"):
+            said[name] = (await session.carry_out(ToolCall(name=name, arguments={}), tools)).result.text
+    answers = {name: f"Error: the server's answer is not valid: {problem}" for name, problem in INVALID.items()}
+    assert said == {**answers, "no_result": "Error: no_result did not answer in 0.5 s", "fine": "3 rows"}
+    await toolset.close()
+
+
 async def test_names_that_models_cannot_write_are_replaced():
     async with served(prefix="web.") as (tools, call):
         long = next(name for name in tools if name.startswith("web_a_tool"))
