@@ -14,7 +14,9 @@ from .mcp_arguments import EXTRA
 from .mcp_results import result_text
 
 START_S = 60.0
-"""Deadline of a server that starts, and of its list of tools."""
+"""Deadline of a server that starts."""
+LIST_S = 60.0
+"""Deadline of its list of tools."""
 STOP_S = 5.0
 """Seconds that a server which did not start has to end."""
 _CLOSED = "Connection closed"
@@ -55,11 +57,11 @@ class Session:
             EnvironmentFailure: it does not answer in time, or answers something else.
         """
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(LIST_S):
                 return await self._all_pages()
         except TimeoutError as error:
             raise EnvironmentFailure(
-                f"the MCP server {self._place} does not list its tools", got=f"no answer in {START_S:g} s"
+                f"the MCP server {self._place} does not list its tools", got=f"no answer in {LIST_S:g} s"
             ) from error
         except ToolError as error:
             raise EnvironmentFailure(f"the MCP server {self._place} does not list its tools", got=error) from error
