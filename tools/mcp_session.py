@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ LIST_S = 60.0
 """Deadline of its list of tools."""
 STOP_S = 5.0
 """Seconds that a server which did not start has to end."""
+LONGEST_QUOTE = 500
 _CLOSED = "Connection closed"
 _LOST = (-32000, -32001, -32600, 32600)
 """JSON-RPC errors that over HTTP mean a lost session: closed, timed out, terminated."""
@@ -34,13 +36,23 @@ class Session:
         place: Where the server is.
         owner: The task that entered it.
         is_remote: It is reached over HTTP.
+        last_words: Reads what the server wrote to its standard error last.
     """
 
-    def __init__(self, client: Any, place: str, owner: asyncio.Task[None], *, is_remote: bool) -> None:
+    def __init__(
+        self,
+        client: Any,
+        place: str,
+        owner: asyncio.Task[None],
+        *,
+        is_remote: bool,
+        last_words: Callable[[], str | None],
+    ) -> None:
         self._client = client
         self._place = place
         self._owner = owner
         self._is_remote = is_remote
+        self._last_words = last_words
         self._is_lost = False
         # the client raises where a result breaks the tool's own output schema, and the result is gone: `MCPTool` checks
         client.session.validate_tool_result = _accept_result
@@ -109,7 +121,8 @@ class Session:
         except Exception as error:
             failure = error
         self._is_lost = True
-        raise EnvironmentFailure(f"the MCP server {self._place} failed", got=_innermost(failure)) from failure
+        got, hint = _innermost(failure), self._last_words()
+        raise EnvironmentFailure(f"the MCP server {self._place} failed", got=got, hint=hint) from failure
 
     def _means_lost(self, error: Any) -> bool:
         """Return True if an error is the transport's, and not the server's answer to a request."""
@@ -156,7 +169,9 @@ class Opened:
                 got = f"no answer in {START_S:g} s"
                 raise EnvironmentFailure(f"the MCP server {self._place} does not start", got=got) from error
             raise
-        return Session(client, self._place, self._owner, is_remote=self._is_remote)
+        return Session(
+            client, self._place, self._owner, is_remote=self._is_remote, last_words=lambda: _said(self._errors)
+        )
 
     async def __aexit__(self, *error: object) -> None:
         self._leave.set()
@@ -165,6 +180,7 @@ class Opened:
 
     async def _own(self, ready: asyncio.Future[Any]) -> None:
         with tempfile.TemporaryFile("w+", errors="replace") as errors:
+            self._errors = errors
             try:
                 async with self._connect(errors) as client:
                     ready.set_result(client)
@@ -172,15 +188,17 @@ class Opened:
             except Exception as error:
                 if ready.done():
                     raise
-                errors.seek(0)
-                said = errors.read()[-500:].strip()
-                ready.set_exception(
-                    EnvironmentFailure(
-                        f"the MCP server {self._place} does not start",
-                        got=_innermost(error),
-                        hint=f"it said: {said}" if said else None,
-                    )
-                )
+                what = f"the MCP server {self._place} does not start"
+                ready.set_exception(EnvironmentFailure(what, got=_innermost(error), hint=_said(errors)))
+
+
+def _said(errors: Any) -> str | None:
+    """Quote the end of a server's standard error; ``None`` if it is empty, or closed with the connection."""
+    if errors.closed:
+        return None
+    size = os.fstat(errors.fileno()).st_size
+    said = os.pread(errors.fileno(), LONGEST_QUOTE, max(0, size - LONGEST_QUOTE)).decode(errors="replace").strip()
+    return f"it said: {said}" if said else None
 
 
 def _innermost(error: BaseException) -> str:

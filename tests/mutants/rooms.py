@@ -67,6 +67,8 @@ ROOMS = {
             "tests/remote_server",
             "tests/envs/test_search_qa_retrieval.py",
             "tests/rollout/test_judge_client.py",
+            "tests/rollout/test_judge_verdicts.py",
+            "tests/sandbox",
             "tests/serving/test_openai.py",
         ),
         goal=0.90,

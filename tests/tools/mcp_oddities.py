@@ -45,6 +45,7 @@ RESULTS = {
     "summary": answer(text("3 plants found"), structuredContent={"plants": ["fern", "moss", "ivy"]}),
     "wrapped": answer(text("fern"), text("moss"), structuredContent={"result": ["fern", "moss"]}),
     "empty": answer(),
+    "dangling": answer(text("3 rows"), structuredContent={"rows": 3}),
     "broken": answer(text("many rows"), structuredContent={"rows": "many"}),
     "unstructured": answer(text("no rows here")),
     "pieces": answer(*PIECES),
@@ -60,8 +61,10 @@ ERRORS = {
 }
 LONG = "a_tool_with_a_name_that_is_much_longer_than_any_model_format_takes_today"
 NAMES = ("shelf.put/one", "shelf/put.one", LONG)
+DANGLING = {"type": "object", "properties": {"rows": {"$ref": "#/$defs/Rows"}}}
+OUTPUTS = {"broken": COUNTED, "unstructured": COUNTED, "dangling": DANGLING}
 TOOLS = [
-    types.Tool(name=name, inputSchema=ANYTHING, outputSchema=COUNTED if name in ("broken", "unstructured") else None)
+    types.Tool(name=name, inputSchema=ANYTHING, outputSchema=OUTPUTS.get(name))
     for name in (*RESULTS, *ERRORS, *NAMES, "slow", "die")
 ] + [
     types.Tool(
@@ -83,6 +86,7 @@ async def call_tool(context, parameters):
     if name in ERRORS:
         raise ERRORS[name]
     if name == "die":
+        print("the shelf fell down", file=sys.stderr, flush=True)
         os._exit(3)
     if name == "slow":
         await asyncio.Event().wait()
