@@ -50,7 +50,7 @@ from agentrl.errors import (
     shortened,
 )
 from agentrl.tool_schema import Arguments, WrongArguments, documentation, inner_function
-from agentrl.tool_value import as_json, as_text
+from agentrl.tool_value import MOST_PARTS, as_json, as_text
 
 T = TypeVar("T")
 GRACE_S = 1.0
@@ -104,11 +104,21 @@ async def _awaited(value: Any) -> Any:
         if isinstance(value, concurrent.futures.Future):
             value = asyncio.wrap_future(value)
         if isinstance(value, AsyncIterator):
-            return [part async for part in value]
+            return await _all_parts(value)
         if not inspect.isawaitable(value):
             return value
         value = await value
     raise TypeError(f"awaiting gave another awaitable {MOST_AWAITED} times")
+
+
+async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
+    """Read an async iterator to its end, or to more parts than are shown."""
+    found: list[Any] = []
+    async for part in parts:
+        found.append(part)
+        if len(found) > MOST_PARTS:
+            break
+    return found
 
 
 def _read_out(call: Callable[[], Any]) -> Any:

@@ -21,8 +21,8 @@ _OTHERS = {
 }
 _ENDING = _OF_PARAMETERS | {"returns", "return", "raises", "raise", "yields", "yield"}
 """Sections after which nothing belongs to the description."""
-_GOOGLE = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:(?!:)\s*(.*)")
-"""An entry of Google's style: ``name (type): what it is``."""
+_GOOGLE = re.compile(r"(?:[-*+]\s+)?[`*]{0,2}(\w+)[`*]{0,2}\s*(?:\(.*?\))?\s*:(?!:)\s*(.*)")
+"""An entry of Google's style: ``name (type): what it is``, also as a list of Markdown."""
 _NUMPY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?")
 """An entry of NumPy's style, without its description: ``name : type``."""
 _FIELD = re.compile(r"[:@](\w+)(?:\s+([^:]*?))?:(?:\s+(.*))?$")

@@ -175,7 +175,7 @@ def _array(value: Any) -> Any:
     if package == "PIL" and hasattr(value, "mode"):
         return f"[image: {value.width} x {value.height}, {value.mode}]"
     if package == "pandas" and hasattr(value, "to_dict"):
-        return value.to_dict(orient="records") if hasattr(value, "columns") else value.to_dict()
+        return _rows(value) if hasattr(value, "columns") else value.to_dict()
     if not all(hasattr(value, name) for name in ("shape", "dtype", "tolist")):
         return value
     shape, kind = tuple(value.shape), str(value.dtype).removeprefix("torch.")
@@ -186,6 +186,12 @@ def _array(value: Any) -> Any:
     if kind.startswith(("datetime64", "timedelta64")):
         return value.astype(str).tolist()
     return _shortened(value.tolist()) if kind in _SHORT_FLOATS else value.tolist()
+
+
+def _rows(table: Any) -> Any:
+    """Return the rows of a table of pandas; labels of rows that are not just numbers become columns."""
+    is_numbered = type(table.index).__name__ == "RangeIndex"
+    return (table if is_numbered else table.reset_index()).to_dict(orient="records")
 
 
 def _shortened(value: Any) -> Any:

@@ -95,6 +95,17 @@ region: Where to look.
 Raises:
 ValueError: never
 """
+LISTED = """Find books.
+
+Only those on the shelf: no others.
+
+Args:
+    - author (dict(str, int), optional): Who wrote it, e.g.: a surname.
+    - `limit`: How many. Defaults to 5.
+    * **more**: Further words. They
+      are joined.
+    + region : Where to look.
+"""
 MIXED = """Find books.
 
     Only those on the shelf: no others.

@@ -152,6 +152,7 @@ def test_a_table_is_a_list_of_rows() -> None:
     table = pandas.DataFrame({"name": ["fern", "moss"], "rows": [1, 2]})
     assert as_text(table) == '[{"name": "fern", "rows": 1}, {"name": "moss", "rows": 2}]'
     assert as_text(table["rows"]) == '{"0": 1, "1": 2}'
+    assert as_text(table.set_index("name")) == as_text(table)
 
 
 def circular() -> Any:
@@ -319,6 +320,19 @@ async def test_an_async_iterator_is_read_to_its_end() -> None:
     async with AsyncExitStack() as stack:
         tool = made(found)
         assert await tool.call(await tool.open(stack), {}) == '["a", "b"]'
+
+
+async def test_an_async_iterator_without_an_end_is_cut() -> None:
+    async def pieces() -> Any:
+        while True:
+            yield "a"
+
+    def found() -> Any:
+        return pieces()
+
+    async with AsyncExitStack() as stack:
+        tool = made(found)
+        assert (await tool.call(await tool.open(stack), {})).endswith(f'"a", "{CUT}"]')
 
 
 async def test_an_iterator_of_a_sync_tool_is_read_in_its_thread() -> None:
