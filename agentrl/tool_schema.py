@@ -98,7 +98,7 @@ class Arguments:
     def hints(self) -> Mapping[str, Any]:
         """The type of every parameter that has one."""
         try:
-            return inspect.get_annotations(inner_function(self._function), eval_str=True)
+            return _annotations(self._function, of_result=False)
         except Exception as error:
             raise UsageError(
                 f"{self.owner}: a type hint cannot be read",
@@ -110,7 +110,7 @@ class Arguments:
     def result(self) -> Any:
         """The type of the function's result; ``None`` if it has none that can be read."""
         try:
-            return inspect.get_annotations(inner_function(self._function), eval_str=True).get("return")
+            return _annotations(self._function, of_result=True).get("return")
         except Exception:  # a type hint that only type checkers know: the result may be anything
             return None
 
@@ -289,6 +289,18 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
         return []
     given = function.keywords if isinstance(function, functools.partial) else ()
     return [one for name, one in inspect.signature(function).parameters.items() if name not in given]
+
+
+def _annotations(function: Any, *, of_result: bool) -> dict[str, Any]:
+    """Return the types of a function's parameters, or of its result alone: one may be readable, and the other not."""
+
+    def stand_in() -> None: ...
+
+    inner = inner_function(function)
+    found = inspect.get_annotations(inner)
+    stand_in.__annotations__ = {name: hint for name, hint in found.items() if (name == "return") is of_result}
+    scope = getattr(inspect.unwrap(inner), "__globals__", {})
+    return inspect.get_annotations(stand_in, globals=scope, eval_str=True)
 
 
 def inner_function(function: Any) -> Any:

@@ -398,6 +398,21 @@ async def test_dictionaries_with_types_may_be_nested_and_recursive() -> None:
     assert tidy.schema["function"]["parameters"]["properties"]["shelves"]["type"] == "object"
 
 
+async def test_the_type_of_the_result_need_not_be_readable() -> None:
+    @agentrl.tool
+    def find_all(word: str) -> Nowhere:  # type: ignore[name-defined]  # noqa: F821
+        """Find all.
+
+        Args:
+            word: Which.
+        """
+        return [word]
+
+    assert find_all.schema["function"]["parameters"]["required"] == ["word"]
+    async with AsyncExitStack() as stack:
+        assert await find_all.call(await find_all.open(stack), {"word": "fern"}) == '["fern"]'
+
+
 def test_an_argument_without_any_description_names_the_three_styles() -> None:
     def vague(x: int) -> int:
         """Do something."""

@@ -24,7 +24,11 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 """Keywords whose value is a list of schemas; an old ``items`` is one, too."""
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
-_COMBINING = ("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "dependentSchemas")
+_COMBINING = (
+    *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    *("patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
+    *("dependentSchemas", "dependentRequired", "dependencies"),
+)
 """Keywords by which a schema may accept names that it does not list itself."""
 _DEFINITIONS = ("$defs", "definitions")
 _OBJECT = frozenset({"type", "properties", "required", "title", "description"})

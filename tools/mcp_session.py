@@ -101,7 +101,11 @@ class Session:
             ToolError: the server answers with an error, or with something that is not a result.
             EnvironmentFailure: the server is lost.
         """
-        result = await self._checked(self._client.call_tool(name, dict(arguments)))
+        try:
+            result = await self._checked(self._client.call_tool(name, dict(arguments)))
+        except ToolError as error:
+            if (result := _completed(error.__cause__)) is None:
+                raise
         if result.is_error:
             raise ToolError(result_text(result) or f"{name} failed")
         return result
@@ -141,6 +145,16 @@ def _error_text(error: Any) -> str:
     return "\n".join(filter(None, [error.message, data])) or f"error {error.code}"
 
 
+def _completed(error: Any) -> Any:
+    """Return a result that was refused for lack of ``content``, which other packages of the protocol do not require."""
+    if not isinstance(error, EXTRA.load("pydantic").ValidationError):
+        return None
+    lacks = [one["input"] for one in error.errors() if (one["type"], one["loc"]) == ("missing", ("content",))]
+    if error.error_count() != 1 or not lacks:
+        return None
+    return EXTRA.load("mcp.types").CallToolResult.model_validate({**lacks[0], "content": []})
+
+
 def _first_problem(error: Any) -> str:
     """Describe the first problem of a `pydantic.ValidationError`."""
     found = error.errors(include_url=False, include_input=False)[0]
@@ -159,6 +173,7 @@ class Opened:
     async def __aenter__(self) -> Session:
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._place}")
+        self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())  # that is told by `Session`
         try:
             async with asyncio.timeout(START_S):
                 client = await ready

@@ -5,6 +5,7 @@ import sys
 
 RESULTS = {
     "no_content": {"structuredContent": {"rows": 3}},
+    "empty": {},
     "null_content": {"content": None},
     "unknown_part": {"content": [{"type": "widget", "html": "<b>3 rows</b>"}]},
     "text_as_content": {"content": "3 rows"},

@@ -78,6 +78,14 @@ VALID = {
         },
         {"q": "x", "x-trace": "1"},
     ),
+    "names of one form": (
+        {"type": "object", "properties": {}, "propertyNames": {"pattern": "^[a-z]+$"}, "minProperties": 1},
+        {"env": "x", "region": "y"},
+    ),
+    "what no part lists": (
+        {"type": "object", "properties": {"q": TEXT}, "unevaluatedProperties": {"type": "integer"}},
+        {"q": "x", "limit": 5},
+    ),
     "an argument of any type": (
         {"type": "object", "properties": {"key": TEXT, "value": True}, "required": ["key", "value"]},
         {"key": "k", "value": [1, {"a": None}]},
@@ -164,6 +172,8 @@ CLOSED = {"type": "object", "properties": {"q": TEXT, "n": {"type": "integer"}},
         (CLOSED, {"n": 1}, "'q' is a required property"),
         (CLOSED, {"q": "x", "n": "many"}, "n: 'many' is not of type 'integer'"),
         ({"$ref": "#/$defs/In", "$defs": {"In": BASE}}, {"owner": "a"}, "'repo' is a required property"),
+        ({"properties": {"q": TEXT}, "unevaluatedProperties": False}, {"q": "x", "limit": 3}, "limit"),
+        ({"properties": {}, "propertyNames": {"pattern": "^[a-z]+$"}}, {"A1": 3}, "'A1' does not match"),
         ({"allOf": [BASE, {"required": ["n"]}]}, {"owner": "a", "repo": "b"}, "'n' is a required property"),
         ({"type": "object", "properties": {"q": {"enum": ["x" * 900]}}}, {"q": "y"}, "…"),
         (

@@ -88,7 +88,6 @@ async def test_results_that_break_their_own_schema_are_passed_on_and_reported_on
 
 
 INVALID = {
-    "no_content": "content: Field required",
     "null_content": "content: Input should be a valid list",
     "unknown_part": "content.0.TextContent.text: Field required",
     "text_as_content": "content: Input should be a valid list",
@@ -100,10 +99,16 @@ async def test_answers_that_are_no_results_are_errors_for_the_policy():
     tools = {tool.name: tool for tool in await toolset.tools()}
     async with tool_session(timeout_s=0.5) as session:
         said = {}
-        for name in (*INVALID, "no_result", "fine"):
+        for name in (*INVALID, "no_content", "empty", "no_result", "fine"):
             said[name] = (await session.carry_out(ToolCall(name=name, arguments={}), tools)).result.text
     answers = {name: f"Error: the server's answer is not valid: {problem}" for name, problem in INVALID.items()}
-    assert said == {**answers, "no_result": "Error: no_result did not answer in 0.5 s", "fine": "3 rows"}
+    assert said == {
+        **answers,
+        "no_content": '{"rows": 3}',
+        "empty": "[nothing]",
+        "no_result": "Error: no_result did not answer in 0.5 s",
+        "fine": "3 rows",
+    }
     await toolset.close()
 
 
