@@ -10,7 +10,7 @@ Args:
         \"\"\"
         return (low + high) // 2
 
-The JSON schema comes from the signature and the docstring (`transformers.utils.get_json_schema`). A stateful tool is a
+The JSON schema comes from the signature and the docstring, in Google's, NumPy's or Sphinx's style. A stateful tool is a
 class with ``__call__``; one object is made per episode, and ``async with`` opens and closes it when it defines that.
 The arguments of its constructor are options, which a config gives. A parameter of the type `ToolContext` or
 `agentrl.sandbox.Sandbox` is filled in by the runtime, and hidden from the policy.
@@ -24,18 +24,18 @@ itself, and the policy reads a short notice while the error is counted. Infrastr
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import copy
 import dataclasses
 import functools
 import inspect
-import json
 import re
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, get_origin, overload
 
 from agentrl.errors import (
     A_REWARD,
@@ -49,7 +49,8 @@ from agentrl.errors import (
     running_task,
     shortened,
 )
-from agentrl.tool_schema import Arguments, WrongArguments
+from agentrl.tool_schema import Arguments, WrongArguments, documentation, inner_function
+from agentrl.tool_value import MOST_PARTS, as_json, as_text
 
 T = TypeVar("T")
 GRACE_S = 1.0
@@ -84,6 +85,48 @@ def contained() -> Iterator[None]:
         raise ToolFault(error) from error
 
 
+MOST_AWAITED = 8
+"""Awaitables that give awaitables, one after the other."""
+_AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
+
+
+def _is_async(function: Callable[..., Any], result: Any) -> bool:
+    """Return True if calling a function gives an awaitable, as far as it and the hint of its result tell."""
+    inner = inspect.unwrap(inner_function(function))
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(inner):
+        return True
+    return get_origin(result) in _AWAITABLES or result in _AWAITABLES
+
+
+async def _awaited(value: Any) -> Any:
+    """Return what a value stands for: an awaitable of any kind is awaited, an async iterator read to its end."""
+    for _ in range(MOST_AWAITED):
+        if isinstance(value, concurrent.futures.Future):
+            value = asyncio.wrap_future(value)
+        if isinstance(value, AsyncIterator):
+            return await _all_parts(value)
+        if not inspect.isawaitable(value):
+            return value
+        value = await value
+    raise TypeError(f"awaiting gave another awaitable {MOST_AWAITED} times")
+
+
+async def _all_parts(parts: AsyncIterator[Any]) -> list[Any]:
+    """Read an async iterator to its end, or to more parts than are shown."""
+    found: list[Any] = []
+    async for part in parts:
+        found.append(part)
+        if len(found) > MOST_PARTS:
+            break
+    return found
+
+
+def _read_out(call: Callable[[], Any]) -> Any:
+    """Call, and read an iterator to its end, which may take as long as the call itself."""
+    value = call()
+    return as_json(value) if isinstance(value, Iterator) and not inspect.isawaitable(value) else value
+
+
 def _contained_call(call: Callable[[], T]) -> T:
     with contained():
         return call()
@@ -111,7 +154,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 _WHOLE = ("max_tokens", "max_concurrent")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Names that OpenAI-style services accept."""
-_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +221,7 @@ class ToolResult:
     """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
-    """Text or a JSON value for the policy to read."""
+    """What the policy reads: a text, or a value that is written as JSON (see `agentrl.tool_value`)."""
     _: dataclasses.KW_ONLY
     reward: float = 0.0
     """Added to the turn that called, and to the reward component ``tool/NAME``."""
@@ -191,18 +233,22 @@ class ToolResult:
     @property
     def text(self) -> str:
         """The value as the policy reads it; lone surrogates are replaced."""
-        text = self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
-        return _HALF.sub("\ufffd", text)
+        return as_text(self.value)
 
     def checked(self, tool: str) -> ToolResult:
-        """Return this result with its numbers as floats; one that is not finite is an `EnvironmentFailure`."""
+        """Return this result with its value as JSON and its numbers as floats.
+
+        Raises:
+            EnvironmentFailure: a number is not finite.
+        """
         checked: dict[str, float] = {}
         for name, value in {"reward": self.reward, **self.metrics}.items():
             number = None if isinstance(value, bool) else bounded_reward(value)
             if number is None:
                 raise EnvironmentFailure(f"{name} of tool {tool} is {shortened(value)}", expected=A_REWARD)
             checked[name] = number
-        return dataclasses.replace(self, reward=checked.pop("reward"), metrics=checked)
+        reward = checked.pop("reward")
+        return dataclasses.replace(self, value=as_json(self.value), reward=reward, metrics=checked)
 
 
 class ToolContext(ABC):
@@ -238,7 +284,7 @@ class Tool:
         if not callable(target):
             raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
-        self.name = _snake_case(target.__name__) if name is None else name
+        self.name = _name_of(target) if name is None else name
         if not TOOL_NAME.fullmatch(self.name):
             hint = "give it another: agentrl.tool(name=…)"
             raise UsageError(
@@ -247,13 +293,16 @@ class Tool:
         self.rules = ToolRules(**_known_rules(self.name, declared))
         self.options: Mapping[str, Any] = {}
         functools.update_wrapper(self, target, updated=())
-        if not inspect.getdoc(self._function):
+        if not (told := documentation(self._function)):
             raise UsageError(
                 f"tool {self.name} has no docstring",
                 expected="one sentence, then an Args: section with a line per argument",
                 hint="the policy reads it to learn what the tool does",
             )
-        if inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function):
+        if not inspect.isclass(target):
+            self.__doc__ = told
+        inner = inner_function(self._function)
+        if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
             raise UsageError(
                 f"tool {self.name} is a generator",
                 got="yield",
@@ -294,6 +343,11 @@ class Tool:
         if not inspect.isfunction(method):
             raise UsageError(f"tool {self.name} is a class that cannot be called", expected="a __call__ method")
         return types.MethodType(method, self)
+
+    @functools.cached_property
+    def _runs_in_loop(self) -> bool:
+        """True if the function is called in the event loop: it is inline, async, or returns an awaitable."""
+        return self.rules.inline or _is_async(self._function, self._arguments.result)
 
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
@@ -371,14 +425,14 @@ class Tool:
             EnvironmentFailure: its reward or a metric is no finite number.
             ToolFault: it raised what would stop more than the call.
         """
+        call = functools.partial(bound, **checked)
         with contained():
-            if inspect.iscoroutinefunction(self._function):
-                value = await bound(**checked)
-            elif self.rules.inline:
-                value = bound(**checked)
+            if self._runs_in_loop:
+                value = call()
             else:
-                value = await asyncio.to_thread(_contained_call, functools.partial(bound, **checked))
-        return value.checked(self.name) if isinstance(value, ToolResult) else ToolResult(value)
+                value = await asyncio.to_thread(_contained_call, functools.partial(_read_out, call))
+            value = await _awaited(value)
+            return (value if isinstance(value, ToolResult) else ToolResult(value)).checked(self.name)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         """Validate the arguments, call, and return the result as text for the policy; `ToolError` as in `run`."""
@@ -433,5 +487,8 @@ def _known_rules(tool: str, declared: Declared) -> Declared:
     return declared
 
 
-def _snake_case(name: str) -> str:
+def _name_of(target: Any) -> str:
+    while isinstance(target, functools.partial):
+        target = target.func
+    name = getattr(target, "__name__", type(target).__name__)
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")

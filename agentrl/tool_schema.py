@@ -1,4 +1,8 @@
-"""The arguments of a tool: described as a JSON schema, and read from what a policy or a config wrote."""
+"""The arguments of a tool: described as a JSON schema, and read from what a policy or a config wrote.
+
+The description of an argument comes from the docstring (`agentrl.tool_docstring`) or from its type, as in
+``Annotated[int, "Smallest candidate."]`` and ``Annotated[int, Field(description=...)]``.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,26 @@ import enum
 import functools
 import inspect
 import json
+import operator
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from agentrl.errors import UsageError
+from agentrl.tool_docstring import Docstring, read_docstring
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -57,7 +76,8 @@ class WrongArguments(Exception):
 class Arguments:
     """The parameters of a function, without those that the runtime fills in.
 
-    `owner` names them in messages: ``tool midpoint``. A bound method stands for its function without ``self``.
+    `owner` names them in messages: ``tool midpoint``. A bound method stands for its function without ``self``, and a
+    `functools.partial` for its function without the arguments that it gives.
 
     Raises:
         UsageError: the function takes any number of arguments, or some by position only.
@@ -78,13 +98,21 @@ class Arguments:
     def hints(self) -> Mapping[str, Any]:
         """The type of every parameter that has one."""
         try:
-            return inspect.get_annotations(self._function, eval_str=True)
+            return _annotations(self._function, of_result=False)
         except Exception as error:
             raise UsageError(
                 f"{self.owner}: a type hint cannot be read",
                 got=f"{type(error).__name__}: {error}",
                 expected="types that are imported when the module runs, not only for type checkers",
             ) from error
+
+    @property
+    def result(self) -> Any:
+        """The type of the function's result; ``None`` if it has none that can be read."""
+        try:
+            return _annotations(self._function, of_result=True).get("return")
+        except Exception:  # a type hint that only type checkers know: the result may be anything
+            return None
 
     @functools.cached_property
     def provided(self) -> Mapping[str, str]:
@@ -103,20 +131,27 @@ class Arguments:
 
     @functools.cached_property
     def _model(self) -> type[BaseModel]:
-        from pydantic import ConfigDict, Field, create_model
+        from pydantic import ConfigDict, Field, PydanticUserError, create_model
 
         fields: dict[str, Any] = {}
         for number, parameter in enumerate(self._own):
             default = ... if parameter.default is parameter.empty else parameter.default
             # a name of the user's could be one of the model's own: it is only an alias
             fields[f"argument_{number}"] = (
-                self.hints.get(parameter.name, Any),
+                _supported(self.hints.get(parameter.name, Any)),
                 Field(default, alias=parameter.name),
             )
         settings = ConfigDict(
             extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True, allow_inf_nan=False
         )
-        return create_model("Arguments", __config__=settings, **fields)
+        try:
+            return create_model("Arguments", __config__=settings, **fields)
+        except PydanticUserError as error:
+            raise UsageError(
+                f"{self.owner} has an argument of a type that cannot be checked",
+                got=str(error).partition("\n")[0],
+                expected="types that pydantic knows",
+            ) from error
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with their types, defaults included.
@@ -184,7 +219,7 @@ class Arguments:
 
         try:
             described: dict[str, Any] = dict(get_json_schema(self._stand_in()))
-            function = {**described["function"], "name": name}
+            function = {**described["function"], "name": name, "description": self._docstring.description}
             function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
         except UsageError:
             raise
@@ -192,7 +227,8 @@ class Arguments:
             raise UsageError(
                 f"{self.owner} cannot be described to a policy",
                 got=str(error).partition("\n")[0],
-                expected="arguments of types that JSON has, and an Args: section in Google's style that names each",
+                expected="arguments of types that JSON has, each described in the docstring",
+                hint="add an Args: section (Google's style), a Parameters section (NumPy's) or :param lines (Sphinx's)",
             ) from error
         return {**described, "function": function}
 
@@ -206,8 +242,23 @@ class Arguments:
         stand_in.__annotations__ = {name: hint if _is_plain(hint) else Any for name, hint in given.items()}
         stand_in.__signature__ = inspect.Signature(self._own)  # type: ignore[attr-defined]
         stand_in.__name__ = self.owner.rpartition(" ")[2]
-        stand_in.__doc__ = inspect.getdoc(self._function)
+        told = {name: text for name in self.names if (text := self._description(name)) is not None}
+        entries = "".join(f"\n    {name}: {text}" for name, text in told.items())
+        stand_in.__doc__ = "A tool.\n\nArgs:" + entries if told else "A tool."
         return stand_in
+
+    @functools.cached_property
+    def _docstring(self) -> Docstring:
+        return read_docstring(documentation(self._function) or "")
+
+    def _description(self, name: str) -> str | None:
+        """Return what the docstring says about an argument, or else its type."""
+        hint = self.hints.get(name)
+        for part in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+            text = part if isinstance(part, str) else getattr(part, "description", getattr(part, "documentation", None))
+            if isinstance(text, str) and text.strip() and name not in self._docstring.parameters:
+                return " ".join(text.split())
+        return self._docstring.parameters.get(name)
 
     def _with_rich_types(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Describe by pydantic what `get_json_schema` does not know: models, dataclasses, bounds."""
@@ -236,7 +287,63 @@ _STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Para
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     if getattr(function, "__func__", function) is object.__init__:  # its signature claims to take anything
         return []
-    return list(inspect.signature(function).parameters.values())
+    given = function.keywords if isinstance(function, functools.partial) else ()
+    return [one for name, one in inspect.signature(function).parameters.items() if name not in given]
+
+
+def _annotations(function: Any, *, of_result: bool) -> dict[str, Any]:
+    """Return the types of a function's parameters, or of its result alone: one may be readable, and the other not."""
+
+    def stand_in() -> None: ...
+
+    inner = inner_function(function)
+    found = inspect.get_annotations(inner)
+    stand_in.__annotations__ = {name: hint for name, hint in found.items() if (name == "return") is of_result}
+    scope = getattr(inspect.unwrap(inner), "__globals__", {})
+    return inspect.get_annotations(stand_in, globals=scope, eval_str=True)
+
+
+def inner_function(function: Any) -> Any:
+    """Return what runs when a `functools.partial` or an object is called; a function as it is."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__"):
+        return function
+    return function.__call__
+
+
+def documentation(function: Any) -> str | None:
+    """Return the docstring of a function; a `functools.partial` has its function's, unless it was given its own."""
+    if isinstance(function, functools.partial):
+        return vars(function).get("__doc__") or documentation(function.func)
+    return inspect.getdoc(inner_function(function)) or inspect.getdoc(function)
+
+
+def _supported(hint: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Return a type that pydantic knows: before Python 3.12, it refuses the `TypedDict` of `typing`."""
+    if is_typeddict(hint) and sys.version_info < (3, 12):
+        return dict[str, Any] if hint in inside else _typed_dict(hint, (*inside, hint))
+    parts = get_args(hint)
+    changed = tuple(part if isinstance(part, str) else _supported(part, inside) for part in parts)
+    if changed == parts:
+        return hint
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return Annotated[(changed[0], *hint.__metadata__)]
+    is_union = origin in (Union, types.UnionType)
+    return functools.reduce(operator.or_, changed) if is_union else origin[changed]
+
+
+def _typed_dict(hint: Any, inside: tuple[Any, ...]) -> Any:
+    from typing_extensions import TypedDict  # comes with pydantic
+
+    fields: dict[str, Any] = {}
+    for name, kind in get_type_hints(hint, include_extras=True).items():
+        is_marked = get_origin(kind) in (Required, NotRequired)
+        is_required = get_origin(kind) is Required if is_marked else name in hint.__required_keys__
+        inner = _supported(get_args(kind)[0] if is_marked else kind, inside)
+        fields[name] = Required[inner] if is_required else NotRequired[inner]
+    return TypedDict(hint.__name__, fields)  # type: ignore[operator]
 
 
 def _is_plain(hint: Any) -> bool:

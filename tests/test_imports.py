@@ -18,8 +18,8 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"errors"},
-            {"message", "registry", "tool_schema", "remote.retrieval"},
+            {"errors", "tool_docstring"},
+            {"message", "registry", "tool_schema", "tool_value", "remote.retrieval"},
             {"image", "task"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},

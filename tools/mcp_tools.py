@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import hashlib
+import logging
 import os
-import tempfile
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
-from agentrl.registry import Extra
-from agentrl.tool import Provisions, Tool, ToolResult, ToolRules, Toolset
+from agentrl.errors import ToolError, UsageError
+from agentrl.tool import TOOL_NAME, Provisions, Tool, ToolResult, ToolRules, Toolset
+from agentrl.tool_schema import WrongArguments
 
-EXTRA = Extra(name="mcp", module="mcp")
-START_S = 60.0
-"""Deadline of a server that starts."""
+from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
+from .mcp_results import NOTHING, result_text
+from .mcp_session import START_S, Opened, Session
+
 LONGEST_CALL_S = 3600.0
 """Seconds without a word from a server over HTTP; a call's own deadline is shorter."""
-_BAD_CALL = (-32602, -32601)
-"""Errors of JSON-RPC that are the caller's: wrong parameters, no such method."""
+LONGEST_NAME = 64
+_VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
+
+_log = logging.getLogger(__name__)
 
 
 class MCPTools(Toolset):
@@ -31,8 +35,9 @@ class MCPTools(Toolset):
     Args:
         command: Starts a server that speaks over its standard input and output.
         url: Address of a server that speaks streamable HTTP.
-        env: Environment variables of the command; ``$NAME`` stands for one of this process's.
-        headers: Of requests to `url`; ``$NAME`` stands for an environment variable, so that no secret is in a config.
+        env: Environment variables of the command; ``$NAME`` or ``${NAME}`` stands for one of this process's, ``$$``
+            for a dollar sign.
+        headers: Of requests to `url`, with variables as in `env`, so that no secret is in a config.
         tools: Names of the tools to offer; all when left out.
         prefix: Put before the names.
         shared: All episodes share one session: only for servers that remember nothing.
@@ -67,6 +72,7 @@ class MCPTools(Toolset):
         self._timeout_s = timeout_s
         self._tools: list[Tool] | None = None
         self._asking = asyncio.Lock()
+        self._reopening = asyncio.Lock()
         self._lasting: tuple[AsyncExitStack, Session] | None = None
 
     @property
@@ -84,17 +90,19 @@ class MCPTools(Toolset):
     async def _ask(self) -> list[Tool]:
         async with self.session() as session:
             described = await session.described()
-        names = [one.name for one in described]
-        if unknown := set(self._only or ()) - set(names):
+        if not described:
+            raise UsageError(f"the MCP server {self.place} offers no tools", expected="a server with at least one")
+        names = _offered_names([one.name for one in described], self._prefix)
+        if unknown := set(self._only or ()) - names.keys() - set(names.values()):
             raise UsageError(
                 f"the MCP server {self.place} has no such tools",
                 got=", ".join(sorted(unknown)),
                 expected=", ".join(names),
             )
         return [
-            MCPTool(self, one, self._prefix, self._timeout_s)
+            MCPTool(self, one, names[one.name], self._timeout_s)
             for one in described
-            if self._only is None or one.name in self._only
+            if self._only is None or {one.name, names[one.name]} & set(self._only)
         ]
 
     @asynccontextmanager
@@ -103,15 +111,19 @@ class MCPTools(Toolset):
         if self._shared:
             yield await self._lasting_session()
             return
-        async with _Opened(self._connect, self.place) as session:
+        async with self._opened() as session:
             yield session
 
+    def _opened(self) -> Opened:
+        return Opened(self._connect, self.place, is_remote=self._url is not None)
+
     async def _lasting_session(self) -> Session:
-        if self._lasting is None or self._lasting[1].is_over:
-            await self._leave()
-            stack = AsyncExitStack()
-            self._lasting = stack, await stack.enter_async_context(_Opened(self._connect, self.place))
-        return self._lasting[1]
+        async with self._reopening:
+            if self._lasting is None or self._lasting[1].is_over:
+                await self._leave()
+                stack = AsyncExitStack()
+                self._lasting = stack, await stack.enter_async_context(self._opened())
+            return self._lasting[1]
 
     @asynccontextmanager
     async def _connect(self, errors: Any) -> AsyncIterator[Any]:
@@ -142,120 +154,25 @@ class MCPTools(Toolset):
             await lasting[0].aclose()
 
 
-class Session:
-    """An open session with a server.
-
-    Args:
-        client: Of the `mcp` package, entered.
-        place: Where the server is.
-        owner: The task that entered it.
-    """
-
-    def __init__(self, client: Any, place: str, owner: asyncio.Task[None]) -> None:
-        self._client = client
-        self._place = place
-        self._owner = owner
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the connection was lost."""
-        return self._owner.done()
-
-    async def described(self) -> list[Any]:
-        """What the server tells about its tools."""
-        found: list[Any] = []
-        cursor = None
-        while True:
-            page = await self._checked(self._client.list_tools(cursor=cursor))
-            found += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
-
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool says.
-
-        Raises:
-            ToolError: the server says that the call is wrong, or that it failed.
-            EnvironmentFailure: the server is lost.
-        """
-        result = await self._checked(self._client.call_tool(name, dict(arguments)))
-        text = "\n".join(_text(part) for part in result.content)
-        if result.is_error:
-            raise ToolError(text or f"{name} failed")
-        return text or "[nothing]"
-
-    async def _checked(self, asking: Any) -> Any:
-        mcp_error = EXTRA.load("mcp").MCPError
-        try:
-            return await asking
-        except AgentRLError:
-            raise
-        except Exception as error:
-            if isinstance(error, mcp_error) and error.error.code in _BAD_CALL:
-                raise ToolError(str(error)) from error
-            raise EnvironmentFailure(f"the MCP server {self._place} failed", got=_innermost(error)) from error
-
-
-class _Opened:
-    """Keeps a connection in a task of its own: the `mcp` package wants to be left where it was entered."""
-
-    def __init__(self, connect: Callable[[Any], Any], place: str) -> None:
-        self._connect = connect
-        self._place = place
-        self._leave = asyncio.Event()
-
-    async def __aenter__(self) -> Session:
-        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._place}")
-        try:
-            async with asyncio.timeout(START_S):
-                client = await ready
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return Session(client, self._place, self._owner)
-
-    async def __aexit__(self, *error: object) -> None:
-        self._leave.set()
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(self._owner, START_S)
-
-    async def _own(self, ready: asyncio.Future[Any]) -> None:
-        with tempfile.TemporaryFile("w+", errors="replace") as errors:
-            try:
-                async with self._connect(errors) as client:
-                    ready.set_result(client)
-                    await self._leave.wait()
-            except Exception as error:
-                if ready.done():
-                    raise
-                errors.seek(0)
-                said = errors.read()[-500:].strip()
-                ready.set_exception(
-                    EnvironmentFailure(
-                        f"the MCP server {self._place} does not start",
-                        got=_innermost(error),
-                        hint=f"it said: {said}" if said else None,
-                    )
-                )
-
-
 class MCPTool(Tool):
     """One tool of a server."""
 
     open_deadline_s = START_S + 5.0
 
-    def __init__(self, toolset: MCPTools, described: Any, prefix: str, timeout_s: float | None) -> None:
+    def __init__(self, toolset: MCPTools, described: Any, name: str, timeout_s: float | None) -> None:
         told = described.description or described.title or described.name
         reads = described.annotations is not None and described.annotations.read_only_hint is True
-        self.name = prefix + described.name
+        self.name = name
         self.rules = ToolRules(parallel=reads, timeout_s=timeout_s)
         self.options = {}
+        self._input = InputSchema(described.name, described.input_schema)
         self.schema = {
             "type": "function",
-            "function": {"name": self.name, "description": told, "parameters": described.input_schema},
+            "function": {"name": name, "description": told, "parameters": self._input.shown},
         }
+        output = described.output_schema
+        self._output = None if output is None else Checker(f"the output schema of MCP tool {described.name}", output)
+        self._was_told = False
         self._toolset = toolset
         self._own_name = described.name
 
@@ -275,15 +192,11 @@ class MCPTool(Tool):
         Raises:
             ToolError: names each wrong argument.
         """
-        schema = self.schema["function"]["parameters"]
-        known = schema.get("properties", {})
-        problems = [f"{name} is no argument" for name in arguments if name not in known and _is_closed(schema)]
-        validator = EXTRA.load("jsonschema").Draft202012Validator(schema)
-        problems += [_problem(error) for error in validator.iter_errors(dict(arguments))]
-        if problems:
-            takes = ", ".join(known) or "no arguments"
-            raise ToolError(f"wrong arguments for {self.name}: {'; '.join(problems)}. It takes {takes}")
-        return dict(arguments)
+        try:
+            return self._input.read(arguments)
+        except WrongArguments as error:
+            takes = ", ".join(self._input.names) or "no arguments"
+            raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {takes}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
         """The episode's session with the server."""
@@ -296,38 +209,48 @@ class MCPTool(Tool):
 
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
         """Ask the server."""
-        return ToolResult(await bound(self._own_name, checked))
+        result = await bound(self._own_name, checked)
+        self._compare(result.structured_content)
+        return ToolResult(result_text(result) or NOTHING)
+
+    def _compare(self, structured: Any) -> None:
+        """Warn once if structured content breaks the tool's own output schema; the policy reads it all the same."""
+        if self._output is None or self._was_told or structured is None:
+            return
+        if errors := self._output.errors(structured):
+            self._was_told = True
+            what = f"results of MCP tool {self._own_name} break its own output schema"
+            _log.warning("%s: %s; they are passed on as they are", what, errors[0].message[:LONGEST_PROBLEM])
 
 
-def _innermost(error: BaseException) -> str:
-    """The first error within groups of errors, in words."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+def _offered_names(names: Sequence[str], prefix: str) -> dict[str, str]:
+    """Return the name under which each tool is offered: characters that models cannot write become ``_``.
 
-
-def _is_closed(schema: Mapping[str, Any]) -> bool:
-    return not schema.get("additionalProperties") and "patternProperties" not in schema
-
-
-def _problem(error: Any) -> str:
-    where = ".".join(map(str, error.absolute_path))
-    return f"{where}: {error.message}" if where else str(error.message)
-
-
-def _text(part: Any) -> str:
-    """A piece of an answer in words: the policy reads text."""
-    if part.type == "text":
-        return str(part.text)
-    if part.type == "resource" and getattr(part.resource, "text", None) is not None:
-        return str(part.resource.text)
-    if part.type == "resource_link":
-        return f"[{part.name}: {part.uri}]"
-    return f"[{part.type}: {getattr(part, 'mime_type', None) or 'unknown'}]"
+    A name that is too long, or that another tool has then, ends with a checksum.
+    """
+    offered: dict[str, str] = {}
+    for name in names:
+        written = re.sub(r"[^a-zA-Z0-9_-]", "_", prefix + name)
+        if not TOOL_NAME.fullmatch(written) or written in offered.values():
+            checksum = hashlib.sha256(name.encode()).hexdigest()[:8]
+            written = f"{written[: LONGEST_NAME - 9]}_{checksum}"
+        offered[name] = written
+    return offered
 
 
 def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
-    filled = {name: os.path.expandvars(value) for name, value in values.items()}
-    if missing := [name for name, value in filled.items() if value.startswith("$")]:
-        raise UsageError("an environment variable is not set", got=", ".join(values[name] for name in missing))
-    return filled
+    """Return the values with those of environment variables in place of their names.
+
+    Raises:
+        UsageError: a variable is not set.
+    """
+    names = {one or other for value in values.values() for one, other in _VARIABLE.findall(value)} - {""}
+    if missing := sorted(names - os.environ.keys()):
+        raise UsageError(
+            f"an environment variable is not set: {', '.join(missing)}",
+            hint="set it, or write $$ for a dollar sign",
+        )
+    return {
+        name: _VARIABLE.sub(lambda found: os.environ.get(found[1] or found[2] or "", "$"), value)
+        for name, value in values.items()
+    }

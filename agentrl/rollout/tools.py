@@ -125,8 +125,9 @@ class ToolLimits:
 
 
 def _place(tool: Tool, error: BaseException) -> str | None:
-    """Say where a tool raised, in the file that defines it."""
-    return raised_in(error, defined_in(tool.target).file)
+    """Say where a tool raised, in the file that defines it; ``None`` if it is defined elsewhere, as on a server."""
+    target = getattr(tool, "target", None)
+    return None if target is None else raised_in(error, defined_in(target).file)
 
 
 def _key(arguments: Mapping[str, Any]) -> str:

@@ -36,6 +36,18 @@ async def test_the_task_stands_in_variables_and_in_a_file(run_loop, program):
     assert trajectory.reward == 1.0
 
 
+async def test_the_users_variables_come_before_those_of_the_gateway(run_loop, program):
+    command = program("""
+        names = ("AGENTRL_PROMPT", "OPENAI_API_BASE", "NO_PROXY", "EXTRA", "no_proxy")
+        print({name: os.environ[name] for name in names}, file=sys.stderr)
+        print(ask("hm"))
+    """)
+    own = {"AGENTRL_PROMPT": "mine", "OPENAI_API_BASE": "http://127.0.0.1:9/own", "NO_PROXY": "*", "EXTRA": "1"}
+    trajectory, _ = await run_loop(External(command=command, variables=own), "42")
+    assert trajectory.reward == 1.0, trajectory.error
+    assert str({**own, "no_proxy": "127.0.0.1,localhost"}) in trajectory.log
+
+
 async def test_a_program_has_the_packages_of_the_environment_whose_python_runs_it(run_loop, program, tmp_path):
     venv.create(tmp_path / "own", symlinks=True)
     (site,) = (tmp_path / "own").glob("lib/python*/site-packages")

@@ -72,13 +72,15 @@ async def test_a_program_in_a_sandbox_plays_an_episode(run_loop, agent):
         task = json.load(open(os.environ["AGENTRL_TASK"]))
         assert task["prompt"] == os.environ["AGENTRL_PROMPT"] == sys.stdin.read(), task
         assert os.environ["EXTRA"] == "1" and "HOST_VARIABLE" not in os.environ
+        assert os.environ["NO_PROXY"] == "*" and os.environ["no_proxy"] == "127.0.0.1,localhost"
         print(ask(task["prompt"]))
         print("aside", file=sys.stderr)
         json.dump({"reward": 0.25}, open("reward.json", "w"))
     """)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOST_VARIABLE", "1")
-        loop = External(command=command, sandbox=LOCAL, variables={"EXTRA": "1"}, reward_file="reward.json")
+        variables = {"EXTRA": "1", "NO_PROXY": "*"}
+        loop = External(command=command, sandbox=LOCAL, variables=variables, reward_file="reward.json")
         trajectory, script = await run_loop(loop, "it is 42")
     assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 0.25), trajectory.error
     assert trajectory.log == "it is 42\naside\n"

@@ -61,6 +61,30 @@ ROOMS = {
         goal=0.95,
     ),
     "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
+    "remote": Room(
+        sources=("agentrl/remote",),
+        tests=(
+            "tests/remote_server",
+            "tests/envs/test_search_qa_retrieval.py",
+            "tests/rollout/test_judge_client.py",
+            "tests/rollout/test_judge_verdicts.py",
+            "tests/sandbox",
+            "tests/serving/test_openai.py",
+        ),
+        goal=0.90,
+    ),
+    "sandbox": Room(
+        sources=("agentrl/sandbox",),
+        tests=("tests/sandbox", "tests/docker_api"),
+        left_out=(
+            "agentrl/sandbox/interpreter_main.py",
+            "agentrl/sandbox/program_guard.py",
+            "agentrl/sandbox/supervisor.py",
+            "agentrl/sandbox/supervisor_files.py",
+            "agentrl/sandbox/supervisor_ports.py",
+        ),
+        goal=0.90,
+    ),
     "algorithms": Room(sources=("agentrl/algorithms",), tests=("tests/algorithms",), goal=0.95),
     "render": Room(sources=("agentrl/render",), tests=("tests/render", "tests/vision/test_rendering.py"), goal=0.90),
     "losses": Room(

@@ -97,11 +97,14 @@ def serve(loop_thread: LoopThread) -> Iterator[Serve]:
 
 
 class Proxy:
-    """Passes requests on; when `loses` says so, the server gets the request and the client no answer."""
+    """Passes requests on; loses answers or whole requests when `loses` or `swallows` says so."""
 
     def __init__(self, target: str) -> None:
         self.target, self.url = target, ""
         self.loses: Callable[[str], bool] = lambda _: False
+        """The server gets the request, and the client no answer."""
+        self.swallows: Callable[[str], bool] = lambda _: False
+        """The server does not get the request either."""
         self.refused = threading.Event()
         """Set when the server has said that it is busy."""
 
@@ -116,6 +119,10 @@ class Proxy:
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
         route = f"{request.method} {request.path_qs}"
+        if self.swallows(route):
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         async with self.session.request(
             request.method, self.target + request.path_qs, data=await request.read(), headers=request.headers
         ) as answer:

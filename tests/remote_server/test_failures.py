@@ -82,6 +82,29 @@ async def test_a_lost_connection_is_an_infrastructure_failure_when_patience_ends
     await env.close()
 
 
+@pytest.mark.parametrize("after", ["step", "call_tool", "snapshot"])
+async def test_a_call_that_never_arrived_is_sent_before_the_next_one(serve: Any, proxy: Any, after: str) -> None:
+    between = proxy(serve(STAIRS).url)
+    env = await begun(between.url, patience_s=0.0)
+    await env.step("up")
+    between.swallows = lambda route: True
+    steps = Stairs.steps
+    with pytest.raises(Unanswered):
+        await env.step("up")
+    assert Stairs.steps == steps
+    between.swallows = lambda route: False
+    if after == "step":
+        assert (await env.step("down"))[0] == "step 2"
+    elif after == "call_tool":
+        tool = env.tools[0]
+        assert await tool.call(tool.remote, {"far": True}) == "2 steps below you"
+    else:
+        assert (await optional_part(env, "snapshot")())["height"] == 2
+    assert Stairs.steps - steps == (2 if after == "step" else 1)
+    assert (await env.step("up"))[:2] == ("step 3", 1.0)
+    await env.close()
+
+
 async def test_a_killed_server_ends_the_episode_with_its_address(serve: Any) -> None:
     running = serve(STAIRS)
     spec = await asyncio.to_thread(resolve_environment, running.url)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
-from served_worlds import STAIRS, WAITING
+from served_worlds import STAIRS, WAITING, Waiting
 
 from agentrl.env import EnvironmentSpec, Isolation, optional_part
 from agentrl.env_lookup import check_split, resolve_environment
@@ -165,3 +166,10 @@ def test_the_spec_and_the_tasks_are_those_of_the_server(serve: Any) -> None:
     env = remote.make()
     assert {part for part in ("admissible_actions", "web_page", "tool_message") if optional_part(env, part)} == set()
     assert optional_part(env, "state_key") is not None
+
+
+async def test_a_served_environment_that_shows_images_says_so(serve: Any) -> None:
+    pictures = dataclasses.replace(WAITING, make=lambda **_: Waiting(), images_of=lambda **options: options["size"] > 1)
+    for size, shows in ((2, True), (1, False)):
+        spec = await asyncio.to_thread(resolve_environment, serve(pictures, {"size": size}).url)
+        assert spec.shows_images({}) is shows

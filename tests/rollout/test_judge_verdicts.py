@@ -47,7 +47,9 @@ async def test_a_typed_verdict_is_asked_for_with_its_schema_and_its_field_is_the
     assert score.reward == pytest.approx(0.75 + 2 * 0.25)
     assert score.components == {"judge": 0.75, "environment": 0.25, "judge/score": 0.75}
     (body,) = service.bodies
-    schema = body["response_format"]["json_schema"]["schema"]
+    asked = body["response_format"]["json_schema"]
+    assert (body["response_format"]["type"], asked["name"], asked["strict"]) == ("json_schema", "answer", True)
+    schema = asked["schema"]
     assert list(schema["properties"]) == ["reason", "score"]
     assert schema["properties"]["score"] == {"type": "number", "minimum": 0, "maximum": 10}
     assert (schema["required"], schema["additionalProperties"]) == (["reason", "score"], False)

@@ -1,0 +1,199 @@
+"""What a Python tool returns, as JSON values and as text for the policy.
+
+>>> as_text({"when": datetime.date(2026, 5, 1), "who": {"moss", "fern"}, (1, 2): Decimal("1.50")})
+'{"when": "2026-05-01", "who": ["fern", "moss"], "(1, 2)": "1.50"}'
+
+Every value has a text: what JSON does not know becomes what a reader expects, and what cannot be shown (an image, a
+circular or very deep part, an object that fails) becomes a short notice in brackets. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence
+from collections.abc import Set as AbstractSet
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+DEEPEST = 64
+"""Nesting of lists and objects that is shown."""
+MOST_PARTS = 100_000
+"""Values in a result that are shown: more never fit into a prompt."""
+LONGEST_TEXT = 10_000_000
+"""Characters of one text that are kept."""
+LONGEST_INTEGER = 4_000
+"""Digits; Python writes no more than 4,300."""
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")
+_HALF = re.compile("[\ud800-\udfff]")
+_AS_STR = (datetime.timedelta, Decimal, Fraction, UUID, PurePath, complex)
+_SHORT_FLOATS = ("float32", "float16", "bfloat16")
+CUT = "[more is left out]"
+
+
+def as_text(value: Any) -> str:
+    """Return the text of a value: a text as it is, anything else as JSON; lone surrogates are replaced."""
+    plain = as_json(value)
+    text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    return _HALF.sub("\ufffd", text)
+
+
+def as_json(value: Any) -> Any:
+    """Return a value in the types that `json` writes; an iterator is read to its end, or to `MOST_PARTS`."""
+    if value is None or isinstance(value, bool | float) or (type(value) is str and len(value) <= LONGEST_TEXT):
+        return value
+    return _Writer().write(value, 0)
+
+
+class _Writer:
+    """Converts one result, and counts its parts."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._inside: set[int] = set()
+
+    def write(self, value: Any, depth: int) -> Any:
+        self._parts += 1
+        if value is None or type(value) in (bool, float):
+            return value
+        if isinstance(value, str):
+            return _text(value)
+        try:
+            return self._write_object(value, depth)
+        except Exception as error:  # the value's own code: an iterator, a property, a serializer
+            return f"[{type(value).__name__}: {type(error).__name__}]"
+
+    def _write_object(self, value: Any, depth: int) -> Any:
+        if isinstance(value, enum.Enum):
+            return self.write(value.value, depth)
+        if isinstance(value, int):
+            return _integer(int(value))
+        if isinstance(value, float):
+            return float(value)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return _bytes_text(bytes(value))
+        if isinstance(value, datetime.date | datetime.time):
+            return value.isoformat()
+        if isinstance(value, _AS_STR):
+            return str(value)
+        if isinstance(value, BaseException):
+            return f"{type(value).__name__}: {value}"
+        return self._write_whole(value, depth)
+
+    def _write_whole(self, value: Any, depth: int) -> Any:
+        """Convert a value with parts, or any other object."""
+        if id(value) in self._inside:
+            return "[circular]"
+        if depth >= DEEPEST:
+            return "[nested too deeply]"
+        self._inside.add(id(value))
+        try:
+            for convert in (_array, _fields):
+                if (found := convert(value)) is not value:
+                    return self.write(found, depth)
+            if isinstance(value, Mapping | AbstractSet | Sequence | Iterator | MappingView):
+                return self._write_parts(value, depth)
+            return _text(_ADDRESS.sub("", str(value)))
+        finally:
+            self._inside.discard(id(value))
+
+    def _write_parts(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            written: dict[str, Any] = {}
+            for key, part in self._counted(value.items(), (CUT, None)):
+                written[self._key(key, written)] = self.write(part, depth + 1)
+            return written
+        parts = sorted(value, key=_order) if isinstance(value, AbstractSet) else value
+        return [self.write(part, depth + 1) for part in self._counted(parts, CUT)]
+
+    def _counted(self, parts: Iterable[Any], notice: Any) -> Iterator[Any]:
+        """Yield the parts while there is room, and then the notice."""
+        for part in parts:
+            if self._parts >= MOST_PARTS:
+                yield notice
+                return
+            yield part
+
+    def _key(self, key: Any, taken: Mapping[str, Any]) -> str:
+        """Return a key of an object as JSON has them; two keys with one text stay two."""
+        plain = self.write(key, DEEPEST - 1) if not isinstance(key, tuple) else str(key)
+        text = plain if isinstance(plain, str) else json.dumps(plain)
+        return text if text not in taken else f"{text} ({type(key).__name__})"
+
+
+def _text(value: str) -> str:
+    text = str.__str__(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} {CUT}"
+
+
+def _integer(value: int) -> int | str:
+    digits = int(value.bit_length() * 0.30103)
+    return value if digits <= LONGEST_INTEGER else f"[a whole number of about {digits} digits]"
+
+
+def _bytes_text(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    return f"[{len(value)} bytes]" if "\0" in text else _text(text)
+
+
+def _order(value: Any) -> tuple[str, Any]:
+    """Sort a set's values the same way in every process: numbers by value, others by text."""
+    return ("", value) if isinstance(value, int | float) else (type(value).__name__, _ADDRESS.sub("", repr(value)))
+
+
+def _fields(value: Any) -> Any:
+    """Return the fields of a record (a dataclass, a named tuple, a pydantic model, an attrs class), or the value."""
+    if isinstance(value, type):
+        return value
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return value._asdict()
+    if hasattr(type(value), "model_dump"):
+        return value.model_dump()
+    if hasattr(type(value), "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name) for field in type(value).__attrs_attrs__}
+    return value
+
+
+def _array(value: Any) -> Any:
+    """Return what an image, a table or an array is to a reader, or the value; imports none of their packages.
+
+    Images become a notice of their size, tables lists of rows, and arrays lists or numbers.
+    """
+    package = type(value).__module__.partition(".")[0]
+    if package == "PIL" and hasattr(value, "mode"):
+        return f"[image: {value.width} x {value.height}, {value.mode}]"
+    if package == "pandas" and hasattr(value, "to_dict"):
+        return _rows(value) if hasattr(value, "columns") else value.to_dict()
+    if not all(hasattr(value, name) for name in ("shape", "dtype", "tolist")):
+        return value
+    shape, kind = tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    if len(shape) == 3 and kind == "uint8" and shape[2] in (3, 4) and min(shape[:2]) > 1:
+        return f"[image: {shape[1]} x {shape[0]}, {'RGB' if shape[2] == 3 else 'RGBA'}]"
+    if math.prod(shape) > MOST_PARTS:
+        return f"[array: {' x '.join(map(str, shape))}, {kind}]"
+    if kind.startswith(("datetime64", "timedelta64")):
+        return value.astype(str).tolist()
+    return _shortened(value.tolist()) if kind in _SHORT_FLOATS else value.tolist()
+
+
+def _rows(table: Any) -> Any:
+    """Return the rows of a table of pandas; labels of rows that are not just numbers become columns."""
+    is_numbered = type(table.index).__name__ == "RangeIndex"
+    return (table if is_numbered else table.reset_index()).to_dict(orient="records")
+
+
+def _shortened(value: Any) -> Any:
+    """Write floats of low precision with the digits that they have: 0.1, not 0.10000000149011612."""
+    return [_shortened(part) for part in value] if isinstance(value, list) else float(f"{value:.7g}")

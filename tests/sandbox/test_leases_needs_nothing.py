@@ -1,0 +1,32 @@
+"""When a served sandbox ends by itself: only one that nobody used for longer than its lease."""
+
+from typing import Any
+
+import pytest
+
+from agentrl.errors import SandboxError
+from agentrl.remote.server import ServerSettings
+from agentrl.remote.server.sandboxes import SandboxServer
+from agentrl.sandbox import SandboxSpec, open_sandbox
+from agentrl.sandbox.local import UNCONFINED
+
+OPEN: dict[str, Any] = {"network": "all", "options": {"unconfined": UNCONFINED}}
+
+
+async def test_a_lease_begins_again_with_every_call() -> None:
+    now = 1_000.0
+    server = SandboxServer(SandboxSpec(**OPEN), ServerSettings(lease_s=10), clock=lambda: now)
+    await server.start()
+    try:
+        spec = SandboxSpec(type="http", url=server.url, network="all")
+        async with open_sandbox(spec) as sandbox:
+            for _ in range(3):
+                now += 8
+                server.sandboxes.expire()
+                assert (await sandbox.exec("echo here")).stdout == b"here\n"
+            now += 11
+            server.sandboxes.expire()
+            with pytest.raises(SandboxError, match="there is no sandbox"):
+                await sandbox.exec("echo here")
+    finally:
+        await server.close()

@@ -1,0 +1,211 @@
+"""What real MCP servers answer besides a text: every result reaches the policy, and none costs an episode."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from agentrl.tools import mcp_session, mcp_tools
+
+from agentrl.builders.tools import find_tool
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.message import ToolCall
+from agentrl.render.tool_parsers.xml_calls import parse_qwen3_coder
+from agentrl.rollout.tools import tool_session
+
+PROGRAM = str(Path(__file__).with_name("mcp_oddities.py"))
+PATHS = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def entry(*flags, **options):
+    return {"name": "mcp", "command": [sys.executable, PROGRAM, *flags], "env": PATHS, **options}
+
+
+@asynccontextmanager
+async def served(*flags, timeout_s=30.0, **options):
+    """A session, with a function that calls a tool and returns what came of it."""
+    toolset = find_tool(entry(*flags, **options))
+    tools = {tool.name: tool for tool in await toolset.tools()}
+    try:
+        async with tool_session(timeout_s=timeout_s) as session:
+
+            async def call(name, **arguments):
+                return await session.carry_out(ToolCall(name=name, arguments=arguments), tools)
+
+            yield tools, call
+    finally:
+        await toolset.close()
+
+
+PIECES = """\
+[image: image/png]
+[audio: audio/wav]
+first line
+a,b
+[resource: file:///c.pdf, application/pdf]
+[report: file:///d.md] Of May."""
+
+RESULTS = {
+    "structured": '{"rows": 3, "name": "fern"}',
+    "repeated": '{\n  "rows": 3\n}',
+    "summary": '3 plants found\n{"plants": ["fern", "moss", "ivy"]}',
+    "wrapped": "fern\nmoss",
+    "empty": "[nothing]",
+    "unstructured": "no rows here",
+    "pieces": PIECES,
+    "refusal": "Error: the shelf is full\ntry again later",
+    "structured_refusal": 'Error: {"error": "the shelf is full"}',
+    "silent_refusal": "Error: silent_refusal failed",
+    "internal": "Error: File /shelf/moss not found\nit was eaten",
+    "own_code": "Error: sign in first",
+    "implementation": "Error: Database is locked",
+    "invalid": "Error: Invalid arguments: thing",
+}
+
+
+async def test_each_kind_of_result_is_text_for_the_policy():
+    async with served() as (_, call):
+        assert {name: (await call(name)).result.text for name in RESULTS} == RESULTS
+        assert (await call("internal")).fault is not None
+
+
+async def test_results_that_break_their_own_schema_are_passed_on_and_reported_once(caplog):
+    async with served() as (_, call):
+        for _ in range(2):
+            called = await call("broken")
+            assert (called.result.text, called.failed) == ("many rows", False)
+            assert (await call("dangling")).result.text == "3 rows"
+    assert [record.levelno for record in caplog.records if "output schema" in record.message] == 2 * [logging.WARNING]
+    assert caplog.text.count("the output schema of MCP tool dangling cannot be checked") == 1
+    assert "results of MCP tool broken break its own output schema: 'many' is not of type 'integer'" in caplog.text
+
+
+INVALID = {
+    "null_content": "content: Input should be a valid list",
+    "unknown_part": "content.0.TextContent.text: Field required",
+    "text_as_content": "content: Input should be a valid list",
+}
+
+
+async def test_answers_that_are_no_results_are_errors_for_the_policy():
+    toolset = find_tool({"name": "mcp", "command": [sys.executable, str(Path(PROGRAM).with_name("mcp_raw.py"))]})
+    tools = {tool.name: tool for tool in await toolset.tools()}
+    async with tool_session(timeout_s=0.5) as session:
+        said = {}
+        for name in (*INVALID, "no_content", "empty", "no_result", "fine"):
+            said[name] = (await session.carry_out(ToolCall(name=name, arguments={}), tools)).result.text
+    answers = {name: f"Error: the server's answer is not valid: {problem}" for name, problem in INVALID.items()}
+    assert said == {
+        **answers,
+        "no_content": '{"rows": 3}',
+        "empty": "[nothing]",
+        "no_result": "Error: no_result did not answer in 0.5 s",
+        "fine": "3 rows",
+    }
+    await toolset.close()
+
+
+async def test_names_that_models_cannot_write_are_replaced():
+    async with served(prefix="web.") as (tools, call):
+        long = next(name for name in tools if name.startswith("web_a_tool"))
+        again = next(name for name in tools if name.startswith("web_shelf_put_one_"))
+        assert (len(long), len(again)) == (64, len("web_shelf_put_one_") + 8)
+        assert (await call("web_shelf_put_one")).result.text == "this is shelf.put/one"
+        assert (await call(again)).result.text == "this is shelf/put.one"
+        assert (await call(long)).result.text.startswith("this is a_tool_with_a_name_that_is_much_longer_than")
+        assert tools[long].schema["function"]["name"] == long
+
+
+@pytest.mark.parametrize("chosen", ["shelf.put/one", "shelf_put_one"])
+async def test_tools_are_chosen_by_either_name(chosen):
+    async with served(tools=[chosen]) as (tools, _):
+        assert list(tools) == ["shelf_put_one"]
+
+
+async def test_an_argument_of_any_type_is_written_in_tags_and_stored():
+    async with served(tools=["put"]) as (tools, call):
+        schemas = {name: tool.schema for name, tool in tools.items()}
+        value = "\n[1, {}]\n"
+        written = f"<tool_call>\n<function=put>\n<parameter=value>{value}</parameter>\n</function>\n</tool_call>"
+        parsed = parse_qwen3_coder(written, schemas).calls[0]
+        assert (await call("put", **parsed.arguments)).result.text.startswith("stored ")
+        assert (await call("put", value=[1, {}])).result.text == "stored [1, {}]"
+
+
+async def test_a_slow_call_is_given_up_and_the_session_goes_on():
+    async with served(timeout_s=0.5) as (_, call):
+        assert (await call("structured")).result.text == RESULTS["structured"]
+        assert (await call("slow")).result.text == "Error: slow did not answer in 0.5 s"
+        assert (await call("wrapped")).result.text == RESULTS["wrapped"]
+
+
+async def test_a_shared_server_that_died_is_started_again():
+    toolset = find_tool(entry(shared=True))
+    tools = {tool.name: tool for tool in await toolset.tools()}
+    for _ in range(2):
+        async with tool_session() as session:
+            assert (await session.carry_out(ToolCall(name="wrapped", arguments={}), tools)).result.text == "fern\nmoss"
+            with pytest.raises(EnvironmentFailure, match=r"the MCP server .* failed.*It said: the shelf fell down"):
+                await session.carry_out(ToolCall(name="die", arguments={}), tools)
+    await toolset.close()
+
+
+async def test_a_list_without_an_end_is_refused():
+    with pytest.raises(EnvironmentFailure, match=r"lists its tools without an end: got cursor 'again' twice"):
+        await find_tool(entry("--endless")).tools()
+
+
+async def test_a_server_without_tools_is_refused():
+    with pytest.raises(UsageError, match="offers no tools"):
+        await find_tool(entry("--none")).tools()
+
+
+@pytest.mark.parametrize(
+    ("flag", "deadline", "words"),
+    [("--mute", "START_S", "does not start"), ("--unlisted", "LIST_S", "does not list its tools")],
+)
+async def test_a_server_that_says_nothing_is_given_up(flag, deadline, words, monkeypatch):
+    monkeypatch.setattr(mcp_session, deadline, 0.5)
+    with pytest.raises(EnvironmentFailure, match=f"{words}: got no answer in 0.5 s"):
+        await find_tool(entry(flag)).tools()
+
+
+def options(**headers):
+    return {"name": "mcp", "url": "http://127.0.0.1:1/mcp", "headers": headers}
+
+
+@pytest.mark.parametrize("value", ["Bearer $NO_SUCH", "$NO_SUCH", "${NO_SUCH}", "a$NO_SUCH/b"])
+def test_a_variable_that_is_not_set_is_found_anywhere_in_a_value(value):
+    with pytest.raises(UsageError, match=r"^an environment variable is not set: NO_SUCH\."):
+        find_tool(options(Authorization=value))
+
+
+def test_each_missing_variable_is_named_once():
+    with pytest.raises(UsageError, match=r"not set: NO_A, NO_B\. Set it"):
+        find_tool(options(first="$NO_B $NO_A", second="${NO_B}"))
+
+
+def test_values_of_variables_are_not_read_again(monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "$ecret$HOME")
+    filled = mcp_tools._filled_in(
+        {"a": "Bearer $MY_SECRET", "b": "${MY_SECRET}x", "c": "$$HOME costs 5$", "d": "$5 and $-", "e": "plain"}
+    )
+    assert filled == {
+        "a": "Bearer $ecret$HOME",
+        "b": "$ecret$HOMEx",
+        "c": "$HOME costs 5$",
+        "d": "$5 and $-",
+        "e": "plain",
+    }
+
+
+def test_a_variable_that_is_empty_is_set(monkeypatch):
+    monkeypatch.setenv("MY_EMPTY", "")
+    assert mcp_tools._filled_in({"a": "x$MY_EMPTY"}) == {"a": "x"}

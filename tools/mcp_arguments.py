@@ -1,0 +1,263 @@
+"""Input and output schemas of an MCP server: checked as JSON Schema says, and written as models read them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from agentrl.registry import Extra
+from agentrl.tool_schema import WrongArguments, refuse_depth
+
+EXTRA = Extra(name="mcp", module="mcp")
+LONGEST_PROBLEM = 300
+LONGEST_INLINED = 8_000
+"""Characters up to which a schema may grow when references in it are replaced."""
+_DIALECTS = ("Draft3", "Draft4", "Draft6", "Draft7", "Draft201909", "Draft202012")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value has a schema under each key."""
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+"""Keywords whose value is a list of schemas; an old ``items`` is one, too."""
+_SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
+_COMBINING = (
+    *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
+    *("patternProperties", "propertyNames", "unevaluatedProperties", "minProperties"),
+    *("dependentSchemas", "dependentRequired", "dependencies"),
+)
+"""Keywords by which a schema may accept names that it does not list itself."""
+_DEFINITIONS = ("$defs", "definitions")
+_OBJECT = frozenset({"type", "properties", "required", "title", "description"})
+
+_log = logging.getLogger(__name__)
+
+
+class Checker:
+    """Checks values against a schema of a server; accepts everything where the schema itself is not valid.
+
+    Args:
+        what: Names the schema in the warning that it cannot be checked: ``the input schema of MCP tool search``.
+        schema: The schema as the server sent it.
+    """
+
+    def __init__(self, what: str, schema: Mapping[str, Any]) -> None:
+        self._what = what
+        self._schema = schema
+        self.gives_up = False
+        """True once the schema has turned out not to be valid."""
+
+    def errors(self, value: Any) -> list[Any]:
+        """Return a `ValidationError` per violation; none if the schema cannot be checked, which is logged once."""
+        if self.gives_up:
+            return []
+        try:
+            return list(self._validator.iter_errors(value))
+        except Exception as error:  # an invalid schema fails anywhere: references, regular expressions, recursion
+            self.gives_up = True
+            reason = str(error).strip().partition("\n")[0][:LONGEST_PROBLEM]
+            _log.warning(
+                "%s cannot be checked (%s: %s): its values are passed on as they are",
+                self._what,
+                type(error).__name__,
+                reason,
+            )
+            return []
+
+    @functools.cached_property
+    def _validator(self) -> Any:
+        jsonschema, referencing = EXTRA.load("jsonschema"), EXTRA.load("referencing")
+        kind = self._dialect(jsonschema)
+        kind.check_schema(self._schema)
+        tolerant = jsonschema.validators.extend(kind, {"multipleOf": _check_multiple})
+        return tolerant(self._schema, registry=referencing.Registry())  # without it, references are downloaded
+
+    def _dialect(self, jsonschema: Any) -> Any:
+        """Return the validator class of the ``$schema`` that the schema names; the newest where it names none.
+
+        Raises:
+            ValueError: no such dialect.
+        """
+        kinds = [getattr(jsonschema, f"{name}Validator") for name in _DIALECTS]
+        address = self._schema.get("$schema")
+        if address is None:
+            return kinds[-1]
+        for kind in kinds:
+            if _plain_address(kind.META_SCHEMA["$schema"]) == _plain_address(str(address)):
+                return kind
+        raise ValueError(f"unknown dialect {address!r}")
+
+
+def _plain_address(address: str) -> str:
+    return address.partition("://")[2].rstrip("#/")
+
+
+def _check_multiple(validator: Any, factor: Any, value: Any, schema: Any) -> Iterator[Any]:
+    """Check ``multipleOf`` up to rounding: 0.07 is a multiple of 0.01."""
+    if not validator.is_type(value, "number"):
+        return
+    quotient = value / factor
+    if not math.isfinite(quotient) or not math.isclose(quotient, round(quotient), rel_tol=1e-9, abs_tol=1e-9):
+        yield EXTRA.load("jsonschema").ValidationError(f"{value!r} is not a multiple of {factor!r}")
+
+
+class InputSchema:
+    """The arguments that a tool of a server takes.
+
+    Args:
+        tool: Name of the tool.
+        schema: Its ``inputSchema`` as the server sent it.
+    """
+
+    def __init__(self, tool: str, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._checker = Checker(f"the input schema of MCP tool {tool}", schema)
+        self.shown = for_policy(schema)
+        """The schema that the policy reads."""
+
+    @property
+    def names(self) -> list[str]:
+        """The arguments that the schema lists."""
+        return list(self.shown["properties"])
+
+    def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments in the form that the schema accepts.
+
+        As for Python tools, a number, a list or an object may come as text and a number where text is expected, and
+        ``null`` for an optional argument leaves it out. Where the schema lists its arguments and says nothing about
+        others, an unknown one is refused: most servers ignore it without a word.
+
+        Raises:
+            WrongArguments: some do not fit.
+        """
+        arguments = dict(arguments)
+        errors = self._checker.errors(arguments)
+        if errors:
+            arguments = self._mended(arguments, errors)
+            errors = self._checker.errors(arguments)
+        problems = [f"{name} is no argument" for name in arguments if not self._may_take(name)]
+        problems += [_described(error) for error in errors if not _is_about_names(error)]
+        if problems:
+            raise WrongArguments("; ".join(problems))
+        return arguments
+
+    def _may_take(self, name: str) -> bool:
+        known = self._schema.get("properties")
+        if self._checker.gives_up or not isinstance(known, Mapping) or name in known:
+            return True
+        if any(re.search(pattern, name) for pattern in self._schema.get("patternProperties", ())):
+            return True
+        others = self._schema.get("additionalProperties", any(key in self._schema for key in _COMBINING))
+        return others is not False
+
+    def _mended(self, arguments: dict[str, Any], errors: Iterable[Any]) -> dict[str, Any]:
+        wrong = {error.absolute_path[0] for error in errors if error.absolute_path}
+        required = self.shown.get("required", ())
+        mended = {
+            name: _other_form(value) if name in wrong else value
+            for name, value in arguments.items()
+            if not (name in wrong and value is None and name not in required)
+        }
+        refuse_depth(mended)
+        return mended
+
+
+def _other_form(value: Any) -> Any:
+    """Return the value that a text stands for, or the text of a number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
+def _is_about_names(error: Any) -> bool:
+    return error.validator == "additionalProperties" and not error.absolute_path and error.validator_value is False
+
+
+def _described(error: Any) -> str:
+    """Describe a violation by its most specific cause."""
+    best = EXTRA.load("jsonschema").exceptions.best_match([error])
+    where = ".".join(map(str, best.absolute_path))
+    message = str(best.message)
+    if len(message) > LONGEST_PROBLEM:
+        message = f"{message[:LONGEST_PROBLEM]}…"
+    return f"{where}: {message}" if where else message
+
+
+def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Write an input schema as chat templates, parsers of calls and models expect it.
+
+    It is an object whose ``properties`` hold every argument that the schema names at its root (behind a reference, or
+    in one of several combined schemas). References within the schema are replaced by what they stand for, except
+    recursive ones, and each schema is an object: ``true`` becomes ``{}``.
+    """
+    root = _inlined(schema, schema, frozenset())
+    if len(json.dumps(root)) > max(LONGEST_INLINED, 3 * len(json.dumps(schema))):
+        root = _inlined(schema, {}, frozenset())
+    if '"$ref"' not in json.dumps({key: value for key, value in root.items() if key not in _DEFINITIONS}):
+        root = {key: value for key, value in root.items() if key not in _DEFINITIONS}
+    root.pop("$schema", None)
+    properties, required = dict(_mapping(root.get("properties"))), _list(root.get("required"))
+    for keyword in ("allOf", "anyOf", "oneOf"):
+        parts = _list(root.get(keyword))
+        for part in parts:
+            for name, described in _mapping(part.get("properties")).items():
+                properties.setdefault(name, described)
+        if keyword == "allOf":
+            required += [name for part in parts for name in _list(part.get("required")) if name not in required]
+            if parts and all(part.keys() <= _OBJECT for part in parts):
+                del root["allOf"]
+    shown = {"type": "object", "properties": properties, **({"required": required} if required else {})}
+    return {**shown, **{key: value for key, value in root.items() if key not in shown}}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else []
+
+
+def _inlined(schema: Any, root: Mapping[str, Any], inside: frozenset[str]) -> dict[str, Any]:
+    """Copy a schema with what its references stand for; `inside` holds those that are being replaced."""
+    if isinstance(schema, bool):
+        return {} if schema else {"not": {}}
+    if not isinstance(schema, Mapping):
+        return {}
+    address = schema.get("$ref")
+    if isinstance(address, str) and address not in inside and (target := _find(address, root)) is not None:
+        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        return _inlined(target, root, inside | {address}) | _inlined(beside, root, inside)
+    copied = dict(schema)
+    for key, value in schema.items():
+        if key in _DEFINITIONS and inside:
+            continue
+        if key in _MAPS and isinstance(value, Mapping):
+            copied[key] = {name: _inlined(part, root, inside) for name, part in value.items()}
+        elif key in _LISTS and isinstance(value, list):
+            copied[key] = [_inlined(part, root, inside) for part in value]
+        elif key in _SINGLE and isinstance(value, Mapping):
+            copied[key] = _inlined(value, root, inside)
+    return copied
+
+
+def _find(address: str, root: Mapping[str, Any]) -> Mapping[str, Any] | bool | None:
+    """Return the schema at an address within the root, such as ``#/$defs/Item``; ``None`` if there is none."""
+    if not address.startswith("#"):
+        return None
+    found: Any = root
+    for step in filter(None, address[1:].split("/")):
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
+        else:
+            found = _mapping(found).get(key)
+    return found if isinstance(found, Mapping | bool) and found is not root else None

@@ -1,0 +1,223 @@
+"""Sessions with an MCP server: opened and left in one task, asked for tools and calls, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError
+
+from .mcp_arguments import EXTRA
+from .mcp_results import result_text
+
+START_S = 60.0
+"""Deadline of a server that starts."""
+LIST_S = 60.0
+"""Deadline of its list of tools."""
+STOP_S = 5.0
+"""Seconds that a server which did not start has to end."""
+LONGEST_QUOTE = 500
+_CLOSED = "Connection closed"
+_LOST = (-32000, -32001, -32600, 32600)
+"""JSON-RPC errors that over HTTP mean a lost session: closed, timed out, terminated."""
+_HTTP_ERROR = (-32603, "Server returned an error response")
+"""What the client makes of an HTTP status of 400 or more."""
+
+
+class Session:
+    """An open session with a server.
+
+    Args:
+        client: Of the `mcp` package, entered.
+        place: Where the server is.
+        owner: The task that entered it.
+        is_remote: It is reached over HTTP.
+        last_words: Reads what the server wrote to its standard error last.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        place: str,
+        owner: asyncio.Task[None],
+        *,
+        is_remote: bool,
+        last_words: Callable[[], str | None],
+    ) -> None:
+        self._client = client
+        self._place = place
+        self._owner = owner
+        self._is_remote = is_remote
+        self._last_words = last_words
+        self._is_lost = False
+        # the client raises where a result breaks the tool's own output schema, and the result is gone: `MCPTool` checks
+        client.session.validate_tool_result = _accept_result
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection was lost."""
+        return self._is_lost or self._owner.done()
+
+    async def described(self) -> list[Any]:
+        """What the server tells about its tools.
+
+        Raises:
+            EnvironmentFailure: it does not answer in time, or answers something else.
+        """
+        try:
+            async with asyncio.timeout(LIST_S):
+                return await self._all_pages()
+        except TimeoutError as error:
+            raise EnvironmentFailure(
+                f"the MCP server {self._place} does not list its tools", got=f"no answer in {LIST_S:g} s"
+            ) from error
+        except ToolError as error:
+            raise EnvironmentFailure(f"the MCP server {self._place} does not list its tools", got=error) from error
+
+    async def _all_pages(self) -> list[Any]:
+        found: list[Any] = []
+        seen: set[str] = set()
+        cursor = None
+        while True:
+            page = await self._checked(self._client.list_tools(cursor=cursor))
+            found += page.tools
+            cursor = page.next_cursor
+            if not cursor:
+                return found
+            if cursor in seen:
+                raise EnvironmentFailure(
+                    f"the MCP server {self._place} lists its tools without an end", got=f"cursor {cursor!r} twice"
+                )
+            seen.add(cursor)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool; return the `CallToolResult`.
+
+        Raises:
+            ToolError: the server answers with an error, or with something that is not a result.
+            EnvironmentFailure: the server is lost.
+        """
+        try:
+            result = await self._checked(self._client.call_tool(name, dict(arguments)))
+        except ToolError as error:
+            if (result := _completed(error.__cause__)) is None:
+                raise
+        if result.is_error:
+            raise ToolError(result_text(result) or f"{name} failed")
+        return result
+
+    async def _checked(self, asking: Any) -> Any:
+        mcp_error, invalid = EXTRA.load("mcp").MCPError, EXTRA.load("pydantic").ValidationError
+        try:
+            return await asking
+        except AgentRLError:
+            raise
+        except mcp_error as error:
+            if not self._means_lost(error.error):
+                raise ToolError(_error_text(error.error)) from error
+            failure = error
+        except invalid as error:
+            raise ToolError(f"the server's answer is not valid: {_first_problem(error)}") from error
+        except Exception as error:
+            failure = error
+        self._is_lost = True
+        got, hint = _innermost(failure), self._last_words()
+        raise EnvironmentFailure(f"the MCP server {self._place} failed", got=got, hint=hint) from failure
+
+    def _means_lost(self, error: Any) -> bool:
+        """Return True if an error is the transport's, and not the server's answer to a request."""
+        if self._is_remote and (error.code in _LOST or (error.code, error.message) == _HTTP_ERROR):
+            return True
+        return bool(error.code == _LOST[0] and error.message == _CLOSED)
+
+
+async def _accept_result(name: str, result: Any) -> None:
+    """Accept a result, whatever the output schema says."""
+
+
+def _error_text(error: Any) -> str:
+    """Write an error of JSON-RPC: its message, and its data where they are text that says more."""
+    data = error.data if isinstance(error.data, str) and error.data not in error.message else ""
+    return "\n".join(filter(None, [error.message, data])) or f"error {error.code}"
+
+
+def _completed(error: Any) -> Any:
+    """Return a result that was refused for lack of ``content``, which other packages of the protocol do not require."""
+    if not isinstance(error, EXTRA.load("pydantic").ValidationError):
+        return None
+    lacks = [one["input"] for one in error.errors() if (one["type"], one["loc"]) == ("missing", ("content",))]
+    if error.error_count() != 1 or not lacks:
+        return None
+    return EXTRA.load("mcp.types").CallToolResult.model_validate({**lacks[0], "content": []})
+
+
+def _first_problem(error: Any) -> str:
+    """Describe the first problem of a `pydantic.ValidationError`."""
+    found = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, found['loc']))}: {found['msg']}"
+
+
+class Opened:
+    """Keeps a connection in a task of its own: the `mcp` package wants to be left where it was entered."""
+
+    def __init__(self, connect: Callable[[Any], Any], place: str, *, is_remote: bool) -> None:
+        self._connect = connect
+        self._place = place
+        self._is_remote = is_remote
+        self._leave = asyncio.Event()
+
+    async def __aenter__(self) -> Session:
+        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._place}")
+        self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())  # that is told by `Session`
+        try:
+            async with asyncio.timeout(START_S):
+                client = await ready
+        except BaseException as error:
+            self._owner.cancel()
+            await asyncio.wait({self._owner}, timeout=STOP_S)
+            if isinstance(error, TimeoutError):
+                got = f"no answer in {START_S:g} s"
+                raise EnvironmentFailure(f"the MCP server {self._place} does not start", got=got) from error
+            raise
+        return Session(
+            client, self._place, self._owner, is_remote=self._is_remote, last_words=lambda: _said(self._errors)
+        )
+
+    async def __aexit__(self, *error: object) -> None:
+        self._leave.set()
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._owner, START_S)
+
+    async def _own(self, ready: asyncio.Future[Any]) -> None:
+        with tempfile.TemporaryFile("w+", errors="replace") as errors:
+            self._errors = errors
+            try:
+                async with self._connect(errors) as client:
+                    ready.set_result(client)
+                    await self._leave.wait()
+            except Exception as error:
+                if ready.done():
+                    raise
+                what = f"the MCP server {self._place} does not start"
+                ready.set_exception(EnvironmentFailure(what, got=_innermost(error), hint=_said(errors)))
+
+
+def _said(errors: Any) -> str | None:
+    """Quote the end of a server's standard error; ``None`` if it is empty, or closed with the connection."""
+    if errors.closed:
+        return None
+    size = os.fstat(errors.fileno()).st_size
+    said = os.pread(errors.fileno(), LONGEST_QUOTE, max(0, size - LONGEST_QUOTE)).decode(errors="replace").strip()
+    return f"it said: {said}" if said else None
+
+
+def _innermost(error: BaseException) -> str:
+    """The first error within groups of errors, in words."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
