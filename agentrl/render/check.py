@@ -15,6 +15,7 @@ from agentrl.errors import TemplateError
 from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix
+from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 
 _AROUND = 60
 _TURNS = 3
@@ -68,9 +69,13 @@ def check_template(renderer: Renderer, *, roles: Sequence[Role] = ("user",), too
     Raises:
         RewrittenHistory: Something that the model sampled would be changed or dropped; shows the two renderings around
             the first difference and what to do.
-        TemplateError: The template refuses a role.
+        TemplateError: The template refuses a role, or leaves out tools or calls.
     """
-    follows_calls = renderer.family.results_follow_calls
+    if tools:
+        check_tools_shown(renderer, tools)
+    if tools or "tool" in roles:
+        check_calls_shown(renderer)
+    follows_calls = renderer.results_follow_calls
     if not tools and "tool" in roles and follows_calls:
         tools = [_LOOK]
     probes = [
