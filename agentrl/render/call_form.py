@@ -1,83 +1,52 @@
-"""The form in which a chat template reads tool calls. Published templates differ, and none of them states its form.
+"""The form in which a chat template reads the arguments of tool calls: as a mapping, or as JSON text.
 
-Most want the arguments of a call as a mapping (MiniMax M2, GLM and Qwen3-Coder iterate over it), but DeepSeek V3, R1 and
-V3.1 join them to a string, so they must be JSON text. The first template of DeepSeek V3 and R1 shows calls only in
-messages whose content is null. The form is found by rendering one call in each form.
+Published templates differ, and none states its form. Most want a mapping (MiniMax M2, GLM and Qwen3-Coder iterate over
+it), but DeepSeek V3, R1 and V3.1 join the arguments to a string. The form is found by rendering one call in each.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from agentrl.errors import TemplateError
-from agentrl.message import Message, ToolCall
+from agentrl.message import ToolCall
 
 PROBE_NAME = "look_around"
 PROBE_ARGUMENTS: Mapping[str, Any] = {"place": "old north tower"}
-_WORDS = "first some words"
+PROBE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": PROBE_NAME,
+        "description": "Look around.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string", "description": "Where to look."} for name in PROBE_ARGUMENTS},
+            "required": [*PROBE_ARGUMENTS],
+        },
+    },
+}
+"""A tool to try templates with."""
 
 
-class NullContent(Enum):
-    """The messages with calls whose content is null instead of text."""
-
-    NEVER = "never"
-    WHERE_EMPTY = "where empty"
-    ALWAYS = "always"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallForm:
-    """How messages with tool calls are passed to a chat template."""
-
-    json_arguments: bool = False
-    """Arguments are JSON text instead of a mapping."""
-    null_content: NullContent = NullContent.NEVER
-
-    def row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message, as `agentrl.message.Message.to_template` makes it, in this form."""
-        if not row.get("tool_calls"):
-            return dict(row)
-        found = dict(row)
-        if self.null_content is NullContent.ALWAYS or (
-            self.null_content is NullContent.WHERE_EMPTY and not row["content"]
-        ):
-            found["content"] = None
-        if self.json_arguments:
-            found["tool_calls"] = [_with_json_arguments(call) for call in row["tool_calls"]]
-        return found
-
-
-FORMS = tuple(
-    CallForm(json_arguments=json_arguments, null_content=null_content)
-    for json_arguments in (False, True)
-    for null_content in NullContent
-)
-"""Every form; the first is what most templates read."""
-
-
-def find_call_form(render: Callable[[Message, CallForm], str], call_id: str) -> CallForm | None:
-    """Find the form in which a template shows tool calls; ``None`` if it shows them in none.
+def reads_json_arguments(render: Callable[[ToolCall, bool], str], call_id: str) -> bool:
+    """Return True if a template shows a call only when its arguments are JSON text.
 
     Args:
-        render: Returns the text of a conversation that ends with the given answer, passed in the given form. Raises
+        render: Returns the text of an answer with a call, whose arguments are JSON text or else a mapping. Raises
             `TemplateError` if the template refuses it.
         call_id: An id of a call that the template accepts.
     """
     call = ToolCall(name=PROBE_NAME, arguments=PROBE_ARGUMENTS, id=call_id)
-    alone = Message(role="assistant", tool_calls=(call,))
-    with_words = Message(role="assistant", content=_WORDS, tool_calls=(call,))
 
-    def rank(form: CallForm) -> tuple[bool, bool, int]:
-        """Prefer forms that show a call beside words, then those that show the words, then those that add least."""
-        text = _rendered(render, with_words, form)
-        return shows_call(text, call), _WORDS in text, -len(_rendered(render, alone, form))
+    def shown(json_arguments: bool) -> bool:
+        try:
+            return shows_call(render(call, json_arguments), call)
+        except TemplateError:
+            return False
 
-    fitting = [form for form in FORMS if shows_call(_rendered(render, alone, form), call)]
-    return max(fitting, key=rank, default=None)
+    return not shown(False) and shown(True)
 
 
 def shows_call(text: str, call: ToolCall) -> bool:
@@ -87,13 +56,13 @@ def shows_call(text: str, call: ToolCall) -> bool:
     return all(part in text for part in parts) and not any(wrong in text for wrong in quoted_wrongly)
 
 
-def _rendered(render: Callable[[Message, CallForm], str], message: Message, form: CallForm) -> str:
-    try:
-        return render(message, form)
-    except TemplateError:
-        return ""
+def with_json_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message, as `agentrl.message.Message.to_template` makes it, with the calls' arguments as JSON text."""
+    if "tool_calls" not in row:
+        return dict(row)
+    return {**row, "tool_calls": [_call_with_json_arguments(call) for call in row["tool_calls"]]}
 
 
-def _with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call_with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}

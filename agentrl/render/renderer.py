@@ -23,7 +23,7 @@ from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, encodable, system, user
 from agentrl.render.answers import AnswerReader
-from agentrl.render.call_form import CallForm, find_call_form
+from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_arguments
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
@@ -208,7 +208,7 @@ class Renderer:
             reasoning_key=family.thinking.key,
             opening=family.template_opening,
         )
-        self.template.call_form = find_call_form(self._rendered_answer, self.call_id("look", 0)) or CallForm()
+        self.template.json_arguments = reads_json_arguments(self._rendered_call, self.call_id("look", 0))
         self.results_follow_calls = family.results_follow_calls
         """The template shows a tool's result rightly only after the call that it answers."""
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
@@ -224,10 +224,10 @@ class Renderer:
         self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
 
-    def _rendered_answer(self, answer: Message, form: CallForm) -> str:
-        """Return a conversation that ends with an answer whose calls are passed in a form."""
-        self.template.call_form = form
-        return self.template.render([user("x"), answer])
+    def _rendered_call(self, call: ToolCall, json_arguments: bool) -> str:
+        """Return a conversation that ends with a call, whose arguments are passed as JSON text or as a mapping."""
+        self.template.json_arguments = json_arguments
+        return self.template.render([user("x"), Message(role="assistant", tool_calls=(call,))])
 
     def _results_need_calls(self) -> bool:
         """Return True if the template refuses a tool's result after a plain answer, or shows it differently there."""
@@ -380,8 +380,8 @@ class Renderer:
             earlier_calls: Tool calls that the conversation holds already.
 
         Raises:
-            TemplateError: The template refuses the message, leaves out a call, or does not write the message right after
-                the header of an answer.
+            TemplateError: The template refuses the message, leaves out a call, or does not write the message right
+                after the header of an answer.
         """
         asked = self.header
         numbered = enumerate(message.tool_calls, start=earlier_calls)
@@ -487,13 +487,28 @@ class Renderer:
         """Registry name of the parser of tool calls; ``None`` where the model has no known way to call tools."""
         return self._reader.parser_name
 
-    def require_tool_parser(self) -> None:
-        """Check that tool calls of this model can be read.
+    def require_tools(self) -> None:
+        """Check that the model can be offered tools: its prompts show them, and its calls can be read.
 
         Raises:
-            TemplateError: Its family has no known way to call tools.
+            TemplateError: Its family has no known way to call tools, or the chat template leaves tools out.
         """
         self._reader.require_parser()
+        if not self._shows_tools:
+            raise self.tool_not_shown(PROBE_NAME)
+
+    @functools.cached_property
+    def _shows_tools(self) -> bool:
+        return PROBE_NAME in self.template.render([user("x")], tools=[PROBE_TOOL], generation_prompt=True)
+
+    def tool_not_shown(self, name: str) -> TemplateError:
+        """Return the error about a prompt that leaves out a tool."""
+        return TemplateError(
+            "the chat template does not show tools, so the model would not know what it can call",
+            got=f"a prompt without the name of the tool {name}",
+            expected="a prompt that names each tool that is offered",
+            hint=self.ways_around_tools,
+        )
 
     def cut(self, text: str, max_tokens: int) -> str:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""

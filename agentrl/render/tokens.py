@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, normalizers
 
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
-from agentrl.render.call_form import CallForm
+from agentrl.render.call_form import with_json_arguments
 from agentrl.render.content_guard import BREAK, ContentGuard
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
@@ -288,8 +288,8 @@ class ChatTemplate:
         self._whole = opening + self.source
         self.guard: ContentGuard | None = None
         """Guards all that the template is given; it is set once the control tokens are known."""
-        self.call_form = CallForm()
-        """How messages with tool calls are passed; it is set once a call with an id of the family can be tried."""
+        self.json_arguments = False
+        """Arguments of tool calls are passed as JSON text; the renderer sets it, which knows how ids of calls look."""
         self._has_system_role = self._accepts_system()
 
     def render(
@@ -311,7 +311,8 @@ class ChatTemplate:
         schemas = [dict(tool) for tool in tools]
         if self.guard is not None:
             rows, schemas = [*map(self.guard.message, rows)], [*map(self.guard.texts, schemas)]
-        rows = [self.call_form.row(row) for row in rows]
+        if self.json_arguments:
+            rows = [*map(with_json_arguments, rows)]
         for row in rows:
             if "reasoning_content" in row:
                 row[self._reasoning_key] = row.pop("reasoning_content")

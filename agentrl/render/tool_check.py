@@ -10,24 +10,11 @@ from collections.abc import Sequence
 
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, system, user
-from agentrl.render.call_form import PROBE_ARGUMENTS, PROBE_NAME, shows_call
+from agentrl.render.call_form import PROBE_ARGUMENTS, PROBE_NAME, PROBE_TOOL, shows_call
 from agentrl.render.content_guard import unbroken
-from agentrl.render.renderer import Renderer, shortened
+from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
 
-PROBE_TOOL: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": PROBE_NAME,
-        "description": "Look around.",
-        "parameters": {
-            "type": "object",
-            "properties": {name: {"type": "string", "description": "Where to look."} for name in PROBE_ARGUMENTS},
-            "required": [*PROBE_ARGUMENTS],
-        },
-    },
-}
-"""A tool to try templates with."""
 _OPENING = (system("You play."), user("start"))
 
 
@@ -48,12 +35,7 @@ def check_tools_shown(
     shown = unbroken(renderer.template.render(messages, tools=tools, generation_prompt=True))
     missing = [name for tool in tools if shown.count(name := tool["function"]["name"]) <= without.count(name)]
     if missing:
-        raise TemplateError(
-            "the chat template does not show tools, so the model would not know what it can call",
-            got=f"a prompt without the name of the tool {missing[0]}: {shortened(shown)!r}",
-            expected="a prompt that names and describes each tool",
-            hint=renderer.ways_around_tools,
-        )
+        raise renderer.tool_not_shown(missing[0])
 
 
 def check_calls_shown(renderer: Renderer) -> None:
@@ -67,10 +49,19 @@ def check_calls_shown(renderer: Renderer) -> None:
     text = renderer.answer_text(Message(role="assistant", tool_calls=(call,), reasoning=thought))
     if not shows_call(text, call):
         raise renderer.call_not_shown(call, text)
+    ids = renderer.demonstration(text)
+    if renderer.stop_token_ids & {*ids[:-1]}:
+        raise TemplateError(
+            "the chat template ends the turn of an answer that calls a tool before the answer's end",
+            got=repr(text),
+            expected="one end of turn, after the calls",
+            hint=renderer.ways_around_tools,
+        )
     if renderer.parser_name is None:
         return
-    read = renderer.read(renderer.demonstration(text), tools=[PROBE_TOOL])
-    if [(one.name, one.arguments) for one in read.tool_calls] != [(call.name, call.arguments)]:
+    read = renderer.read(ids, tools=[PROBE_TOOL])
+    found = [(one.name, one.arguments) for one in read.tool_calls]
+    if found != [(call.name, call.arguments)] or read.message.text or read.problems:
         raise TemplateError(
             f"the tool-call parser {renderer.parser_name} does not read calls as the chat template writes them",
             got=f"{text!r}, read as {read.message.text!r} with the calls {[one.name for one in read.tool_calls]}"

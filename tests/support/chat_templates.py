@@ -1,7 +1,7 @@
 """Chat templates of Qwen, Llama and Gemma with the constructs of the published ones, retyped with short prompts.
 
-What decides how a template behaves is kept: which keys of a message it reads, how it joins arguments, what it refuses, and
-which earlier messages it shows differently once others follow.
+What decides how a template behaves is kept: which keys of a message it reads, how it joins arguments, what it refuses,
+and which earlier messages it shows differently once others follow. Texts that people or models read are shortened.
 """
 
 from __future__ import annotations
