@@ -18,7 +18,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"errors"},
+            {"control_tokens", "errors"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
             {"image", "task"},
             {"env", "tool", "trajectory"},
