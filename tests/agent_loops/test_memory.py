@@ -198,17 +198,26 @@ async def test_the_task_is_told_in_every_call_after_the_first_observation(play):
 
 
 class Letter(Errand):
-    """Shows one long observation, in which each line says its number."""
+    """Shows a long observation, in which each line says its number, at the start and after an action."""
+
+    letter = "\n".join(f"Line {number} says nothing new at all." for number in range(1, 41))
 
     def reset(self, *, seed=None, options=None):
-        self.count = 2
-        return "\n".join(f"Line {number} says nothing new at all." for number in range(1, 41)), {}
+        self.count = 0
+        return self.letter, {}
+
+    def step(self, action):
+        self.count += 1
+        return self.letter, 1.0, self.count == 2, False, {}
 
 
 async def test_the_last_part_of_a_long_observation_is_in_sight_when_the_policy_acts(play):
     options = {**PLAIN, "part_tokens": 200}
     played = await play(Letter, "memory", "seen", options=options, max_tokens=4000, max_observation_tokens=9000)
-    *writes, acts = played.texts
+    half = len(played.texts) // 2
+    *again, _ = played.texts[half:]
+    assert [text.count("Your last action: seen") for text in again] == [1] + [0] * (len(again) - 1)
+    *writes, acts = played.texts[:half]
     assert len(writes) > 3
     assert "Line 1 says" in writes[0]
     assert ("Line 1 says" in acts, "Line 40 says" in acts, "Line 20 says" in acts) == (False, True, False)
