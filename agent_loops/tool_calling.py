@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, example_call
@@ -88,13 +88,8 @@ class ToolCalling(AgentLoop):
             self._withhold(episode, configured)
         has_actions = bool(episode.action_hint) or set(episode.tools) == configured
         act = action_tool(self.action_name, episode.action_hint) if has_actions else None
-        if act is not None and act.name in episode.tools:
-            raise UsageError(
-                "a tool has the name of the tool that takes actions",
-                got=act.name,
-                expected="a name of its own",
-                hint="set agent.options={action_name: …}",
-            )
+        if act is not None:
+            self.check_tool_names(episode.tools)
         tools = [*episode.tools_of().values(), *([act] if act else [])]
         instructions = [_instructions(episode), self._rule(episode, act), _helpers(episode)]
         messages = opening(instructions, await self._shown(episode, first))
@@ -111,6 +106,20 @@ class ToolCalling(AgentLoop):
                 continue
             if await self._take_turn(episode, conversation, answer, act, goal):
                 return
+
+    def check_tool_names(self, names: Collection[str]) -> None:
+        """Check that no tool has the name of the one that takes actions.
+
+        Raises:
+            UsageError: One has.
+        """
+        if self.action_name in names:
+            raise UsageError(
+                "a tool has the name of the tool that takes actions",
+                got=self.action_name,
+                expected="a name of its own",
+                hint="set agent.options={action_name: …}",
+            )
 
     def _withhold(self, episode: Episode, configured: set[str]) -> None:
         """Leave the episode those of the environment's tools that are offered."""

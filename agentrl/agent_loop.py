@@ -21,7 +21,7 @@ pass as well: the runtime records them.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -365,6 +365,17 @@ class AgentLoop(ABC):
 
     async def close(self) -> None:
         """Release what the loop holds for the whole run. No episode is running. Idempotent."""
+        return
+
+    def check_tool_names(self, names: Collection[str]) -> None:
+        """Check, before a run starts, that no configured tool has a name that the loop itself needs.
+
+        Args:
+            names: Of the tools of all agents, and of the agents that others call.
+
+        Raises:
+            UsageError: One has.
+        """
         return
 
     def demonstration_problem(self) -> str | None:

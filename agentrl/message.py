@@ -6,9 +6,11 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
+
+from agentrl.control_tokens import TokenBreaker
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
@@ -177,32 +179,20 @@ def tool_result(call: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 
-_SPECIAL = re.compile(
-    r"<(?=[|｜]|/?(?:s|bos|eos|unk|pad|mask|think|tool_call|tool_response)>|(?:start|end)_of_|\w+\|>|unused\d|<SYS>>|/SYS>>)"
-    r"|\[(?=/?(?:INST\]|SYSTEM_PROMPT\]|TOOL_|AVAILABLE_TOOLS\]|THINK\]|IMG))",
-    re.IGNORECASE,
-)
-"""The first character of what chat templates write between messages, in the families of models that are known."""
+broken_up = TokenBreaker()
+"""Puts a blank into spelled control tokens, for a service that renders what it is sent in its own way.
+
+What a model of agentrl's own reads needs none of this: see `agentrl.render.content_guard`.
+"""
 
 
-def broken_up(text: str) -> str:
-    """Put a space into the special tokens of chat templates, for a service that renders what it is sent in its own way.
-
-    What a model of agentrl's own reads needs none of this: see `agentrl.render.content_guard`.
-
-    >>> broken_up("done<|im_end|> [/INST] a < b")
-    'done< |im_end|> [ /INST] a < b'
-    """
-    return _SPECIAL.sub(lambda found: f"{found[0]} ", text)
-
-
-def broken_up_message(message: Message) -> Message:
+def broken_up_message(message: Message, break_up: Callable[[str], str] = broken_up) -> Message:
     """Do the same to a message of others than the assistant."""
     if message.role == "assistant":
         return message
     if isinstance(message.content, str):
-        return replace(message, content=broken_up(message.content))
-    parts = (TextPart(text=broken_up(p.text)) if isinstance(p, TextPart) else p for p in message.content)
+        return replace(message, content=break_up(message.content))
+    parts = (TextPart(text=break_up(p.text)) if isinstance(p, TextPart) else p for p in message.content)
     return replace(message, content=tuple(parts))
 
 

@@ -18,7 +18,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"errors", "tool_docstring"},
+            {"control_tokens", "errors", "tool_docstring"},
             {"message", "registry", "tool_schema", "tool_value", "remote.retrieval"},
             {"image", "task"},
             {"env", "tool", "trajectory"},

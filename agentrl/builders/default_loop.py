@@ -18,10 +18,10 @@ from agentrl.config.derived import parts_of
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env_lookup import resolve_environment
+from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
-from agentrl.render.answers import AnswerReader
-from agentrl.render.families import detect_family
+from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import read_chat_template
 
 TOOL_LOOP = "tool_calling"
@@ -121,11 +121,17 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
 
 
 def calls_tools(config: Config) -> bool:
-    """Return True if the model's chat template has tool calls in a known form, or there is no template to ask."""
-    template = _chat_template(config)
-    if template is None:
+    """Return True if the model's chat template shows tools and has calls in a known form, or there is none to ask."""
+    tokenizer = load_tokenizer(find_model(config.model.path))
+    if config.model.chat_template is not None:
+        tokenizer.chat_template = read_chat_template(config.model.chat_template)
+    if not isinstance(tokenizer.chat_template, str):
         return True
-    return AnswerReader(detect_family(template), template, "auto", header="").parser_name is not None
+    try:
+        Renderer(tokenizer).require_tools()
+    except TemplateError:
+        return False
+    return True
 
 
 def _leaves_loop_open(config: Config) -> bool:
@@ -134,13 +140,6 @@ def _leaves_loop_open(config: Config) -> bool:
     agents = [config.agent, *(part.config.agent for part in parts_of(config))]
     default = AgentConfig.model_fields["loop"].default
     return any(agent.loop == default for agent in agents) and not any(agent.tools or agent.roles for agent in agents)
-
-
-def _chat_template(config: Config) -> str | None:
-    if config.model.chat_template is not None:
-        return read_chat_template(config.model.chat_template)
-    template = load_tokenizer(find_model(config.model.path)).chat_template
-    return template if isinstance(template, str) else None
 
 
 def save_recommendation(config: Config, found: Recommendation) -> Path:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -19,22 +19,26 @@ from transformers import (
 )
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.builders.scratch import unheard, write_scratch_model
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.section import Section
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import ConfigError, UsageError, did_you_mean
+from agentrl.errors import ConfigError, TemplateError, UsageError, did_you_mean
+from agentrl.message import Role
 from agentrl.models.load import load_model
 from agentrl.models.lora import adapter_folder, adapters_in, check_one_model, is_adapter_folder
 from agentrl.models.products import FLOAT32_HEAD
 from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
+from agentrl.render.call_form import PROBE_TOOL
 from agentrl.render.check import RewrittenHistory, check_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import find_chat_template, read_chat_template
+from agentrl.render.tool_check import check_calls_shown
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.checkpoint import save_model_folder, system_errors
 
@@ -339,14 +343,26 @@ def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], 
                 hint="or let the environment show text",
             )
         loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
+        tools = [PROBE_TOOL] if loop.offers_tools else []
         if loop.offers_tools:
-            renderer.require_tool_parser()
+            renderer.require_tools()
         if not loop.follow_ups:
             continue
         try:
-            check_template(renderer, roles=loop.follow_ups)
+            check_template(renderer, roles=_roles_of_follow_ups(loop, renderer), tools=tools)
         except RewrittenHistory as error:
             if config.agent.rewritten_history == "refuse":
                 raise
             renderer.rewrites_history = True
             say(f"{error.what}: conversations fork where it does. {_COST_OF_FORKS}")
+
+
+def _roles_of_follow_ups(loop: AgentLoop, renderer: Renderer) -> Sequence[Role]:
+    """Return the roles that follow answers; without tools' results where only some programs of the loop call tools."""
+    if loop.offers_tools or "tool" not in loop.follow_ups:
+        return loop.follow_ups
+    try:
+        check_calls_shown(renderer)
+    except TemplateError:
+        return [role for role in loop.follow_ups if role != "tool"]
+    return loop.follow_ups

@@ -145,9 +145,19 @@ def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
         ConfigError: a source is of a model with other tokens.
         UsageError: there is no such source, or no pair in all of them.
     """
+    check_pair_tokens(settings, model_path)
+    return find_pairs(settings)
+
+
+def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
+    """Check that the sources' episodes have the model's tokens.
+
+    Raises:
+        ConfigError: a source is of a model with other tokens.
+        UsageError: there is no such source.
+    """
     for store in check_sources(settings):
         _check_tokens(store, model_path)
-    return find_pairs(settings)
 
 
 def load_trajectories(source: str, model_path: str, environments: Set[str]) -> list[Trajectory]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.builders.service_tokens import token_breaker
 from agentrl.config.config import Config, ModelConfig
 from agentrl.config.derived import parts_of
 from agentrl.config.environment import AgentConfig, RewardModelConfig
@@ -18,6 +19,7 @@ from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService, ServiceSettings
+from agentrl.render.renderer import Renderer
 from agentrl.reward import Score, Scorer, fingerprint
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.judges.client import JudgeClient
@@ -81,7 +83,8 @@ def build_scorer(
         client = judge or build_judge(config)
         assert client is not None
         pool.belongings.push_async_callback(client.close)
-        return make_judge(client, config.judge, _decoder(policy))
+        breaker = token_breaker(config.judge.engine.model, _renderer(policy))
+        return make_judge(client, config.judge, _decoder(policy), break_up=breaker)
     if config.reward_model is not None:
         return RewardModelScorer(config.reward_model, model, _decoder(policy))
     thread = ThreadWorker()
@@ -316,5 +319,9 @@ def _settings(judge: JudgeConfig) -> ServiceSettings:
 
 def _decoder(policy: EpisodePolicy) -> Decode:
     """Decode the policy's tokens; a policy without tokens is never asked."""
-    renderer = policy.renderer if isinstance(policy, EngineEpisodePolicy | ScriptedEpisodePolicy) else None
+    renderer = _renderer(policy)
     return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain
+
+
+def _renderer(policy: EpisodePolicy) -> Renderer | None:
+    return policy.renderer if isinstance(policy, EngineEpisodePolicy | ScriptedEpisodePolicy) else None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, AgentRole
 from agentrl.builders.environments import roles_of_environment
+from agentrl.builders.service_tokens import token_breaker
 from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
-from agentrl.message import Message, broken_up_message
+from agentrl.message import Message, broken_up, broken_up_message
 from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool
 from agentrl.rollout.runner import RoleSetup, make_agent_loop, names_of_roles
@@ -139,15 +140,18 @@ def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
     if config.policy is not None:
         return ScriptedEpisodePolicy(ScriptedPolicy(config.policy))
     if config.engine is not None:
-        return RolePolicy(OpenAIEngine(config.engine), SamplingParams(temperature=config.temperature))
+        sampling = SamplingParams(temperature=config.temperature)
+        return RolePolicy(OpenAIEngine(config.engine), sampling, break_up=token_breaker(config.engine.model))
     return None
 
 
 class RolePolicy(ChatEpisodePolicy):
     """A text service that speaks for a role; it starts with its first answer, and ends with the run."""
 
-    def __init__(self, service: ChatPolicy, sampling: SamplingParams) -> None:
-        super().__init__(_StartedWhenAsked(service), sampling)
+    def __init__(
+        self, service: ChatPolicy, sampling: SamplingParams, *, break_up: Callable[[str], str] = broken_up
+    ) -> None:
+        super().__init__(_StartedWhenAsked(service, break_up), sampling)
 
     async def close(self) -> None:
         """Release the service."""
@@ -157,8 +161,9 @@ class RolePolicy(ChatEpisodePolicy):
 class _StartedWhenAsked(ChatPolicy):
     """A service that nobody starts before it is asked."""
 
-    def __init__(self, service: ChatPolicy) -> None:
+    def __init__(self, service: ChatPolicy, break_up: Callable[[str], str]) -> None:
         self.max_context = service.max_context
+        self._break_up = break_up
         self._service = service
         self._starting = asyncio.Lock()
         self._is_started = False
@@ -183,7 +188,8 @@ class _StartedWhenAsked(ChatPolicy):
         may gain by what a role answers.
         """
         await self.start()
-        return await self._service.chat([*map(broken_up_message, messages)], tools, params, request_id)
+        shown = [broken_up_message(message, self._break_up) for message in messages]
+        return await self._service.chat(shown, tools, params, request_id)
 
     async def close(self) -> None:
         """Release everything."""

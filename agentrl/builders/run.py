@@ -25,6 +25,7 @@ from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.builders.resume_rules import Change, changes, check_same_run
 from agentrl.builders.rewards import check_rewards
+from agentrl.builders.start_checks import check_start
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
@@ -63,6 +64,7 @@ def start_run(config: Config, *, kind: str) -> Run:
         UsageError: something that the config names is not there, or the folder holds a run already.
         ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
             holds.
+        TemplateError: the model's chat template does not fit the agent loop.
     """
     name = check_tasks(config) if config.has_environment else ENVIRONMENT
     check_trackers(config.trackers)
@@ -71,6 +73,7 @@ def start_run(config: Config, *, kind: str) -> Run:
         load_tokenizer(resolved.model.path)
     if config.has_environment:
         check_environments(config)
+    check_start(resolved, kind=kind)
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
     try:
         folder.save_config(dump_config(resolved))

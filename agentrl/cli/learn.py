@@ -12,6 +12,7 @@ import typer
 from agentrl.builders.checks import check_preferences, check_reward_training, check_warm_start
 from agentrl.builders.pairs import check_sources, first_run
 from agentrl.builders.run import RunResult, start_run
+from agentrl.builders.start_checks import DPO, REWARD_MODEL, SFT, check_start
 from agentrl.builders.workers import followed_launcher
 from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import message_when_interrupted
@@ -59,10 +60,10 @@ def sft(
     config = read_config(words, shortcuts=shortcuts)
     asyncio.run(check_warm_start(config))
     if dry_run:
-        print_dry_run(config, warm_start_rows(config))
+        print_dry_run(config, warm_start_rows(config), kind=SFT)
         return
     saved, use = "a warm start saves it at its end", "train it: agentrl train … model.path={folder}"
-    _learn(config, warm_start, kind="sft", next_step=use, saved=saved)
+    _learn(config, warm_start, kind=SFT, next_step=use, saved=saved)
 
 
 @app.command(
@@ -90,9 +91,10 @@ def dpo(
     check_preferences(config)
     check_sources(config.preferences or PreferencesConfig())
     if dry_run:
+        check_start(config, kind=DPO)
         out.print(dump_config(config))
         return
-    _learn(config, learn_preferences, kind="dpo", next_step="measure it: agentrl eval --model {folder}")
+    _learn(config, learn_preferences, kind=DPO, next_step="measure it: agentrl eval --model {folder}")
 
 
 @app.command(
@@ -117,7 +119,7 @@ def reward_model(
     config = _pairs_config(words, sources or [], model)
     check_reward_training(config)
     use = "use it: agentrl train … agent.reward_model.path={folder}"
-    _learn(config, train_reward, kind="reward-model", next_step=use)
+    _learn(config, train_reward, kind=REWARD_MODEL, next_step=use)
 
 
 def _learn(

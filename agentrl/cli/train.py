@@ -16,7 +16,8 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.machine import check_machine, gpu_rows
 from agentrl.builders.models import SCRATCH
 from agentrl.builders.rewards import judge_rows
-from agentrl.builders.run import Run, RunResult, check_tasks, resume_run, start_run
+from agentrl.builders.run import Run, RunResult, check_environments, check_tasks, resume_run, start_run
+from agentrl.builders.start_checks import check_start
 from agentrl.builders.workers import followed_launcher
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
@@ -92,7 +93,8 @@ def train(
     check_training(config)
     if dry_run:
         on_gpus = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
-        print_dry_run(config, [*rows(config), *judge_rows(config), *on_gpus])
+        amounts = [*rows(config), *judge_rows(config), *on_gpus]
+        print_dry_run(config, amounts, kind=config.algorithm.advantage)
         return
     if gpus is not None:
         raise UsageError("--gpus is for --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
@@ -100,15 +102,17 @@ def train(
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
-def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
-    """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
+def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) -> None:
+    """Print the resolved config and what it amounts to, after the checks that the start of such a run makes."""
     check_trackers(config.trackers)
     if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
         config = select_default_loop(config, say=note)
     tasks = []
     if config.has_environment:
         check_tasks(config)
+        check_environments(config)
         tasks = [_tasks_row(part) for part in parts_of(config)]
+    check_start(config, kind=kind, fetch=False, say=note)
     out.print(dump_config(config))
     table = Table("what", "how many", "from", box=None, pad_edge=False)
     for words in tasks:

@@ -37,11 +37,11 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.errors import TemplateError, UsageError
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
-from agentrl.message import Message, ToolCall, system, user
 from agentrl.models.load import load_model
+from agentrl.render.call_form import PROBE_TOOL
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import ToolSchema
+from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import scored_sequence
@@ -312,62 +312,24 @@ def _recommend(config: Config, best: dict[str, AnswerShare]) -> Recommendation |
     return found
 
 
-_TOOL: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "find_harbour",
-        "description": "Find a harbour.",
-        "parameters": {
-            "type": "object",
-            "properties": {"coast": {"type": "string", "description": "Which coast."}},
-            "required": ["coast"],
-        },
-    },
-}
-
-
 def template_facts(renderer: Renderer) -> TemplateFacts:
     """Find out what a chat template shows, and its faults."""
-    parser = renderer.tool_parser
-    faults = [
-        *(_tool_faults(renderer) if parser is not None else []),
-        *_history_faults(renderer, tools=parser is not None),
+    calls = renderer.parser_name is not None
+    checks = [
+        *([lambda: check_tools_shown(renderer, [PROBE_TOOL]), lambda: check_calls_shown(renderer)] if calls else []),
+        lambda: check_template(renderer, roles=("user",)),
+        *([lambda: check_template(renderer, roles=("tool",), tools=[PROBE_TOOL])] if calls else []),
     ]
+    faults = list(dict.fromkeys(fault for check in checks for fault in _faults(check)))
     ends = sorted(renderer.encoder.decode([token]) for token in renderer.stop_token_ids)
-    return TemplateFacts(family=renderer.family.name, tool_parser=parser, end_of_turn=ends, faults=faults)
+    return TemplateFacts(family=renderer.family.name, tool_parser=renderer.parser_name, end_of_turn=ends, faults=faults)
 
 
-def _tool_faults(renderer: Renderer) -> Iterator[str]:
-    asked = [system("You help."), user("Where can I land?")]
+def _faults(check: Callable[[], None]) -> Iterator[str]:
     try:
-        prompt = renderer.template.render(asked, tools=[_TOOL], generation_prompt=True)
+        check()
     except TemplateError as error:
-        yield f"the template refuses tools: {error.what}"
-        return
-    if "find_harbour" not in prompt:
-        yield "the names of tools do not show in the prompt"
-    call = ToolCall(name="find_harbour", arguments={"coast": "northern"}, id=renderer.call_id("find_harbour", 0))
-    answer = Message(role="assistant", tool_calls=(call,))
-    try:
-        history = renderer.template.render([*asked, answer, user("And then?")], tools=[_TOOL])[len(prompt) :]
-    except TemplateError as error:
-        yield f"the template refuses a tool call in the history: {error.what}"
-        return
-    for what, text in (("name", "find_harbour"), ("arguments", "northern")):
-        if text not in history:
-            yield (
-                f"the {what} of a tool call do not show in the history"
-                if what == "arguments"
-                else ("the name of a tool call does not show in the history")
-            )
-
-
-def _history_faults(renderer: Renderer, *, tools: bool) -> Iterator[str]:
-    for role in ("user", "tool") if tools else ("user",):
-        try:
-            check_template(renderer, roles=(role,), tools=[_TOOL] if tools else ())
-        except TemplateError as error:
-            yield f"{error.what} (after {'a tool result' if role == 'tool' else 'an observation'})"
+        yield error.what
 
 
 def _agreement(config: Config, shares: Sequence[AnswerShare]) -> Agreement | None:

@@ -16,7 +16,8 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.builders.rewards import build_judge, check_rewards, reward_fingerprints
-from agentrl.builders.roles import check_roles
+from agentrl.builders.run import check_environments
+from agentrl.builders.start_checks import check_agents, check_model
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
@@ -91,8 +92,11 @@ async def run_evaluation(
     spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
-    check_roles(config)
     check_rewards(config)
+    check_environments(config)
+    check_agents(config)
+    if _uses_model(request):
+        check_model(config)
     panel = describe(request, config)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):

@@ -15,6 +15,7 @@ from agentrl.errors import TemplateError
 from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix
+from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 
 _AROUND = 60
 _TURNS = 3
@@ -68,32 +69,40 @@ def check_template(renderer: Renderer, *, roles: Sequence[Role] = ("user",), too
     Raises:
         RewrittenHistory: Something that the model sampled would be changed or dropped; shows the two renderings around
             the first difference and what to do.
-        TemplateError: The template refuses a role.
+        TemplateError: The template refuses a role, or leaves out tools or calls.
     """
-    follows_calls = renderer.family.results_follow_calls
-    if not tools and "tool" in roles and follows_calls:
-        tools = [_LOOK]
-    probes = [
+    if tools:
+        check_tools_shown(renderer, tools)
+    if tools or "tool" in roles:
+        check_calls_shown(renderer)
+    texts = [
         _text_probe(renderer, "plain answers", _MOVE),
         _text_probe(renderer, "answers with white space around them", f"  {_MOVE} \n"),
-        *([_call_probe(renderer, tools[0], thinks=renderer.thinks)] if tools else []),
     ]
-    for probe in probes:
-        for role in roles:
-            if role != "tool" or probe.message.tool_calls or not follows_calls:
-                _compare(renderer, probe, [role], tools)
-    if len(set(roles)) > 1 and not follows_calls:
-        for probe in probes:
-            _compare(renderer, probe, ["tool", "user"], tools)
+    for text in texts if "user" in roles else ():
+        _compare(renderer, [(text, "user")], tools)
+    if "tool" not in roles:
+        return
+    call = _call_probe(renderer, tools[0] if tools else _LOOK, thinks=renderer.thinks)
+    _compare(renderer, [(call, "tool")], tools)
+    if "user" in roles:
+        _compare(renderer, [(call, "tool"), (texts[0], "user")], tools)
 
 
-def _compare(renderer: Renderer, probe: _Probe, roles: Sequence[Role], tools: Sequence[ToolSchema]) -> None:
-    """Render three turns both ways, with images if the model reads them; `roles` take turns to follow the answers."""
+def _compare(renderer: Renderer, turns: Sequence[tuple[_Probe, Role]], tools: Sequence[ToolSchema]) -> None:
+    """Render three turns both ways, with images if the model reads them.
+
+    Args:
+        renderer: Of the run's model.
+        turns: Answers and the roles of what follows them, in the order in which they take turns.
+        tools: Tools that the run offers.
+    """
     sees = renderer.images is not None
     messages = [system("You play."), user(_shown("start", image=sees))]
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
-        follow = _follow_up(renderer, roles[turn % len(roles)], turn, image=sees)
+        probe, role = turns[turn % len(turns)]
+        follow = _follow_up(renderer, role, turn, probe, image=sees)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
@@ -103,10 +112,10 @@ def _compare(renderer: Renderer, probe: _Probe, roles: Sequence[Role], tools: Se
             return
 
 
-def _follow_up(renderer: Renderer, role: Role, turn: int, *, image: bool) -> Message:
+def _follow_up(renderer: Renderer, role: Role, turn: int, probe: _Probe, *, image: bool) -> Message:
     if role == "tool":
-        content = _shown(f"result {turn}", image=image)
-        return Message(role="tool", content=content, tool_call_id=renderer.call_id("look", turn), name="look")
+        (call,) = probe.message.tool_calls
+        return Message(role="tool", content=_shown(f"result {turn}", image=image), tool_call_id=call.id, name=call.name)
     return user(_shown(f"observation {turn}", image=image))
 
 

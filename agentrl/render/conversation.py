@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.engine import Generation, StopReason
-from agentrl.errors import LedgerError
+from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
 from agentrl.render.check import is_same_history
@@ -49,7 +49,8 @@ class LedgerConversation:
         repairs_calls: Also read calls that are not quite in the model's notation. What was sampled stays as it is.
 
     Raises:
-        TemplateError: Tools are offered to a model whose way of calling them is not known.
+        TemplateError: Tools are offered to a model whose template leaves them out, or whose way of calling them is not
+            known.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class LedgerConversation:
         repairs_calls: bool = False,
     ) -> None:
         if tools:
-            renderer.require_tool_parser()
+            renderer.require_tools()
         self.sequence = TokenSequence()
         """The tokens of this conversation; part of the trajectory from the first `prepare` on."""
         self.messages: list[Message] = list(messages)
@@ -217,7 +218,10 @@ class LedgerConversation:
         answer = self._answers[-1]
         suffix = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
         kept = self._renderer.encoder.decode([*self.sequence.ids_list()[: answer.tokens], *suffix.ids])
-        rendered = self._renderer.template.render(self.messages, tools=self.tools, generation_prompt=True)
+        try:
+            rendered = self._renderer.template.render(self.messages, tools=self.tools, generation_prompt=True)
+        except TemplateError:  # such as two calls in one answer: there is no rendering of it that could differ
+            return False
         rendered = unbroken(rendered)
         return not is_same_history(self._renderer, kept, rendered)
 

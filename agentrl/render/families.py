@@ -184,6 +184,14 @@ FAMILIES = (
         call_id="call{number:05d}",
     ),
     Family(
+        name="llama4_json",
+        template_marks=("<|header_start|>", "<|eot|>", '"parameters": '),
+        end_of_turn=("<|eot|>", "<|eom|>"),
+        stop_tokens=("<|end_of_text|>",),
+        tool_parser="llama3_json",
+        template_options={"date_string": "26 Jul 2024"},
+    ),
+    Family(
         name="llama4",
         template_marks=("<|header_start|>", "<|eot|>"),
         end_of_turn=("<|eot|>", "<|eom|>"),

@@ -23,11 +23,12 @@ from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, encodable, system, user
 from agentrl.render.answers import AnswerReader
+from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_arguments
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.structure import structure_of
-from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
+from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
 from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _MARK = "@@CONTENT-{}@@"
 _MARKS = re.compile(r"@@CONTENT-\d+@@")
 _SHAPES = 512
+_LONGEST_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,11 @@ class Renderer:
             reasoning_key=family.thinking.key,
             opening=family.template_opening,
         )
+        self.template.json_arguments = reads_json_arguments(self._rendered_call, self.call_id("look", 0))
+        self.results_follow_calls = family.results_follow_calls
+        """The template shows a tool's result rightly only after the call that it answers."""
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
+        self.results_follow_calls = self.results_follow_calls or self._results_need_calls()
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
         self._before_ids = self.encoder.encode(_BEFORE)
@@ -217,6 +223,22 @@ class Renderer:
         self.guard = self.template.guard = self._made_guard()
         self._spans = ContentSpans(self.after_answer, self.guard.text)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
+
+    def _rendered_call(self, call: ToolCall, json_arguments: bool) -> str:
+        """Return a conversation that ends with a call, whose arguments are passed as JSON text or as a mapping."""
+        self.template.json_arguments = json_arguments
+        return self.template.render([user("x"), Message(role="assistant", tool_calls=(call,))])
+
+    def _results_need_calls(self) -> bool:
+        """Return True if the template refuses a tool's result after a plain answer, or shows it differently there."""
+        result = [Message(role="tool", content="x", tool_call_id=self.call_id("look", 0), name="look")]
+        with contextlib.suppress(TemplateError):
+            after_call = self._after_answer(result, calls=True)
+            try:
+                return after_call != self._after_answer(result, calls=False)
+            except TemplateError:
+                return True
+        return False
 
     def _made_guard(self) -> ContentGuard:
         """Return the guard against the special tokens, and the other added ones that stand between messages.
@@ -316,8 +338,12 @@ class Renderer:
         Raises:
             TemplateError: The template refuses the messages, or leaves out what the assistant said.
         """
+        return self._after_answer(messages, calls=self.results_follow_calls)
+
+    def _after_answer(self, messages: Sequence[Message], *, calls: bool) -> str:
+        """Render what follows an answer; with `calls`, one that made the calls whose results come first."""
         answer = Message(role="assistant", content=STAND_IN)
-        if self.family.results_follow_calls:
+        if calls:
             answer = replace(answer, tool_calls=tuple(self._answered_calls(messages)))
         text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
         _, found, after = text.rpartition(STAND_IN)
@@ -354,7 +380,8 @@ class Renderer:
             earlier_calls: Tool calls that the conversation holds already.
 
         Raises:
-            TemplateError: The template refuses the message, or does not write it right after the header of an answer.
+            TemplateError: The template refuses the message, leaves out a call, or does not write the message right
+                after the header of an answer.
         """
         asked = self.header
         numbered = enumerate(message.tool_calls, start=earlier_calls)
@@ -371,7 +398,26 @@ class Renderer:
                 expected=f"a text that starts with {asked!r}",
                 hint="set agent.enable_thinking to what the answers hold, or use another chat template",
             )
+        for call in calls:
+            if not all(part in text for part in (call.name, *filter(str.isidentifier, call.arguments))):
+                raise self.call_not_shown(call, text)
         return text[:end]
+
+    def call_not_shown(self, call: ToolCall, text: str) -> TemplateError:
+        """Return the error about an answer's text that leaves out a call."""
+        return TemplateError(
+            f"the chat template does not show the call of {call.name}, so a demonstration would teach another answer",
+            got=f"{shortened(text)!r} for an answer that calls {call.name}",
+            expected=f"a text with the tool's name and the arguments {dict(call.arguments)}",
+            hint=self.ways_around_tools,
+        )
+
+    @property
+    def ways_around_tools(self) -> str:
+        """What the user can do if the template does not show tools or calls."""
+        shipped = self.family.name in shipped_chat_templates()
+        template = self.family.name if shipped else "FILE, a template of the model's family that shows tools and calls"
+        return f"set model.chat_template={template}; or use an agent loop without tool calls: agent.loop=react_text"
 
     def _with_empty_thought(self, given: str) -> str:
         """A conversation whose answer has no thinking, as if the thinking that the header opens were closed at once."""
@@ -442,17 +488,32 @@ class Renderer:
         return structure_of(form, tools, parser=self._reader.parser_name, thinking=thinking, header=self.header)
 
     @property
-    def tool_parser(self) -> str | None:
-        """Registry name of the way in which tool calls are written; ``None`` if no way is known."""
+    def parser_name(self) -> str | None:
+        """Registry name of the parser of tool calls; ``None`` where the model has no known way to call tools."""
         return self._reader.parser_name
 
-    def require_tool_parser(self) -> None:
-        """Check that tool calls of this model can be read.
+    def require_tools(self) -> None:
+        """Check that the model can be offered tools: its prompts show them, and its calls can be read.
 
         Raises:
-            TemplateError: Its family has no known way to call tools.
+            TemplateError: Its family has no known way to call tools, or the chat template leaves tools out.
         """
         self._reader.require_parser()
+        if not self._shows_tools:
+            raise self.tool_not_shown(PROBE_NAME)
+
+    @functools.cached_property
+    def _shows_tools(self) -> bool:
+        return PROBE_NAME in self.template.render([user("x")], tools=[PROBE_TOOL], generation_prompt=True)
+
+    def tool_not_shown(self, name: str) -> TemplateError:
+        """Return the error about a prompt that leaves out a tool."""
+        return TemplateError(
+            "the chat template does not show tools, so the model would not know what it can call",
+            got=f"a prompt without the name of the tool {name}",
+            expected="a prompt that names each tool that is offered",
+            hint=self.ways_around_tools,
+        )
 
     def cut(self, text: str, max_tokens: int) -> str:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
@@ -474,6 +535,11 @@ def _is_separator(token: str) -> bool:
     """
     letters = sum(letter.isalnum() for letter in token)
     return letters > 0 and any(not (letter.isalnum() or letter.isspace() or letter == "_") for letter in token)
+
+
+def shortened(text: str) -> str:
+    """Return the beginning and the end of a text that is too long for an error message."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN // 2]} … {text[-_LONGEST_SHOWN // 2 :]}"
 
 
 def _is_short(message: Message) -> bool:

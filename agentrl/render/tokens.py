@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, normalizers
 
 from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
+from agentrl.render.call_form import with_json_arguments
 from agentrl.render.content_guard import BREAK, ContentGuard
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
@@ -226,13 +227,18 @@ def find_chat_template(name: str) -> str:
     return name if (CHAT_TEMPLATES / f"{name}.jinja").is_file() else str(Path(name).expanduser().resolve())
 
 
+def shipped_chat_templates() -> list[str]:
+    """Return the names of the shipped chat templates."""
+    return sorted(path.stem for path in CHAT_TEMPLATES.glob("*.jinja"))
+
+
 def read_chat_template(name: str) -> str:
     """Read a chat template: one that is shipped, by its name, or a file.
 
     Raises:
         UsageError: there is none, or it cannot be read.
     """
-    shipped = sorted(path.stem for path in CHAT_TEMPLATES.glob("*.jinja"))
+    shipped = shipped_chat_templates()
     path = CHAT_TEMPLATES / f"{name}.jinja" if name in shipped else Path(name).expanduser()
     try:
         return path.read_text(encoding="utf-8")
@@ -282,6 +288,8 @@ class ChatTemplate:
         self._whole = opening + self.source
         self.guard: ContentGuard | None = None
         """Guards all that the template is given; it is set once the control tokens are known."""
+        self.json_arguments = False
+        """Arguments of tool calls are passed as JSON text; the renderer sets it, which knows how ids of calls look."""
         self._has_system_role = self._accepts_system()
 
     def render(
@@ -303,6 +311,8 @@ class ChatTemplate:
         schemas = [dict(tool) for tool in tools]
         if self.guard is not None:
             rows, schemas = [*map(self.guard.message, rows)], [*map(self.guard.texts, schemas)]
+        if self.json_arguments:
+            rows = [*map(with_json_arguments, rows)]
         for row in rows:
             if "reasoning_content" in row:
                 row[self._reasoning_key] = row.pop("reasoning_content")

@@ -28,10 +28,22 @@ def renderer():
 
 @pytest.fixture
 def play(renderer):
-    """Let a policy that says the given texts, one per turn, play a world through a loop; checks the ledger."""
+    """Let a policy that says the given texts, one per turn, play a world through a loop; checks the ledger.
+
+    Every turn trains, but for those whose indexes are in `untrained`.
+    """
 
     async def run(
-        factory, loop, *answers, options=None, tools=(), instructions="", tool_instructions="", seed=0, **limits
+        factory,
+        loop,
+        *answers,
+        options=None,
+        tools=(),
+        instructions="",
+        tool_instructions="",
+        seed=0,
+        untrained=(),
+        **limits,
     ):
         sent = {}
 
@@ -64,8 +76,11 @@ def play(renderer):
                 prompt = sent[turn.index]
                 assert prompt == sequence.ids_list()[: len(prompt)]
                 assert turn.start <= len(prompt) <= turn.end  # a prefill belongs to the answer, and is sent
-                assert sequence.loss_mask[len(prompt) : turn.end].all()
-            assert int(sequence.loss_mask.sum()) == sum(t.end - len(sent[t.index]) for t in sequence.turns)
+                assert sequence.loss_mask[len(prompt) : turn.end].tolist() == [turn.index not in untrained] * (
+                    turn.end - len(prompt)
+                )
+            trained = [turn for turn in sequence.turns if turn.index not in untrained]
+            assert int(sequence.loss_mask.sum()) == sum(turn.end - len(sent[turn.index]) for turn in trained)
         return Played(trajectory, renderer)
 
     return run

@@ -1,5 +1,6 @@
 """Memories and summaries that the policy writes: what it then sees, what trains, and what an empty one costs."""
 
+import gymnasium
 import pytest
 from agentrl.envs.puzzles.long_qa import SPEC
 
@@ -135,14 +136,93 @@ async def test_an_empty_summary_remembers_nothing_and_is_counted(play):
     assert [turn.valid for turn in played.trajectory.turns] == [True, False, True, False, True]
 
 
-async def test_results_of_tools_are_told_again_after_a_summary(play):
-    call = '<tool_call>\n{"name": "look", "arguments": {"where": "hall"}}\n</tool_call>'
+async def test_results_of_tools_are_told_before_a_summary_and_again_after_it(play):
+    calls = [
+        f'<tool_call>\n{{"name": "look", "arguments": {{"where": "{place}"}}}}\n</tool_call>'
+        for place in ("hall", "attic", "cellar")
+    ]
     act = '<tool_call>\n{"name": "act", "arguments": {"action": "next"}}\n</tool_call>'
     options = {"compact": {"above": 60}}
-    said = [f"{call}\n{call}", "I looked.", act]
+    said = ["\n".join(calls), "I looked.", act]
     played = await play(story, "tool_calling", *said, options=options, tools=[look], max_tokens=4000, max_turns=3)
-    assert "I looked.\n\nNothing in hall.\nNothing in hall." in played.texts[1]
+    asked, _, begun = played.texts[0].partition("This conversation has become long.")
+    shown = [asked.index(f"<tool_response>\nNothing in {place}.") for place in ("hall", "attic", "cellar")]
+    assert shown == sorted(shown)
+    assert begun.partition("<|im_start|>assistant\n")[2] == "I looked.<|im_end|>"
+    assert "I looked.\n\nNothing in hall.\nNothing in attic.\nNothing in cellar." in played.texts[1]
     assert '"name": "look"' in played.texts[1]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+async def test_summaries_train_unless_they_are_not_to(play, trained):
+    options = {**PLAIN, "compact": {"above": 60, "tokens": 40, "trained": trained}}
+    said = ["next", "They moved.", "next", "They moved again.", "rome"]
+    untrained = () if trained else (1, 3)
+    played = await play(story, "react_text", *said, options=options, max_tokens=4000, untrained=untrained)
+    assert [len(sequence.turns) for sequence in played.trajectory.sequences] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+async def test_calls_that_write_the_memory_train_unless_they_are_not_to(play, trained):
+    options = {**PLAIN, "trained": trained}
+    untrained = () if trained else (0, 2, 4)
+    said = ["One.", "next", "Two.", "next", "Three.", "rome"]
+    played = await play(story, "memory", *said, options=options, max_tokens=4000, untrained=untrained)
+    assert len(played.trajectory.turns) == 6
+
+
+class Errand(gymnasium.Env):
+    """Says its goal once, in an observation of several lines, and never again."""
+
+    observation_space = action_space = gymnasium.spaces.Text(2000)
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return "You stand in a hall.\nYour task is to: bring the lamp.\nA door is open.", {}
+
+    def step(self, action):
+        self.count += 1
+        return f"Room {self.count}.", float(self.count == 3), self.count == 3, False, {}
+
+
+async def test_the_task_is_told_in_every_call_after_the_first_observation(play):
+    said = ["One.", "go", "Two.", "go on", "Three.", "take"]
+    played = await play(Errand, "memory", *said, options=PLAIN, max_tokens=4000)
+    assert played.trajectory.reward == 1.0
+    told = ["Task: Your task is to: bring the lamp.\n\nYour memory:" in text for text in played.texts]
+    assert told == [False, False, True, True, True, True]
+    assert [text.count("bring the lamp") for text in played.texts] == [1] * 6
+    assert [text.count("Your last action: ") for text in played.texts] == [0, 0, 1, 0, 1, 0]
+    assert "Your last action: go\nRoom 1." in played.texts[2]
+    assert "Your last action: go on\nRoom 2." in played.texts[4]
+
+
+class Letter(Errand):
+    """Shows a long observation, in which each line says its number, at the start and after an action."""
+
+    letter = "\n".join(f"Line {number} says nothing new at all." for number in range(1, 41))
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return self.letter, {}
+
+    def step(self, action):
+        self.count += 1
+        return self.letter, 1.0, self.count == 2, False, {}
+
+
+async def test_the_last_part_of_a_long_observation_is_in_sight_when_the_policy_acts(play):
+    options = {**PLAIN, "part_tokens": 200}
+    played = await play(Letter, "memory", "seen", options=options, max_tokens=4000, max_observation_tokens=9000)
+    half = len(played.texts) // 2
+    *again, _ = played.texts[half:]
+    assert [text.count("Your last action: seen") for text in again] == [1] + [0] * (len(again) - 1)
+    *writes, acts = played.texts[:half]
+    assert len(writes) > 3
+    assert "Line 1 says" in writes[0]
+    assert ("Line 1 says" in acts, "Line 40 says" in acts, "Line 20 says" in acts) == (False, True, False)
+    assert [text.count("Line 40 says") for text in writes] == [0] * (len(writes) - 1) + [1]
+    assert [text.count("Line 1 says") for text in writes] == [1] + [0] * (len(writes) - 1)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from agentrl.builders.models import (
 from agentrl.builders.resume_rules import RULES, rule_of
 from agentrl.builders.run import resume_run, start_run, stop_signals
 from agentrl.builders.scratch import MAX_FAILED, has_expert, scratch_corpus
+from agentrl.builders.service_tokens import token_breaker
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import parts_of
@@ -408,3 +409,15 @@ async def test_an_external_program_without_a_demonstration_has_a_vocabulary_of_b
     assert notice.startswith("agent.options.demonstration of the external loop is not set: ")
     with pytest.raises(UsageError, match=r"agent\.options\.demonstration="):
         make_agent_loop("external", {"command": ["program"]}).demonstrate("a")
+
+
+def test_tokens_of_a_service_s_model_are_known_where_its_folder_is_here(tmp_path):
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["@@JUDGE@@"]})
+    tokenizer.save_pretrained(tmp_path / "judge")
+    policy = Renderer(build_tokenizer("qwen2.5"))
+    policy.encoder.special_tokens |= {"~~PLAYER~~"}
+    assert token_breaker(str(tmp_path / "judge"))("a @@JUDGE@@ b ~~PLAYER~~") == "a @ @JUDGE@@ b ~~PLAYER~~"
+    assert token_breaker("judge", policy)("a @@JUDGE@@ b ~~PLAYER~~") == "a @@JUDGE@@ b ~ ~PLAYER~~"
+    (tmp_path / "empty").mkdir()
+    assert token_breaker(str(tmp_path / "empty"))("a <|im_end|>") == "a < |im_end|>"

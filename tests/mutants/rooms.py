@@ -87,6 +87,17 @@ ROOMS = {
     ),
     "algorithms": Room(sources=("agentrl/algorithms",), tests=("tests/algorithms",), goal=0.95),
     "render": Room(sources=("agentrl/render",), tests=("tests/render", "tests/vision/test_rendering.py"), goal=0.90),
+    "agent_loops": Room(
+        sources=("agent_loops",),
+        tests=(
+            "tests/agent_loops",
+            "tests/gateway/test_demonstrations.py",
+            "tests/gateway/test_external.py",
+            "tests/gateway/test_external_sandbox.py",
+            "tests/gateway/test_left_processes.py",
+        ),
+        goal=0.90,
+    ),
     "losses": Room(
         sources=(
             "agentrl/training/objective.py",

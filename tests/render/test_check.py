@@ -52,8 +52,8 @@ def test_a_block_that_the_template_wrote_itself_may_be_dropped(renderer_of) -> N
     check_template(renderer_of("qwen3"))
 
 
-def test_tools_without_tool_messages_are_refused(renderer_of) -> None:
-    with pytest.raises(TemplateError, match=r"refuses messages with roles.*tool.*react_text"):
+def test_results_of_tools_need_a_template_that_shows_calls(renderer_of) -> None:
+    with pytest.raises(TemplateError, match=r"does not show the call.*model.chat_template=gemma; or.*react_text"):
         check_template(renderer_of("gemma"), roles=("tool",))
 
 
@@ -61,7 +61,10 @@ MOVES_TOOLS = """{%- for m in messages -%}
 {%- if loop.last and tools -%}<|im_start|>tools{{ tools | tojson }}<|im_end|>
 {% endif -%}
 <|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
+{{ m.content }}
+{%- for c in m.tool_calls %}<tool_call>
+{{ c.function | tojson }}
+</tool_call>{% endfor %}<|im_end|>
 {% endfor -%}{% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
 NUMBERS_MESSAGES = """{%- for m in messages -%}

@@ -1,403 +1,562 @@
-"""Chat templates with the rules of the families that have notations of their own, for tests without a download."""
+"""Chat templates of GLM, Kimi, gpt-oss, MiniMax and Llama 4, retyped; see `support.chat_templates`."""
 
 from __future__ import annotations
 
-MISTRAL = r"""
-{{- bos_token }}
-{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
-{{- '[SYSTEM_PROMPT]' + messages[0].content + '[/SYSTEM_PROMPT]' if messages[0].role == 'system' else '' }}
-{{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' if tools else '' }}
-{%- for message in turns %}
-{%- if message.role == 'user' %}
-{{- '[INST]' + message.content + '[/INST]' }}
-{%- elif message.role == 'tool' %}
-{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}
-{%- else %}
-{{- message.content }}
-{%- for call in message.tool_calls %}
-{{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' + (call.function.arguments | tojson) }}
-{%- endfor %}
-{{- eos_token }}
-{%- endif %}
-{%- endfor %}
-"""
-"""Version 13 of Mistral's format: system prompt and tools first, calls as name and arguments, no header of answers."""
-
-MISTRAL_V3 = r"""
-{{- bos_token }}
-{%- set opening = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}
-{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
-{%- set memory = namespace(last_user=-1) %}
-{%- for message in turns %}
-{%- if message.role == 'user' %}{%- set memory.last_user = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- for message in turns %}
-{%- if message.role == 'user' %}
-{%- set last = loop.index0 == memory.last_user %}
-{{- '[AVAILABLE_TOOLS] ' + (tools | tojson) + '[/AVAILABLE_TOOLS]' if last and tools else '' }}
-{{- '[INST] ' + (opening if last else '') + message.content + '[/INST]' }}
-{%- elif message.role == 'tool' %}
-{%- if message.tool_call_id | length != 9 %}{{- raise_exception('ids of calls have nine characters') }}{%- endif %}
-{{- '[TOOL_RESULTS] {"content": ' + (message.content | tojson) + ', "call_id": "' + message.tool_call_id + '"}' }}
-{{- '[/TOOL_RESULTS]' }}
-{%- elif message.tool_calls %}
-{{- '[TOOL_CALLS] [' }}
-{%- for call in message.tool_calls %}
-{%- if call.id | length != 9 %}{{- raise_exception('ids of calls have nine characters') }}{%- endif %}
-{{- '{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) }}
-{{- ', "id": "' + call.id + '"}' + ('' if loop.last else ', ') }}
-{%- endfor %}
-{{- ']' + eos_token }}
-{%- else %}
-{{- ' ' + message.content + eos_token }}
-{%- endif %}
-{%- endfor %}
-"""
-"""Version 3: system prompt and tools move to the last user message, calls are a JSON array with ids."""
-
 GLM45 = r"""
 {{- '[gMASK]<sop>' }}
-{%- if tools %}
-{{- '<|system|>\n# Tools\n\nYou may call functions. Their signatures are between <tools></tools>:\n<tools>\n' }}
-{%- for tool in tools %}{{- (tool | tojson(ensure_ascii=False)) + '\n' }}{%- endfor %}
-{{- '</tools>\n\nWrite a call like this:\n<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n' }}
-{{- '<arg_value>{value}</arg_value>\n</tool_call>' }}
-{%- endif %}
-{%- set memory = namespace(last_user=-1) %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}{%- set memory.last_user = loop.index0 %}{%- endif %}
+{%- if tools -%}
+<|system|>
+# Tools
+
+You may call functions. Their signatures are between <tools></tools>:
+<tools>
+{% for tool in tools %}
+{{ tool | tojson(ensure_ascii=False) }}
+{% endfor %}
+</tools>
+
+Write a call like this:
+<tool_call>{function-name}
+<arg_key>{arg-key-1}</arg_key>
+<arg_value>{arg-value-1}</arg_value>
+...
+</tool_call>{%- endif -%}
+{%- macro visible_text(content) -%}
+{%- if content is string -%}
+{{- content }}
+{%- elif content is iterable and content is not mapping -%}
+{%- for item in content -%}
+{%- if item is mapping and item.type == 'text' -%}{{- item.text }}{%- elif item is string -%}{{- item }}{%- endif -%}
+{%- endfor -%}
+{%- else -%}
+{{- content }}
+{%- endif -%}
+{%- endmacro -%}
+{%- set ns = namespace(last_user_index=-1) %}
+{%- for m in messages %}
+{%- if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{%- endif %}
 {%- endfor %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{{- '<|user|>\n' + message.content }}
-{%- if enable_thinking is defined and not enable_thinking and not message.content.endswith('/nothink') %}
-{{- '/nothink' }}
-{%- endif %}
-{%- elif message.role == 'assistant' %}
-{{- '<|assistant|>\n<think>' + (message.reasoning_content | trim if message.reasoning_content and
-    loop.index0 > memory.last_user else '') + '</think>' }}
-{{- '\n' + message.content | trim if message.content | trim else '' }}
-{%- for call in message.tool_calls %}
-{{- '\n<tool_call>' + call.function.name + '\n' }}
-{%- for key, value in call.function.arguments.items() %}
-{{- '<arg_key>' + key + '</arg_key>\n<arg_value>' }}
-{{- (value if value is string else value | tojson(ensure_ascii=False)) + '</arg_value>\n' }}
-{%- endfor %}
-{{- '</tool_call>' }}
-{%- endfor %}
-{%- elif message.role == 'tool' %}
-{{- '<|observation|>' if loop.first or loop.previtem.role != 'tool' else '' }}
-{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{% for m in messages %}
+{%- if m.role == 'user' -%}<|user|>
+{{ visible_text(m.content) }}
+{{- '/nothink' if (enable_thinking is defined and not enable_thinking and
+    not visible_text(m.content).endswith("/nothink")) else '' -}}
+{%- elif m.role == 'assistant' -%}
+<|assistant|>
+{%- set reasoning_content = '' %}
+{%- set content = visible_text(m.content) %}
+{%- if m.reasoning_content is string %}
+{%- set reasoning_content = m.reasoning_content %}
 {%- else %}
-{{- '<|system|>\n' + message.content }}
+{%- if '</think>' in content %}
+{%- set reasoning_content = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
+{%- set content = content.split('</think>')[-1].lstrip('\n') %}
 {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|assistant|>' }}
-{{- '\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}
 {%- endif %}
-"""
-"""Roles as special tokens and no end of turn; thinking before the last user message is dropped."""
+{%- if loop.index0 > ns.last_user_index and reasoning_content -%}
+{{ '\n<think>' + reasoning_content.strip() +  '</think>'}}
+{%- else -%}
+{{ '\n<think></think>' }}
+{%- endif -%}
+{%- if content.strip() -%}
+{{ '\n' + content.strip() }}
+{%- endif -%}
+{% if m.tool_calls %}
+{% for tc in m.tool_calls %}
+{%- if tc.function %}
+{%- set tc = tc.function %}
+{%- endif %}
+{{ '\n<tool_call>' + tc.name }}
+{% set _args = tc.arguments %}
+{% for k, v in _args.items() %}
+<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson(ensure_ascii=False) if v is not string else v }}</arg_value>
+{% endfor %}
+</tool_call>{% endfor %}
+{% endif %}
+{%- elif m.role == 'tool' -%}
+{%- if m.content is string -%}
+{%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}
+{{- '<|observation|>' }}
+{%- endif %}
+{{- '\n<tool_response>\n' }}
+{{- m.content }}
+{{- '\n</tool_response>' }}
+{%- else -%}
+<|observation|>{% for tr in m.content %}
 
-_DEEPSEEK_OPENING = r"""
-{%- set opening = namespace(text='') %}
-{%- for message in messages %}
-{%- if message.role == 'system' %}
-{%- set opening.text = opening.text + ('\n\n' if opening.text else '') + message.content %}
-{%- endif %}
-{%- endfor %}
-{{- bos_token + opening.text }}
+<tool_response>
+{{ tr.output if tr.output is defined else tr }}
+</tool_response>{% endfor -%}
+{% endif -%}
+{%- elif m.role == 'system' -%}
+<|system|>
+{{ visible_text(m.content) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|assistant|>{{- '\n<think></think>' if (enable_thinking is defined and not enable_thinking) else '' -}}
+{%- endif -%}
 """
+"""Roles as special tokens and no end of turn; arguments must be a mapping; earlier thinking is dropped."""
 
-DEEPSEEK_V3 = (
-    _DEEPSEEK_OPENING
-    + r"""
-{%- set state = namespace(tool=false) %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{%- set state.tool = false %}
-{{- '<｜User｜>' + message.content + ('<｜Assistant｜>' if not loop.last else '') }}
-{%- elif message.role == 'assistant' %}
-{%- set state.tool = false %}
-{{- message.content.split('</think>')[-1] if '</think>' in message.content else message.content }}
-{%- for call in message.tool_calls %}
-{{- '<｜tool▁calls▁begin｜>' if loop.first else '\n' }}
-{{- '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name + '\n```json\n' }}
-{{- (call.function.arguments | tojson) + '\n```<｜tool▁call▁end｜>' }}
-{{- '<｜tool▁calls▁end｜>' if loop.last else '' }}
-{%- endfor %}
-{{- '<｜end▁of▁sentence｜>' }}
-{%- elif message.role == 'tool' %}
-{%- set state.tool = true %}
-{{- '<｜tool▁outputs▁begin｜>' if loop.previtem.role != 'tool' else '\n' }}
-{{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
-{{- '<｜tool▁outputs▁end｜>' if loop.last or loop.nextitem.role != 'tool' else '' }}
-{%- endif %}
-{%- endfor %}
-{{- '<｜Assistant｜>' if add_generation_prompt and not state.tool else '' }}
+KIMI_K2_FIRST = r"""
+{%- if tools -%}
+{{- '<|im_system|>tool_declare<|im_middle|>' -}}
+{{- tools | tojson -}}
+{{- '<|im_end|>' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if loop.first and messages[0]['role'] != 'system' -%}
+{{ '<|im_system|>system<|im_middle|>You are a helpful assistant<|im_end|>' }}
+{%- endif -%}
+{%- if message['role'] == 'system' -%}
+{{ '<|im_system|>system<|im_middle|>' }}
+{%- elif message['role'] == 'user' -%}
+{{ '<|im_user|>user<|im_middle|>' }}
+{%- elif message['role'] == 'assistant' -%}
+{{ '<|im_assistant|>assistant<|im_middle|>' }}
+{%- elif message['role'] == 'tool' -%}
+{{ '<|im_system|>tool<|im_middle|>' }}
+{%- endif -%}
+{%- if message['content'] is string -%}
+{{- message['content'] + '<|im_end|>' -}}
+{%- else -%}
+{%- for content in message['content'] -%}
+{{ content['text'] }}
+{%- endfor -%}
+{{ '<|im_end|>' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|im_assistant|>assistant<|im_middle|>' }}
+{%- endif -%}
 """
-)
-"""Roles as special tokens, calls with fenced JSON; after results the answer begins without a header."""
+"""Kimi K2, first template: tools are shown, calls are not."""
 
-DEEPSEEK_V31 = (
-    _DEEPSEEK_OPENING
-    + r"""
-{{- '\n\n## Tools\nYou have these tools:\n' if tools else '' }}
-{%- for tool in tools or [] %}{{- '\n' + (tool.function | tojson) + '\n' }}{%- endfor %}
-{{- '\nCall them with <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>arguments' if tools else '' }}
-{{- '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' if tools else '' }}
-{%- set state = namespace(user=false) %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{%- set state.user = true %}
-{{- '<｜User｜>' + message.content }}
-{%- elif message.role == 'assistant' %}
-{{- '<｜Assistant｜></think>' if state.user else '' }}
-{%- set state.user = false %}
-{{- message.content.split('</think>', 1)[-1] if '</think>' in message.content else message.content }}
-{%- for call in message.tool_calls %}
-{{- '<｜tool▁calls▁begin｜>' if loop.first else '' }}
-{{- '<｜tool▁call▁begin｜>' + call.function.name + '<｜tool▁sep｜>' + (call.function.arguments | tojson) }}
-{{- '<｜tool▁call▁end｜>' + ('<｜tool▁calls▁end｜>' if loop.last else '') }}
-{%- endfor %}
-{{- '<｜end▁of▁sentence｜>' }}
-{%- elif message.role == 'tool' %}
-{{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt and state.user %}
-{{- '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}
-{%- endif %}
-"""
-)
-"""Calls with bare JSON; a mark after the header says whether the answer thinks, and thinking is always dropped."""
-
-DEEPSEEK_V32 = r"""
-{%- set dsml = '｜DSML｜' %}
-{%- set memory = namespace(last_user=-1, calls=0) %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}{%- set memory.last_user = loop.index0 %}{%- endif %}
-{%- endfor %}
-{{- bos_token }}
-{%- set own = messages[0].content if messages[0].role == 'system' else '' %}
-{{- own + ('\n\n' if own and tools else '') }}
-{%- if tools %}
-{{- '## Tools\nCall tools with a "<' + dsml + 'function_calls>" block of "<' + dsml + 'invoke>" tags:\n<functions>\n' }}
-{%- for tool in tools %}{{- (tool.function | tojson(ensure_ascii=False)) + '\n' }}{%- endfor %}
-{{- '</functions>\n' }}
-{%- endif %}
-{%- for message in messages %}
-{%- if message.role == 'user' %}
-{{- '<｜User｜>' + message.content + '<｜Assistant｜>' }}
-{{- '<think>' if loop.index0 == memory.last_user and thinking else '</think>' }}
-{%- elif message.role == 'assistant' %}
-{%- set memory.calls = message.tool_calls | length %}
-{{- (message.reasoning_content or '') + '</think>' if thinking and loop.index0 > memory.last_user else '' }}
-{{- message.content }}
-{%- for call in message.tool_calls %}
-{{- '\n\n<' + dsml + 'function_calls>\n' if loop.first else '\n' }}
-{{- '<' + dsml + 'invoke name="' + call.function.name + '">\n' }}
-{%- for key, value in call.function.arguments.items() %}
-{{- '<' + dsml + 'parameter name="' + key + '" string="' + ('true' if value is string else 'false') + '">' }}
-{{- (value if value is string else value | tojson(ensure_ascii=False)) + '</' + dsml + 'parameter>' }}
-{{- '' if loop.last else '\n' }}
-{%- endfor %}
-{{- '\n</' + dsml + 'invoke>' + ('\n</' + dsml + 'function_calls>' if loop.last else '') }}
-{%- endfor %}
-{{- '<｜end▁of▁sentence｜>' }}
-{%- elif message.role == 'tool' %}
-{%- if not memory.calls %}{{- raise_exception('a result without a call') }}{%- endif %}
-{%- set first = loop.previtem.role != 'tool' %}
-{%- set last = loop.last or loop.nextitem.role != 'tool' %}
-{{- ('\n\n<function_results>' if first else '') + '\n<result>' + message.content + '</result>' }}
-{{- '\n</function_results>\n\n' + ('<think>' if thinking and loop.index0 >= memory.last_user else '</think>')
-    if last else '' }}
-{%- endif %}
-{%- endfor %}
-"""
-"""Tags marked as DSML, each argument with its kind; thinking is kept between tool results only."""
-
-_KIMI_HEAD = r"""
-{%- macro head(message) %}
-{{- '<|im_' + ('system' if message.role == 'tool' else message.role) + '|>' + (message.name or message.role) }}
-{{- '<|im_middle|>' }}
-{%- endmacro %}
-{%- macro calls(message) %}
-{%- for call in message.tool_calls %}
-{{- '<|tool_calls_section_begin|>' if loop.first else '' }}
-{{- '<|tool_call_begin|>' + call.id + '<|tool_call_argument_begin|>' + (call.function.arguments | tojson) }}
-{{- '<|tool_call_end|>' + ('<|tool_calls_section_end|>' if loop.last else '') }}
-{%- endfor %}
-{%- endmacro %}
-{%- if tools %}
-{{- '<|im_system|>tool_declare<|im_middle|>' + (tools | tojson(separators=(',', ':'))) + '<|im_end|>' }}
-{%- endif %}
-{%- if messages[0].role != 'system' %}
-{{- '<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>' }}
-{%- endif %}
+_KIMI_MACROS = r"""
+{%- macro set_roles(message) -%}
+{%- set role_name =  message.get('name') or  message['role'] -%}
+{%- if message['role'] == 'user' -%}
+<|im_user|>{{role_name}}<|im_middle|>
+{%- elif message['role'] == 'assistant' -%}
+<|im_assistant|>{{role_name}}<|im_middle|>
+{%- else -%}
+<|im_system|>{{role_name}}<|im_middle|>
+{%- endif -%}
+{%- endmacro -%}
+{%- macro render_toolcalls(message) -%}
+<|tool_calls_section_begin|>
+{%- for tool_call in message['tool_calls'] -%}
+{%- set formatted_id = tool_call['id'] -%}
+<|tool_call_begin|>{{ formatted_id }}<|tool_call_argument_begin|>{% if tool_call['function']['arguments'] is string %}
+{{- tool_call['function']['arguments'] }}{% else %}{{ tool_call['function']['arguments'] | tojson }}{% endif %}
+<|tool_call_end|>
+{%- endfor -%}
+<|tool_calls_section_end|>
+{%- endmacro -%}
+{%- if tools -%}
+<|im_system|>tool_declare<|im_middle|>{{ tools | tojson() }}<|im_end|>
+{%- endif -%}
+{%- if messages|length == 0 or messages[0]['role'] != 'system' -%}
+<|im_system|>system<|im_middle|>You are Kimi, an AI assistant created by Moonshot AI.<|im_end|>
+{%- endif -%}
 """
 
 KIMI_K2 = (
-    _KIMI_HEAD
+    _KIMI_MACROS
     + r"""
-{%- for message in messages %}
-{{- head(message) }}
-{{- '## Return of ' + message.tool_call_id + '\n' if message.role == 'tool' else '' }}
-{{- message.content + calls(message) + '<|im_end|>' }}
-{%- endfor %}
-{{- '<|im_assistant|>assistant<|im_middle|>' if add_generation_prompt else '' }}
+{%- for message in messages -%}
+{{ set_roles(message) }}
+{%- if message['role'] == 'assistant' and message.get('tool_calls') -%}
+{%- if message['content'] -%}{{ message['content'] }}{%- endif -%}
+{{ render_toolcalls(message) }}
+{%- elif message['role'] == 'tool' -%}
+## Return of {{ message.tool_call_id }}{{ '\n' + message['content'] }}
+{%- elif message['content'] is string -%}
+{{ message['content'] }}
+{%- endif -%}
+<|im_end|>
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|im_assistant|>assistant<|im_middle|>
+{%- endif -%}
 """
 )
 """Roles as special tokens, a default system prompt, ids that hold the tool's name."""
 
 KIMI_K2_THINKING = (
-    _KIMI_HEAD
+    _KIMI_MACROS
     + r"""
-{%- set memory = namespace(last_plain=-1) %}
-{%- for message in messages %}
-{%- if message.role == 'assistant' and not message.tool_calls %}{%- set memory.last_plain = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-{{- head(message) }}
-{{- '## Return of ' + message.tool_call_id + '\n' if message.role == 'tool' else '' }}
-{%- if message.role == 'assistant' %}
-{%- set old = loop.index0 <= memory.last_plain %}
-{{- '<think>' + ('' if old else message.reasoning_content or '') + '</think>' }}
-{%- endif %}
-{{- message.content + calls(message) + '<|im_end|>' }}
-{%- endfor %}
-{{- '<|im_assistant|>assistant<|im_middle|>' if add_generation_prompt else '' }}
+{%- macro one(message, thought) -%}
+{{ set_roles(message) }}
+{%- if message['role'] == 'assistant' -%}
+<think>{{ thought }}</think>{{ message['content'] }}
+{%- if message.get('tool_calls') -%}{{ render_toolcalls(message) }}{%- endif -%}
+{%- elif message['role'] == 'tool' -%}
+## Return of {{ message.tool_call_id }}{{ '\n' + message['content'] }}
+{%- elif message['content'] is not none -%}
+{{ message['content'] }}
+{%- endif -%}
+<|im_end|>
+{%- endmacro -%}
+{%- set ns = namespace(last_non_tool_call_assistant_msg=-1) -%}
+{%- for idx in range(messages|length-1, -1, -1) -%}
+{%- if messages[idx]['role'] == 'assistant' and not messages[idx].get('tool_calls') -%}
+{%- set ns.last_non_tool_call_assistant_msg = idx -%}
+{%- break -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set hist_msgs = messages[:ns.last_non_tool_call_assistant_msg+1] -%}
+{%- set suffix_msgs = messages[ns.last_non_tool_call_assistant_msg+1:] -%}
+{%- for message in hist_msgs -%}{{ one(message, '') }}{%- endfor -%}
+{%- for message in suffix_msgs -%}{{ one(message, message.get('reasoning_content', '')) }}{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|im_assistant|>assistant<|im_middle|>
+{%- endif -%}
 """
 )
 """The same with thinking, which is kept until the model answers without a call."""
 
 GPT_OSS = r"""
-{%- set opening = messages[0].content if messages[0].role == 'system' else '' %}
-{%- set turns = messages[1:] if opening else messages %}
-{{- '<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n' }}
-{{- 'Knowledge cutoff: 2024-06\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\nReasoning: medium\n\n' }}
-{{- '# Valid channels: analysis, commentary, final. Channel must be included for every message.' }}
-{{- '\nCalls to these tools must go to the commentary channel: \'functions\'.' if tools else '' }}
-{{- '<|end|>' }}
-{%- if opening or tools %}
-{{- '<|start|>developer<|message|>' + ('# Instructions\n\n' + opening + '\n\n' if opening else '') }}
-{%- for tool in tools or [] %}
-{{- '# Tools\n\n## functions\n\nnamespace functions {\n\n' if loop.first else '' }}
-{{- '// ' + tool.function.description + '\ntype ' + tool.function.name + ' = (_: ' }}
-{{- (tool.function.parameters | tojson) + ') => any;\n\n' + ('} // namespace functions' if loop.last else '') }}
+{%- macro render_tool_namespace(namespace_name, tools) -%}
+{{- "## " + namespace_name + "\n\n" }}
+{{- "namespace " + namespace_name + " {\n\n" }}
+{%- for tool in tools %}
+{%- set tool = tool.function %}
+{{- "// " + tool.description + "\n" }}
+{{- "type "+ tool.name + " = " }}
+{%- if tool.parameters and tool.parameters.properties %}
+{{- "(_: {\n" }}
+{%- for param_name, param_spec in tool.parameters.properties.items() %}
+{{- param_name }}
+{%- if param_name not in (tool.parameters.required or []) -%}
+{{- "?" }}
+{%- endif -%}
+{{- ": " + (param_spec.type if param_spec.type is string else "any") + ",\n" }}
 {%- endfor %}
-{{- '<|end|>' }}
-{%- endif %}
-{%- set state = namespace(call=none, last_final=-1) %}
-{%- for message in turns %}
-{%- if message.role == 'assistant' and not message.tool_calls %}
-{%- set state.last_final = loop.index0 %}
-{%- endif %}
+{{- "}) => any;\n\n" }}
+{%- else -%}
+{{- "() => any;\n\n" }}
+{%- endif -%}
 {%- endfor %}
-{%- for message in turns %}
-{%- if message.role == 'assistant' and message.tool_calls %}
-{%- set thought = message.thinking or message.content %}
-{%- if thought and loop.index0 > state.last_final %}
-{{- '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}
+{{- "} // namespace " + namespace_name }}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n" }}
+{{- "Knowledge cutoff: 2024-06\n" }}
+{{- "Current date: " + strftime_now("%Y-%m-%d") + "\n\n" }}
+{%- if reasoning_effort is not defined %}
+{%- set reasoning_effort = "medium" %}
 {%- endif %}
-{%- set state.call = message.tool_calls[0].function %}
-{{- '<|start|>assistant to=functions.' + state.call.name + '<|channel|>commentary json<|message|>' }}
-{{- (state.call.arguments | tojson) + '<|call|>' }}
-{%- elif message.role == 'assistant' %}
-{%- if loop.last and not add_generation_prompt %}
-{%- if message.thinking %}
-{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}
-{%- endif %}
-{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|return|>' }}
+{{- "Reasoning: " + reasoning_effort + "\n\n" }}
+{{- "# Valid channels: analysis, commentary, final. Channel must be included for every message." }}
+{%- if tools -%}
+{{- "\nCalls to these tools must go to the commentary channel: 'functions'." }}
+{%- endif -%}
+{{- "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+{%- set developer_message = messages[0].content %}
+{%- set loop_messages = messages[1:] %}
 {%- else %}
-{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+{%- set developer_message = "" %}
+{%- set loop_messages = messages %}
 {%- endif %}
-{%- set state.call = none %}
-{%- elif message.role == 'tool' %}
-{%- if state.call is none %}{{- raise_exception('a result without a call') }}{%- endif %}
-{{- '<|start|>functions.' + state.call.name + ' to=assistant<|channel|>commentary<|message|>' }}
-{{- (message.content | tojson) + '<|end|>' }}
-{%- else %}
-{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+{%- if developer_message or tools %}
+{{- "<|start|>developer<|message|>" }}
+{%- if developer_message %}
+{{- "# Instructions\n\n" }}
+{{- developer_message }}
+{%- endif %}
+{%- if tools -%}
+{{- "\n\n" }}
+{{- "# Tools\n\n" }}
+{{- render_tool_namespace("functions", tools) }}
+{%- endif -%}
+{{- "<|end|>" }}
+{%- endif %}
+{%- set last_tool_call = namespace(name=none) %}
+{%- for message in loop_messages -%}
+{%- if message.role == 'assistant' -%}
+{%- if "content" in message %}
+{%- if "<|channel|>analysis<|message|>" in message.content or "<|channel|>final<|message|>" in message.content %}
+{{- raise_exception("A message has channel tags in its content.") }}
+{%- endif %}
+{%- endif %}
+{%- if "tool_calls" in message %}
+{%- set future_final_message = namespace(found=false) %}
+{%- for future_message in loop_messages[loop.index:] %}
+{%- if future_message.role == 'assistant' and "tool_calls" not in future_message %}
+{%- set future_final_message.found = true %}
 {%- endif %}
 {%- endfor %}
-{{- '<|start|>assistant' if add_generation_prompt else '' }}
+{%- set tool_call = message.tool_calls[0] %}
+{%- if tool_call.function %}
+{%- set tool_call = tool_call.function %}
+{%- endif %}
+{%- if message.content and message.thinking %}
+{{- raise_exception("Cannot pass both content and thinking in an assistant message with tool calls!") }}
+{%- elif message.content and not future_final_message.found %}
+{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.content + "<|end|>" }}
+{%- elif message.thinking and not future_final_message.found %}
+{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+{%- endif %}
+{{- "<|start|>assistant to=" }}
+{{- "functions." + tool_call.name + "<|channel|>commentary " }}
+{{- (tool_call.content_type if tool_call.content_type is defined else "json") + "<|message|>" }}
+{{- tool_call.arguments|tojson }}
+{{- "<|call|>" }}
+{%- set last_tool_call.name = tool_call.name %}
+{%- elif loop.last and not add_generation_prompt %}
+{%- if "thinking" in message %}
+{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}
+{%- endif %}
+{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+{%- else %}
+{{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+{%- set last_tool_call.name = none %}
+{%- endif %}
+{%- elif message.role == 'tool' -%}
+{%- if last_tool_call.name is none %}
+{{- raise_exception("Message has tool role, but there was no previous assistant message with a tool call!") }}
+{%- endif %}
+{{- "<|start|>functions." + last_tool_call.name }}
+{{- " to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+{%- elif message.role == 'user' -%}
+{{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- "<|start|>assistant" }}
+{%- endif -%}
 """
 """Harmony: channels, one call per message, results as JSON; thinking is dropped once a final answer follows it."""
 
 MINIMAX_M2 = r"""
-{%- set opening = messages[0].content if messages[0].role == 'system' else 'You are a helpful assistant.' %}
-{{- ']~!b[]~b]system\n' + opening }}
-{%- if tools %}
-{{- '\n\n# Tools\nYou may call tools. Their schemas:\n<tools>\n' }}
-{%- for tool in tools %}{{- '<tool>' + (tool.function | tojson(ensure_ascii=False)) + '</tool>\n' }}{%- endfor %}
-{{- '</tools>\n\nWrite calls like this:\n<minimax:tool_call>\n<invoke name="tool">\n' }}
-{{- '<parameter name="argument">value</parameter>\n</invoke>\n</minimax:tool_call>' }}
-{%- endif %}
+{%- set toolcall_begin_token = '<minimax:tool_call>' -%}
+{%- set toolcall_end_token = '</minimax:tool_call>' -%}
+{%- macro render_tool_namespace(namespace_name, tool_list) -%}
+{%- for tool in tool_list -%}
+<tool>{{ tool.function | tojson(ensure_ascii=False) }}</tool>
+{% endfor -%}
+{%- endmacro -%}
+{%- macro visible_text(content) -%}
+{%- if content is string -%}
+{{ content }}
+{%- elif content is iterable and content is not mapping -%}
+{%- for item in content -%}
+{%- if item is mapping and item.type == 'text' -%}{{- item.text }}{%- elif item is string -%}{{- item }}{%- endif -%}
+{%- endfor -%}
+{%- else -%}
+{{- content }}
+{%- endif -%}
+{%- endmacro -%}
+{%- set system_message = none -%}
+{%- set conversation_messages = messages -%}
+{%- if messages and messages[0].role == "system" -%}
+{%- set system_message = messages[0] -%}
+{%- set conversation_messages = messages[1:] -%}
+{%- endif -%}
+{%- set ns = namespace(last_user_index=-1) %}
+{%- for m in conversation_messages %}
+{%- if m.role == 'user' %}{% set ns.last_user_index = loop.index0 -%}{%- endif %}
+{%- endfor %}
+{{- ']~!b[' ~ ']~b]system' ~ '\n' }}
+{{- visible_text(system_message.content) if system_message and system_message.content else
+    "You are a helpful assistant." }}
+{%- if tools -%}
+{{- '\n\n' ~ '# Tools' ~ '\n' ~ 'You may call tools. Their schemas:' ~ '\n' }}
+{{- '\n' ~ '<tools>' ~ '\n' }}
+{{- render_tool_namespace("functions", tools) }}
+{{- '</tools>' ~ '\n\n' }}
+{{- 'Write calls like this:' ~ '\n' }}
+{{- '\n' ~ toolcall_begin_token }}
+<invoke name="tool-name-1">
+<parameter name="param-key-1">param-value-1</parameter>
+...
+</invoke>
+{{- '\n' ~ toolcall_end_token }}
+{%- endif -%}
 {{- '[e~[\n' }}
-{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
-{%- set memory = namespace(last_user=-1) %}
-{%- for message in turns %}
-{%- if message.role == 'user' %}{%- set memory.last_user = loop.index0 %}{%- endif %}
-{%- endfor %}
-{%- for message in turns %}
-{%- if message.role == 'assistant' %}
-{{- ']~b]ai\n' }}
-{%- if message.reasoning_content and loop.index0 > memory.last_user %}
-{{- '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}
-{%- endif %}
-{{- message.content }}
-{%- for call in message.tool_calls %}
-{{- '\n<minimax:tool_call>\n' if loop.first else '' }}
-{{- '<invoke name="' + call.function.name + '">\n' }}
-{%- for key, value in call.function.arguments.items() %}
-{{- '<parameter name="' + key + '">' + (value if value is string else value | tojson(ensure_ascii=False)) }}
-{{- '</parameter>\n' }}
-{%- endfor %}
-{{- '</invoke>\n' + ('</minimax:tool_call>' if loop.last else '') }}
-{%- endfor %}
-{{- '[e~[\n' }}
-{%- elif message.role == 'tool' %}
-{{- ']~b]tool' if loop.previtem.role != 'tool' else '' }}
-{{- '\n<response>' + message.content + '</response>' }}
-{{- '[e~[\n' if loop.last or loop.nextitem.role != 'tool' else '' }}
+{%- set last_tool_call = namespace(name=none) -%}
+{%- for message in conversation_messages -%}
+{%- if message.role == 'assistant' -%}
+{{- ']~b]ai' ~ '\n' }}
+{%- set reasoning_content = '' %}
+{%- set content = visible_text(message.content) %}
+{%- if message.reasoning_content is string %}
+{%- set reasoning_content = message.reasoning_content %}
 {%- else %}
-{{- ']~b]' + message.role + '\n' + message.content + '[e~[\n' }}
+{%- if '</think>' in content %}
+{%- set reasoning_content = content.split('</think>')[0].strip('\n').split('<think>')[-1].strip('\n') %}
+{%- set content = content.split('</think>')[-1].strip('\n') %}
+{%- endif %}
+{%- endif %}
+{%- if reasoning_content and loop.index0 > ns.last_user_index -%}
+{{- '<think>' ~ '\n' ~ reasoning_content ~ '\n' ~ '</think>' ~ '\n\n' }}
+{%- endif -%}
+{%- if content -%}
+{{- content }}
+{%- endif -%}
+{%- if message.tool_calls -%}
+{{- '\n' ~ toolcall_begin_token ~ '\n' }}
+{%- for tool_call in message.tool_calls -%}
+{%- if tool_call.function %}
+{%- set tool_call = tool_call.function %}
+{%- endif %}
+{{- '<invoke name="' + tool_call.name + '">' }}
+{% set _args = tool_call.arguments %}
+{%- for k, v in _args.items() %}
+{{- '\n<parameter name="' + k + '">' }}
+{{- v | tojson(ensure_ascii=False) if v is not string else v }}
+{{- '</parameter>' }}
+{%- endfor %}
+{{- '\n</invoke>' ~ '\n' }}
+{%- endfor -%}
+{{- toolcall_end_token}}
+{%- set last_tool_call.name = message.tool_calls[-1].function.name -%}
+{%- else -%}
+{%- set last_tool_call.name = none -%}
+{%- endif -%}
+{{- '[e~[' ~ '\n' }}
+{%- elif message.role == 'tool' -%}
+{%- if last_tool_call.name is none -%}
+{{- raise_exception("Message has tool role, but there was no previous assistant message with a tool call!") }}
+{%- endif -%}
+{%- if loop.first or (conversation_messages[loop.index0 - 1].role != 'tool') -%}
+{{- ']~b]tool' }}
+{%- endif -%}
+{%- if message.content is string -%}
+{{- '\n<response>' }}
+{{- message.content }}
+{{- '</response>' }}
+{%- else -%}
+{%- for tr in message.content -%}
+{{- '\n<response>' ~ tr ~ '\n</response>' }}
+{%- endfor -%}
+{%- endif -%}
+{%- if loop.last or (conversation_messages[loop.index0 + 1].role != 'tool') -%}
+{{- '[e~[\n' -}}
+{%- endif -%}
+{%- elif message.role == 'user' -%}
+{{- ']~b]user' ~ '\n' }}
+{{- visible_text(message.content) }}
+{{- '[e~[' ~ '\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- ']~b]ai' ~ '\n' ~ '<think>' ~ '\n' }}
+{%- endif -%}
+"""
+"""Roles after a special token, thinking opened by the prompt and kept after the last user message only; arguments must
+be a mapping, and a result must follow a call."""
+
+_LLAMA4_MESSAGES = r"""
+{%- for message in messages %}
+{%- if not (message.role == 'ipython' or message.role == 'tool' or ('tool_calls' in message and
+    message.tool_calls|length != 0 )) %}
+{{- '<|header_start|>' + message['role'] + '<|header_end|>\n\n' }}
+{%- if message['content'] is string %}
+{{- message['content'] }}
+{%- else %}
+{%- for content in message['content'] %}{{- content['text'] | trim }}{%- endfor %}
+{%- endif %}
+{{- "<|eot|>" }}
+{%- elif 'tool_calls' in message %}
+{{- '<|header_start|>assistant<|header_end|>\n\n' -}}
+CALLS
+{{- "<|eot|>" }}
+{%- elif message.role == "tool" or message.role == "ipython" %}
+{{- "<|header_start|>ipython<|header_end|>\n\n" }}
+{%- if message.content is string %}
+{{- message.content | tojson }}
+{%- endif %}
+{{- "<|eot|>" }}
 {%- endif %}
 {%- endfor %}
-{{- ']~b]ai\n<think>\n' if add_generation_prompt else '' }}
+{%- if add_generation_prompt %}
+{{- '<|header_start|>assistant<|header_end|>\n\n' }}
+{%- endif %}
 """
-"""Roles after a special token, thinking opened by the prompt and kept after the last user message only."""
 
 LLAMA4 = r"""
-{%- macro header(role) %}{{- '<|header_start|>' + role + '<|header_end|>\n\n' }}{%- endmacro %}
 {{- bos_token }}
-{%- set opening = messages[0].content if messages[0].role == 'system' else '' %}
-{%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
-{%- if opening or tools %}
-{{- header('system') + opening }}
-{%- if tools %}
-{{- '\nCall functions with [function(argument=value, ...)] and nothing else. The functions:\n' + (tools | tojson) }}
+{%- if not tools is defined %}
+{%- set tools = none %}
 {%- endif %}
-{{- '<|eot|>' }}
-{%- endif %}
-{%- for message in turns %}
-{%- if message.role == 'assistant' and message.tool_calls %}
-{{- header('assistant') + '[' }}
-{%- for call in message.tool_calls %}
-{{- call.function.name + '(' }}
-{%- for key, value in call.function.arguments.items() %}
-{{- key + '=' + (value | tojson) + ('' if loop.last else ', ') }}
-{%- endfor %}
-{{- ')' + ('' if loop.last else ', ') }}
-{%- endfor %}
-{{- ']<|eot|>' }}
-{%- elif message.role == 'tool' %}
-{{- header('ipython') + (message.content | tojson) + '<|eot|>' }}
+{%- if messages[0]['role'] == 'system' %}
+{%- set system_message = messages[0]['content']|trim %}
+{%- set messages = messages[1:] %}
 {%- else %}
-{{- header(message.role) + message.content | trim + '<|eot|>' }}
+{%- set system_message = "" %}
 {%- endif %}
+{%- if system_message or tools is not none %}
+{{- "<|header_start|>system<|header_end|>\n\n" + system_message }}
+{%- if tools is not none %}
+{{- "\nUse the exact format [func_name1(param1=value1, param2=value2), func_name2(...)]. The functions:\n" }}
+{{- tools | tojson(indent=4) }}
+{%- endif %}
+{{- "<|eot|>" }}
+{%- endif %}
+""" + _LLAMA4_MESSAGES.replace(
+    "CALLS",
+    r"""
+{%- if message['content'] is string %}
+{{- message['content'] }}
+{%- endif %}
+{{- "[" }}
+{%- for tool_call in message.tool_calls %}
+{%- if tool_call.function is defined %}
+{%- set tool_call = tool_call.function %}
+{%- endif %}
+{{- tool_call.name + '(' -}}
+{%- for param in tool_call.arguments %}
+{{- param + '="' -}}
+{{- "%s" | format(tool_call.arguments[param]) -}}
+{{- '"' -}}
+{% if not loop.last %}, {% endif %}
 {%- endfor %}
-{{- header('assistant') if add_generation_prompt else '' }}
-"""
-"""Headers between special tokens, calls as a Python list, trimmed contents."""
+{{- ')' -}}
+{% if not loop.last %}, {% endif %}
+{%- endfor %}
+{{- "]" }}
+""",
+)
+"""The template that servers bring for Llama 4: calls as a Python list, each argument between quotation marks."""
+
+LLAMA4_JSON = r"""
+{{- bos_token }}
+{%- if not tools is defined %}
+{%- set tools = none %}
+{%- endif %}
+{%- if messages[0]['role'] == 'system' %}
+{{- "<|header_start|>system<|header_end|>\n\n" + messages[0]['content']|trim + "<|eot|>" }}
+{%- set messages = messages[1:] %}
+{%- endif %}
+{%- if not tools is none %}
+{%- set first_user_message = messages[0]['content']|trim %}
+{%- set messages = messages[1:] %}
+{{- '<|header_start|>user<|header_end|>\n\n' -}}
+{{- 'Answer a call with JSON in the form {"name": function name, "parameters": dictionary of arguments}.\n\n' }}
+{%- for t in tools %}
+{{- t | tojson(indent=4) }}
+{{- "\n\n" }}
+{%- endfor %}
+{{- first_user_message + "<|eot|>" }}
+{%- endif %}
+""" + _LLAMA4_MESSAGES.replace(
+    "CALLS",
+    r"""
+{{- '<|python_start|>' }}
+{%- if message['content'] is string %}
+{{- message['content'] }}
+{%- endif %}
+{{- '<|python_end|>' }}
+{%- for tool_call in message.tool_calls %}
+{{- '{"name": "' + tool_call.function.name + '", ' }}
+{{- '"parameters": ' }}
+{{- tool_call.function.arguments | tojson }}
+{{- "}" }}
+{%- endfor %}
+""",
+)
+"""Llama 4 as published: tools in the first user message, calls as JSON after a block of Python marks."""

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from support import deepseek_templates as deepseek
 from support import family_templates as templates
+from support import mistral_templates as mistral
 from support.chat_templates import (
     GEMMA,
+    GEMMA3,
     LLAMA3,
+    LLAMA3_FIRST,
     QWEN3,
     QWEN3_CODER,
     QWEN25,
@@ -105,7 +109,7 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
         bos="<bos>",
     ),
     "mistral": TokenizerFamily(
-        chat_template=templates.MISTRAL,
+        chat_template=mistral.MISTRAL,
         special=(
             *_MISTRAL,
             *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
@@ -115,7 +119,7 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
         bos="<s>",
     ),
     "mistral_v3": TokenizerFamily(
-        chat_template=templates.MISTRAL_V3,
+        chat_template=mistral.MISTRAL_V3,
         special=(*_MISTRAL, "[/TOOL_RESULTS]", "[TOOL_CALLS]"),
         eos="</s>",
         bos="<s>",
@@ -130,21 +134,21 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
         eos="<|endoftext|>",
     ),
     "deepseek_v3": TokenizerFamily(
-        chat_template=templates.DEEPSEEK_V3,
+        chat_template=deepseek.DEEPSEEK_V3,
         special=_DEEPSEEK,
         plain=(*_DEEPSEEK_ROLES, *_DEEPSEEK_TOOLS),
         eos="<｜end▁of▁sentence｜>",
         bos="<｜begin▁of▁sentence｜>",
     ),
     "deepseek_v3.1": TokenizerFamily(
-        chat_template=templates.DEEPSEEK_V31,
+        chat_template=deepseek.DEEPSEEK_V31,
         special=_DEEPSEEK,
         plain=(*_DEEPSEEK_ROLES, *_DEEPSEEK_TOOLS),
         eos="<｜end▁of▁sentence｜>",
         bos="<｜begin▁of▁sentence｜>",
     ),
     "deepseek_v3.2": TokenizerFamily(
-        chat_template=templates.DEEPSEEK_V32,
+        chat_template=deepseek.DEEPSEEK_V32,
         special=_DEEPSEEK,
         plain=(*_DEEPSEEK_ROLES, "｜DSML｜"),
         eos="<｜end▁of▁sentence｜>",
@@ -245,4 +249,25 @@ def assemble_tokenizer(family: str, backend: Tokenizer) -> PreTrainedTokenizerFa
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in parts.plain])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=parts.eos, bos_token=parts.bos)
     tokenizer.chat_template = parts.chat_template
+    return tokenizer
+
+
+OTHER_TEMPLATES: Mapping[str, tuple[str, str]] = {
+    "llama3_first": ("llama3", LLAMA3_FIRST),
+    "gemma3": ("gemma", GEMMA3),
+    "mistral_v7": ("mistral_v3", mistral.MISTRAL_V7),
+    "deepseek_r1": ("deepseek_v3", deepseek.DEEPSEEK_R1),
+    "deepseek_v3_joined": ("deepseek_v3", deepseek.DEEPSEEK_V3_JOINED),
+    "deepseek_v3.1_joined": ("deepseek_v3.1", deepseek.DEEPSEEK_V31_JOINED),
+    "kimi_k2_first": ("kimi_k2", templates.KIMI_K2_FIRST),
+    "llama4_json": ("llama4", templates.LLAMA4_JSON),
+}
+"""Other published templates of these families: the family whose tokens they are written in, and the template."""
+
+
+def build_with_other_template(name: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with a template in `OTHER_TEMPLATES`."""
+    family, template = OTHER_TEMPLATES[name]
+    tokenizer = build_tokenizer(family)
+    tokenizer.chat_template = template
     return tokenizer

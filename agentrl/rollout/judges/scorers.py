@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentrl.config.judge import JudgeConfig, RubricItem, check_items
 from agentrl.errors import BudgetSpent, ConfigError, EngineError, UsageError
+from agentrl.message import broken_up
 from agentrl.reward import GroupScorer, Score, Scorer
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.forms import (
@@ -41,20 +42,23 @@ MOST_GROUPS = 10_000
 _log = logging.getLogger(__name__)
 
 
-def make_judge(client: JudgeClient, settings: JudgeConfig, decode: Decode) -> Scorer:
+def make_judge(
+    client: JudgeClient, settings: JudgeConfig, decode: Decode, *, break_up: Callable[[str], str] = broken_up
+) -> Scorer:
     """Make the scorer of an ``agent.judge`` section.
 
     Args:
         client: Asks the judge.
         settings: The section.
         decode: Text of the policy's tokens.
+        break_up: Breaks up control tokens of the judge's model in what it is shown.
 
     Raises:
         ConfigError: the prompt is no template, or the verdict describes no form.
     """
     if settings.compare is not None:
-        return RankingJudge(client, settings, decode)
-    return Judge(client, settings, decode)
+        return RankingJudge(client, settings, decode, break_up)
+    return Judge(client, settings, decode, break_up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +72,11 @@ class Inquiry:
 class Judge(Scorer):
     """Scores each episode by itself: a score in free text, a typed verdict, or a rubric."""
 
-    def __init__(self, client: JudgeClient, settings: JudgeConfig, decode: Decode) -> None:
+    def __init__(
+        self, client: JudgeClient, settings: JudgeConfig, decode: Decode, break_up: Callable[[str], str] = broken_up
+    ) -> None:
         self._client, self._settings, self._decode = client, settings, decode
-        self._question = Question(settings)
+        self._question = Question(settings, break_up)
         self._without = GroupsWithout(client, settings)
         self._fixed = None if settings.kind == "rubric" else _fixed_inquiry(settings)
 
@@ -99,12 +105,14 @@ class Judge(Scorer):
 class RankingJudge(GroupScorer):
     """Ranks the episodes of a group; the reward is the rank, between 0 and 1."""
 
-    def __init__(self, client: JudgeClient, settings: JudgeConfig, decode: Decode) -> None:
+    def __init__(
+        self, client: JudgeClient, settings: JudgeConfig, decode: Decode, break_up: Callable[[str], str] = broken_up
+    ) -> None:
         if settings.compare is None:
             raise ConfigError("agent.judge.compare is not set", expected="pairwise or listwise")
         self._client, self._settings, self._decode = client, settings, decode
         self._compare = settings.compare
-        self._question = Question(settings)
+        self._question = Question(settings, break_up)
         self._without = GroupsWithout(client, settings)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
@@ -212,8 +220,9 @@ class Question:
         ConfigError: it is no Jinja2 template.
     """
 
-    def __init__(self, settings: JudgeConfig) -> None:
+    def __init__(self, settings: JudgeConfig, break_up: Callable[[str], str] = broken_up) -> None:
         self._settings = settings
+        self._break_up = break_up
         try:
             environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
             self._template = environment.from_string(settings.question)
@@ -223,8 +232,8 @@ class Question:
     def about(self, trajectory: Trajectory, task: Task, pieces: Sequence[TranscriptPiece]) -> str:
         """Return the question about one episode."""
         return self._filled(
-            task=asdict(task),
-            transcript=marked_transcript([pieces], max_chars=self._settings.max_transcript_chars),
+            task=self._harmless(asdict(task)),
+            transcript=self._shown([pieces]),
             reward=trajectory.environment_reward,
             outcome="" if trajectory.outcome is None else trajectory.outcome.value,
             low=f"{self._settings.low:g}",
@@ -233,8 +242,19 @@ class Question:
 
     def comparing(self, attempts: Sequence[Sequence[TranscriptPiece]], task: Task) -> str:
         """Return the question about several attempts of one task."""
-        shown = marked_transcript(attempts, max_chars=self._settings.max_transcript_chars)
-        return self._filled(task=asdict(task), transcript=shown, count=len(attempts))
+        return self._filled(task=self._harmless(asdict(task)), transcript=self._shown(attempts), count=len(attempts))
+
+    def _shown(self, episodes: Sequence[Sequence[TranscriptPiece]]) -> str:
+        limit = self._settings.max_transcript_chars
+        return marked_transcript(episodes, max_chars=limit, break_up=self._break_up)
+
+    def _harmless(self, value: Any) -> Any:
+        """Break up control tokens in a task, which may come from a data set of others."""
+        if isinstance(value, str):
+            return self._break_up(value)
+        if isinstance(value, Mapping):
+            return {key: self._harmless(item) for key, item in value.items()}
+        return [*map(self._harmless, value)] if isinstance(value, list | tuple) else value
 
     def _filled(self, **values: Any) -> str:
         try:

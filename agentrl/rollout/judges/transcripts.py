@@ -59,14 +59,20 @@ def _pieces(sequence: TokenSequence, decode: Decode) -> Iterator[TranscriptPiece
             yield TranscriptPiece(by_agent, text)
 
 
-def marked_transcript(episodes: Sequence[Sequence[TranscriptPiece]], *, max_chars: int | None = None) -> str:
+def marked_transcript(
+    episodes: Sequence[Sequence[TranscriptPiece]],
+    *,
+    max_chars: int | None = None,
+    break_up: Callable[[str], str] = broken_up,
+) -> str:
     """Return the transcripts of episodes for a judge: delimited so that no text in them can imitate the delimiters.
 
     Args:
         episodes: One, or the attempts that are compared, which are numbered from 1.
         max_chars: Characters of each; the middle of a longer one is left out.
+        break_up: Breaks up control tokens of the judge's model.
     """
-    safe = [[TranscriptPiece(piece.by_agent, broken_up(piece.text)) for piece in episode] for episode in episodes]
+    safe = [[TranscriptPiece(piece.by_agent, break_up(piece.text)) for piece in episode] for episode in episodes]
     mark = _mark(piece.text for episode in safe for piece in episode)
     names = ["transcript"] if len(safe) == 1 else [f"attempt {number}" for number in range(1, len(safe) + 1)]
     blocks = [

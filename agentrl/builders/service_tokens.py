@@ -1,0 +1,27 @@
+"""The control tokens of models behind services, as far as their tokenizers are on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from agentrl.control_tokens import TokenBreaker
+from agentrl.render.renderer import Renderer
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+def token_breaker(model: str, renderer: Renderer | None = None) -> TokenBreaker:
+    """Return what breaks up the control tokens of a service's model.
+
+    Args:
+        model: Its name at the service: vLLM and SGLang serve a model under the path of its folder by default.
+        renderer: Of the policy, whose tokens are broken up as well: a judge is often of its family.
+    """
+    tokens = set() if renderer is None else set(renderer.encoder.special_tokens)
+    file = Path(model) / TOKENIZER_FILE
+    if file.is_file():
+        added = Tokenizer.from_file(str(file)).get_added_tokens_decoder().values()
+        tokens |= {token.content for token in added if token.special or not token.content.strip().isalnum()}
+    return TokenBreaker(tokens)

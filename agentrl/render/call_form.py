@@ -1,0 +1,68 @@
+"""The form in which a chat template reads the arguments of tool calls: as a mapping, or as JSON text.
+
+Published templates differ, and none states its form. Most want a mapping (MiniMax M2, GLM and Qwen3-Coder iterate over
+it), but DeepSeek V3, R1 and V3.1 join the arguments to a string. The form is found by rendering one call in each.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.errors import TemplateError
+from agentrl.message import ToolCall
+
+PROBE_NAME = "look_around"
+PROBE_ARGUMENTS: Mapping[str, Any] = {"place": "old north tower"}
+PROBE_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": PROBE_NAME,
+        "description": "Look around.",
+        "parameters": {
+            "type": "object",
+            "properties": {name: {"type": "string", "description": "Where to look."} for name in PROBE_ARGUMENTS},
+            "required": [*PROBE_ARGUMENTS],
+        },
+    },
+}
+"""A tool to try templates with."""
+
+
+def reads_json_arguments(render: Callable[[ToolCall, bool], str], call_id: str) -> bool:
+    """Return True if a template shows a call only when its arguments are JSON text.
+
+    Args:
+        render: Returns the text of an answer with a call, whose arguments are JSON text or else a mapping. Raises
+            `TemplateError` if the template refuses it.
+        call_id: An id of a call that the template accepts.
+    """
+    call = ToolCall(name=PROBE_NAME, arguments=PROBE_ARGUMENTS, id=call_id)
+
+    def shown(json_arguments: bool) -> bool:
+        try:
+            return shows_call(render(call, json_arguments), call)
+        except TemplateError:
+            return False
+
+    return not shown(False) and shown(True)
+
+
+def shows_call(text: str, call: ToolCall) -> bool:
+    """Return True if a text holds a call's name and arguments, neither in Python's notation nor quoted twice."""
+    quoted_wrongly = (mark + str(key) for key in call.arguments for mark in ("'", '\\"'))
+    parts = [call.name, *call.arguments, *(value for value in call.arguments.values() if isinstance(value, str))]
+    return all(part in text for part in parts) and not any(wrong in text for wrong in quoted_wrongly)
+
+
+def with_json_arguments(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message, as `agentrl.message.Message.to_template` makes it, with the calls' arguments as JSON text."""
+    if "tool_calls" not in row:
+        return dict(row)
+    return {**row, "tool_calls": [_call_with_json_arguments(call) for call in row["tool_calls"]]}
+
+
+def _call_with_json_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
