@@ -17,8 +17,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agentrl.builders.default_loop import (
     TEXT_LOOP,
     TOOL_LOOP,
@@ -43,8 +41,7 @@ from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
 from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.sequences import scored_sequence
+from agentrl.training.diagnostics.agreement import Agreement, measure_agreement
 
 GOOD = 0.9
 """Share of usable first answers from which on settings are good enough."""
@@ -92,16 +89,6 @@ class AnswerShare:
     unusable: list[tuple[int, str]]
     """The most frequent unusable answers, with how often each was given."""
     episodes: list[EvaluatedEpisode] = field(repr=False, default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Probabilities of sampled tokens by the engine (mu) and by the trainer (pi)."""
-
-    tokens: int
-    mean: float
-    """Mean of |pi - mu|."""
-    largest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,27 +321,11 @@ def _faults(check: Callable[[], None]) -> Iterator[str]:
 
 def _agreement(config: Config, shares: Sequence[AnswerShare]) -> Agreement | None:
     """Compare the engine's probabilities of sampled tokens with those of the trainer's forward pass."""
-    sequences = [
-        sequence
-        for share in shares
-        for episode in share.episodes
-        for sequence in episode.trajectory.sequences
-        if sequence.loss_mask.any()
-    ]
-    if not sequences:
-        return None
-    model = load_model(config.model.path, dtype=config.model.dtype, device=config.model.device)
-    padding = pad_id(load_tokenizer(config.model.path))
-    mu, pi = [], []
-    compared = 0
-    for sequence in sequences:
-        sampled = sequence.loss_mask
-        scored = scored_sequence(sequence.token_ids, sampled)
-        with torch.no_grad():
-            pi.append(score(model, [scored], temperature=config.sampling.temperature, pad_id=padding).logp.exp().cpu())
-        mu.append(torch.from_numpy(sequence.logprobs[sampled]).exp())
-        compared += int(sampled.sum())
-        if compared >= COMPARED_TOKENS:
-            break
-    difference = (torch.cat(pi) - torch.cat(mu)).abs()
-    return Agreement(tokens=compared, mean=float(difference.mean()), largest=float(difference.max()))
+    path = config.model.path
+    return measure_agreement(
+        load_model(path, dtype=config.model.dtype, device=config.model.device),
+        (sequence for share in shares for episode in share.episodes for sequence in episode.trajectory.sequences),
+        temperature=config.sampling.temperature,
+        pad_id=pad_id(load_tokenizer(path)),
+        most_tokens=COMPARED_TOKENS,
+    )
