@@ -221,6 +221,7 @@ def test_a_trajectory_comes_back_from_its_record_exactly() -> None:
     sequence.turns.append(
         Turn(index=0, start=2, end=3, role="judge", reward=0.5, valid=False, state_key="k", timings=timings)
     )
+    sequence.turns.append(Turn(index=1, start=3, end=3, adapter="a", own_reward=0.25, repaired_calls=2))
     trajectory = Trajectory(
         id="17/0/1",
         task_id="17",

@@ -106,9 +106,11 @@ class AnswerReader:
         parsed = ParsedCalls(content=thinking.rest.strip())
         if tools or self._channels:
             offered = {tool["function"]["name"]: tool for tool in tools}
-            parsed = self.require_parser()(thinking.rest, offered)
-            if repairs_calls and thinking.closed and (repair := REPAIRS.get(self.parser_name or "")):
+            parse, repair = self.require_parser(), REPAIRS.get(self.parser_name or "")
+            if repair is not None and repairs_calls and thinking.closed:
                 parsed = repair(thinking.rest, offered, is_whole=stop_reason is StopReason.STOP)
+            else:
+                parsed = parse(thinking.rest, offered)
         unclosed = () if thinking.closed else (f"The thinking was not closed with {self._marks.close}.",)
         message = Message(
             role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
