@@ -23,6 +23,8 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
+from agentrl.message import ImagePart, TextPart
+
 DEEPEST = 64
 """Nesting of lists and objects that is shown."""
 MOST_PARTS = 100_000
@@ -83,6 +85,10 @@ class _Writer:
             return value.isoformat()
         if isinstance(value, _AS_STR):
             return str(value)
+        if isinstance(value, TextPart):
+            return self.write(value.text, depth)
+        if isinstance(value, ImagePart):
+            return f"[image: {value.alternative or value.media_type}]"
         if isinstance(value, BaseException):
             return f"{type(value).__name__}: {value}"
         return self._write_whole(value, depth)

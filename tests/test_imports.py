@@ -19,8 +19,8 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"control_tokens", "errors", "tool_docstring"},
-            {"message", "registry", "tool_schema", "tool_value", "remote.retrieval"},
-            {"image", "task"},
+            {"message", "registry", "tool_schema", "remote.retrieval"},
+            {"image", "task", "tool_value"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},

@@ -26,7 +26,7 @@ from PIL import Image
 from pydantic import BaseModel, RootModel, SecretStr
 
 import agentrl
-from agentrl.message import ToolCall
+from agentrl.message import ImagePart, TextPart, ToolCall
 from agentrl.rollout.tools import tool_session
 from agentrl.tool_value import CUT, LONGEST_TEXT, MOST_PARTS, as_json, as_text
 
@@ -129,6 +129,11 @@ TEXTS = {
     "an array within": ({"scores": np.array([1, 2])}, '{"scores": [1, 2]}'),
     "an image as an array": (np.zeros((48, 64, 3), np.uint8), "[image: 64 x 48, RGB]"),
     "an image": (Image.new("L", (64, 48)), "[image: 64 x 48, L]"),
+    "an image of a message": (ImagePart(data=b"x", alternative="a map"), "[image: a map]"),
+    "parts of a message": (
+        (TextPart(text="You are here."), ImagePart(data=b"x", media_type="image/jpeg")),
+        '["You are here.", "[image: image/jpeg]"]',
+    ),
     "a large array": (np.zeros((500, 400)), "[array: 500 x 400, float64]"),
     "a tensor": (torch.tensor([0.1, 2.0]), "[0.1, 2.0]"),
     "a tensor with a gradient": (torch.tensor(3.0, requires_grad=True), "3.0"),
