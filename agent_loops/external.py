@@ -160,7 +160,7 @@ class External(AgentLoop):
                 problem = await self._within(run, play)
                 reward = None if problem or play.is_late else await self._read_reward(folder, play)
             self._check(play, problem)
-        if not play.is_late:
+        if session.answers and not play.is_late:
             await self._judge(play, reward)
         if session.outcome is not None:
             raise EpisodeEnd(session.outcome)

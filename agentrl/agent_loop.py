@@ -50,11 +50,11 @@ class AgentRole:
 
 
 class EpisodeEnd(Exception):
-    """The episode is over although the loop would go on; carries the outcome."""
+    """The episode is over although the loop would go on; carries the outcome, and where it is known the reason."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, detail: str | None = None) -> None:
         super().__init__(outcome.value)
-        self.outcome = outcome
+        self.outcome, self.detail = outcome, detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

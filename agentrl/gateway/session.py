@@ -56,6 +56,8 @@ FOLLOWED_LIVE = ("temperature", "top_p", "seed")
 """Settings of clients that are followed where nothing is trained."""
 LARGE = 1 << 18
 """Bytes of a request from which on it is read in a thread."""
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's word for a prompt that leaves no room for an answer; clients shorten their history when they read it."""
 KEPT_ANSWERS = 32
 """Answers that a retry may still ask for."""
 
@@ -365,11 +367,7 @@ class GatewaySession:
             conversation, messages = self._conversation(asked, work.chain)
             answer = await conversation.generate(options=options)
         except EpisodeEnd as end:
-            if self._is_live:
-                raise BadRequest("the conversation is longer than the model's context", field="messages") from end
-            self._spend(end.outcome)
-            spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
-            return spent, ReplyAnswer(text="", finish="length")
+            return self._cut_off(end)
         except UnsupportedOption as error:
             field = asked.form_field if error.option == "form" else error.option
             self.refusal = self.refusal or f"{field}: {error}"
@@ -388,6 +386,29 @@ class GatewaySession:
         recorded = [*messages, answer.message]
         self._histories.remember(conversation, recorded, chain, given=sent, tools=asked.tools)
         return answer, given
+
+    def _cut_off(self, end: EpisodeEnd) -> tuple[Answer, ReplyAnswer]:
+        """Give the empty answer of a spent budget; the episode takes no more requests, unless the traffic is live.
+
+        Raises:
+            BadRequest: the prompt is too long, and nothing was answered before it: clients are told what the vendors
+                tell them, since an empty answer would look like one of the policy's.
+            SessionOver: the session of live traffic has just ended.
+        """
+        is_too_long = end.outcome is Outcome.TRUNCATED_TOKENS
+        if not self._is_live:
+            self._spend(end.outcome)
+        elif not is_too_long:
+            raise SessionOver(ENDED) from end
+        if is_too_long and (self._is_live or not self.answers):
+            reason = end.detail or end.outcome.value
+            raise BadRequest(
+                f"prompt is too long: {reason}; this is the maximum context length here. Send a shorter history",
+                field="messages",
+                code=TOO_LONG,
+            ) from end
+        spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
+        return spent, ReplyAnswer(text="", finish="length")
 
     def _spend(self, outcome: Outcome) -> None:
         self.outcome = outcome

@@ -286,9 +286,10 @@ class EngineConversation(Conversation):
         """
         characters = self.ledger.pending_characters
         if characters >= MUCH_TEXT:
-            room = min(self._turns.limits.max_tokens, self._policy.engine.capabilities.max_context)
+            max_context = self._policy.engine.capabilities.max_context
+            room = min(self._turns.limits.max_tokens, max_context)
             if characters > room * self._policy.renderer.encoder.longest_token * NORMALIZED:
-                raise EpisodeEnd(Outcome.TRUNCATED_TOKENS)
+                raise self._turns.budget.prompt_too_long(max_context)
             await asyncio.to_thread(self.ledger.render_ahead)
         return self.ledger.prepare(prefill)
 
