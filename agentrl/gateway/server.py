@@ -25,11 +25,11 @@ from agentrl.errors import AgentRLError
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
-from agentrl.gateway.fields import refuse_unknown, take
+from agentrl.gateway.fields import refuse_unknown, shown, take
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work, off_loop
 from agentrl.message import described
-from agentrl.remote.listening import Handler, Listener, make_runner, read_bytes_of
+from agentrl.remote.listening import Handler, Listener, is_own_page, make_runner, own_names, read_bytes_of
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
@@ -67,6 +67,7 @@ class Gateway:
         self._host, self._port = host, port
         self._key = key
         self._opener = opener
+        self._names = own_names(host)
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
         self._runners: dict[str, web.AppRunner] = {}
@@ -172,7 +173,9 @@ class Gateway:
         """
         key = _key_of(request)
         if self._opener is not None:
-            if self._key is not None and not hmac.compare_digest(_bytes(key), _bytes(self._key)):
+            if self._key is None:
+                self._refuse_foreign_page(request)
+            elif not hmac.compare_digest(_bytes(key), _bytes(self._key)):
                 raise BadRequest("this is not the gateway's key", status=401, code="invalid_api_key")
             return await self._opener(request.match_info.get("session"))
         by_key = self._by_key.get(key)
@@ -187,6 +190,21 @@ class Gateway:
         if by_key is not None and by_key is not session:
             raise BadRequest("this key belongs to another episode", status=401, code="invalid_api_key")
         return session
+
+    def _refuse_foreign_page(self, request: web.Request) -> None:
+        """Refuse what a page of another web site sends; clients that are no browsers send no ``Origin``.
+
+        Raises:
+            BadRequest: it is one.
+        """
+        if not is_own_page(request, self._names):
+            raise BadRequest(
+                "without a key this gateway answers requests of this machine only, under its own names: "
+                f"got Host {shown(request.host)}, Origin {shown(request.headers.get('Origin'))}. "
+                "Start it with --key-variable, and send the key",
+                status=403,
+                code="forbidden",
+            )
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))

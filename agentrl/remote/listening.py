@@ -4,7 +4,8 @@
 - A connection without a complete request for `IDLE_S` is closed, and so is one whose body does not arrive in time.
 - A body is refused with status 413 as soon as it is known to be too long: before it is read where its length is stated.
 - Without a token, a request must name this machine as its host: a page of another site, whose name was made to lead
-  here (DNS rebinding), names that site.
+  here (DNS rebinding), names that site. If the request says from which page it comes, that page must be this machine's
+  as well: browsers let every page send plain requests here.
 """
 
 from __future__ import annotations
@@ -130,6 +131,30 @@ def is_own_host(host: str, names: Set[str]) -> bool:
     return True
 
 
+def is_own_origin(origin: str, names: Set[str]) -> bool:
+    """Return True if the ``Origin`` of a request is a page of this machine.
+
+    >>> [is_own_origin(page, LOCAL_NAMES) for page in ("http://localhost:3000", "http://127.0.0.2", "http://8.8.8.8")]
+    [True, True, False]
+    >>> [is_own_origin(page, LOCAL_NAMES) for page in ("https://site.example.com", "null", "http://[")]
+    [False, False, False]
+    """
+    try:
+        name = (URL(origin).host or "").lower()
+    except ValueError:
+        return False
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name in names
+
+
+def is_own_page(request: web.Request, names: Set[str]) -> bool:
+    """Return True unless a page of another web site sent a request, as its ``Host`` or ``Origin`` tells."""
+    origin = request.headers.get("Origin")
+    return is_own_host(request.host, names) and (origin is None or is_own_origin(origin, names))
+
+
 def guard(token: str | None, host: str) -> Any:
     """Make a middleware that admits requests with the token; without a token, those that name this machine.
 
@@ -143,7 +168,7 @@ def guard(token: str | None, host: str) -> Any:
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if wanted is None and not is_own_host(request.host, names):
+        if wanted is None and not is_own_page(request, names):
             raise web.HTTPForbidden(reason="without a token this server answers under its own names only")
         if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
             raise Refusal(Problem.TOKEN, "wrong token" if given else "no token")
