@@ -84,7 +84,7 @@ class UnsupportedOption(UsageError):
         parts: ``got``, ``expected`` and ``hint``, as all errors have them.
     """
 
-    def __init__(self, message: str, *, option: Literal["form", "logprobs", "seed"], **parts: Any) -> None:
+    def __init__(self, message: str, *, option: Literal["form", "logprobs", "images"], **parts: Any) -> None:
         super().__init__(message, **parts)
         self.option = option
 
@@ -154,7 +154,7 @@ class TurnOptions:
     top_p: float | None = None
     """Likewise."""
     seed: int | None = None
-    """Likewise, for engines with seeds."""
+    """Likewise. Only engines whose `capabilities.seeded` says so repeat their samples with it; others sample anew."""
     form: AnswerForm | None = None
     """What the answer has to be. Never in a turn that is trained: its tokens would not be the policy's own choice."""
     logprobs: bool = False

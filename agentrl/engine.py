@@ -340,6 +340,20 @@ class TopTokens:
     """[T, k]; NaN for the first token."""
 
 
+class ErrorStatus(EngineError):
+    """An error status with which a server answered.
+
+    Args:
+        what: What went wrong.
+        status: The HTTP status.
+        parts: ``got``, ``expected`` and ``hint``, as all errors have them.
+    """
+
+    def __init__(self, what: str, *, status: int, **parts: Any) -> None:
+        super().__init__(what, **parts)
+        self.status = status
+
+
 class ServerLost(EngineError):
     """The server cannot be reached any more, or dropped the connection: another one may take over its requests."""
 

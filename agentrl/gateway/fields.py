@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from agentrl.gateway.dialect import BadRequest
 from agentrl.message import ImagePart
 
 T = TypeVar("T")
+NAME = re.compile(r"[^\s<|\\/>]{1,64}")
+"""Names of participants, as OpenAI takes them."""
 WORDS: Mapping[type, str] = {
     str: "text",
     dict: "an object",
@@ -110,6 +113,23 @@ def refuse_unknown(body: Mapping[str, Any], known: Iterable[str], path: str = ""
         if body[name] is not None:
             where = f"{path}.{name}" if path else name
             raise BadRequest(f"{where} is not known here: got {shown(body[name])}", field=where, code="unsupported")
+
+
+def participant(row: Mapping[str, Any], path: str) -> str | None:
+    """Return the name of who speaks in a message, or ``None``; some chat templates show it.
+
+    Raises:
+        BadRequest: it could be taken for something else than a name.
+    """
+    if not given(row, "name"):
+        return None
+    name = take(row, "name", str, path)
+    if not NAME.fullmatch(name):
+        where = f"{path}.name"
+        raise BadRequest(
+            f"{where} must be 1 to 64 characters without spaces, <, |, \\, / and >: got {shown(name)}", field=where
+        )
+    return name
 
 
 def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:

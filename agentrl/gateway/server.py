@@ -343,7 +343,7 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
         case SessionOver():
             return 403, str(error), "episode_ended", None
         case Unavailable():
-            return 503, str(error), "unavailable", None
+            return error.status, str(error), "unavailable", None
         case web.HTTPRequestEntityTooLarge():
             return 413, f"a request may have {LARGEST_BODY >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
@@ -356,7 +356,7 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
 
 def _refusal(dialect: Dialect, error: BaseException | None) -> web.Response:
     status, text, code, field = _status_of(error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {"x-should-retry": "false"}
+    headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {"x-should-retry": "false"}
     return _json(dialect.error(status, text, field=field, code=code), status=status, headers=headers)
 
 

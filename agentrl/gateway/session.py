@@ -56,6 +56,10 @@ FOLLOWED_LIVE = ("temperature", "top_p", "seed")
 """Settings of clients that are followed where nothing is trained."""
 LARGE = 1 << 18
 """Bytes of a request from which on it is read in a thread."""
+NAMES = "messages.name"
+RETRIED = (408, 409, 425, 429)
+"""Statuses below 500 after which the vendors' packages ask again."""
+NOT_IMPLEMENTED = 501
 TOO_LONG = "context_length_exceeded"
 """OpenAI's word for a prompt that leaves no room for an answer; clients shorten their history when they read it."""
 KEPT_ANSWERS = 32
@@ -67,7 +71,16 @@ class SessionOver(Exception):
 
 
 class Unavailable(Exception):
-    """The engine cannot answer now; the client may ask again."""
+    """The engine cannot answer now; the client may ask again.
+
+    Args:
+        message: Why.
+        status: The HTTP status: 503, or 429 where the service behind the gateway said so.
+    """
+
+    def __init__(self, message: str, *, status: int = 503) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,9 +310,7 @@ class GatewaySession:
             work.failure = error
             if work not in self._failed:
                 self._failed.append(work)
-            if isinstance(error, EngineError):
-                raise Unavailable(str(error)) from error
-            raise
+            raise as_told(error) from error
         work.failure = None
         first = work.answers[0][0]
         reply = replace(
@@ -317,11 +328,25 @@ class GatewaySession:
 
     def _say_what_is_not_followed(self, asked: Asked) -> None:
         followed = FOLLOWED_LIVE if self._is_live else ()
+        self._say_if_names_are_not_shown(asked)
         new = {name: value for name, value in asked.settings.items() if name not in (*followed, *self._said)}
         if new:
             self._said.update(new)
             told = ", ".join(f"{name}={value}" for name, value in new.items())
             _log.warning("a client asks for %s: these settings are the run's, and not followed", told)
+
+    def _say_if_names_are_not_shown(self, asked: Asked) -> None:
+        """Say once that speakers' names are not in the prompt, where the model's chat template leaves them out."""
+        named = next((message for message in asked.messages if message.name and message.role != "tool"), None)
+        if named is None or NAMES in self._said:
+            return
+        self._said.add(NAMES)
+        try:
+            counts = [self._episode.count_tokens([one]) for one in (named, replace(named, name=None))]
+        except (TemplateError, UsageError):
+            return
+        if counts[0] == counts[1]:
+            _log.warning("a client names who speaks (%s): the chat template does not show names", named.name)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -369,7 +394,7 @@ class GatewaySession:
         except EpisodeEnd as end:
             return self._cut_off(end)
         except UnsupportedOption as error:
-            field = asked.form_field if error.option == "form" else error.option
+            field = {"form": asked.form_field, "images": "messages"}.get(error.option, error.option)
             self.refusal = self.refusal or f"{field}: {error}"
             raise BadRequest(f"{field}: {error}", field=field, code="unsupported") from error
         except TemplateError as error:
@@ -550,6 +575,16 @@ class GatewaySession:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         self._works.clear()
+
+
+def as_told(error: AgentRLError) -> Exception:
+    """Return an engine's error as the client is told it: one that no retry makes good keeps its own status."""
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and status not in RETRIED and (status < 500 or status == NOT_IMPLEMENTED):
+        return BadRequest(str(error), status=status, code="upstream_refused")
+    if isinstance(error, EngineError):
+        return Unavailable(str(error), status=429 if status == 429 else 503)
+    return error
 
 
 async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:

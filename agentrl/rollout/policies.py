@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import bisect
 import copy
+import functools
 import itertools
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -45,6 +47,8 @@ from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
 from agentrl.trajectory import SOLE_ROLE, TokenSequence, Turn
+
+_log = logging.getLogger(__name__)
 
 
 class EpisodeView(Protocol):
@@ -244,16 +248,15 @@ class EngineConversation(Conversation):
             if self._policy.engine.capabilities.routed_experts
             else None,
         )
-        if request.images and not self._policy.engine.capabilities.images:
-            raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         try:
+            self._check_images(request)
             generation = self._cut(await self._sample(request), params.stop)
             check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             if not options.for_environment:
                 self._turns.budget.give_back_turn()
             self.ledger.withdraw()
-            if structure is not None and isinstance(error, UsageError):
+            if structure is not None and isinstance(error, UsageError) and not isinstance(error, UnsupportedOption):
                 raise UnsupportedOption("the engine does not take this form", option="form", got=str(error)) from error
             raise
         if self._turns.is_over:
@@ -293,6 +296,11 @@ class EngineConversation(Conversation):
             await asyncio.to_thread(self.ledger.render_ahead)
         return self.ledger.prepare(prefill)
 
+    def _check_images(self, request: GenerateRequest) -> None:
+        if request.images and not self._policy.engine.capabilities.images:
+            hint = "set engine=local, or give text observations"
+            raise UnsupportedOption("the engine does not take images", option="images", hint=hint)
+
     def _structure(self, options: TurnOptions) -> str | None:
         """Return what the engine holds the answer to, once all options are known to be possible.
 
@@ -301,7 +309,7 @@ class EngineConversation(Conversation):
                 the form allows, which the trainer cannot compute.
         """
         if options.seed is not None and not self._policy.engine.capabilities.seeded:
-            raise UnsupportedOption("the engine's samples do not repeat themselves with a seed", option="seed")
+            _warn_of_seed(type(self._policy.engine).__name__)
         if options.form is None:
             return None
         if self._policy.trains and options.trained:
@@ -383,6 +391,12 @@ class EngineConversation(Conversation):
         finally:
             timer.cancel()
             await asyncio.gather(*aborts)
+
+
+@functools.cache
+def _warn_of_seed(engine: str) -> None:
+    """Say once that equal seeds give different answers."""
+    _log.warning("a client asks for a seed: samples of %s do not repeat with one, and it is not used", engine)
 
 
 def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
@@ -541,8 +555,6 @@ class ChatConversation(Conversation):
             raise UnsupportedOption("a text service is not asked for a form", option="form")
         if options.logprobs:
             raise UnsupportedOption("a text service gives no log-probabilities", option="logprobs")
-        if options.seed is not None:
-            raise UnsupportedOption("a text service is not asked for a seed", option="seed")
         seed = self._turns.begin(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)

@@ -116,7 +116,8 @@ class Budget:
         limit, name = min((max_context, "the model's context"), (self.limits.max_tokens, "agent.max_tokens"))
         size = f"more than {limit}" if prompt_tokens is None else str(prompt_tokens)
         return EpisodeEnd(
-            Outcome.TRUNCATED_TOKENS, f"the prompt has {size} tokens, and {name} of {limit} leaves no room for an answer"
+            Outcome.TRUNCATED_TOKENS,
+            f"the prompt has {size} tokens, and {name} of {limit} leaves no room for an answer",
         )
 
     def count_invalid(self) -> None:
