@@ -124,6 +124,11 @@ class Histories:
         ended.append(Known(conversation=conversation, messages=messages, given=given, tools=tools))
         self._continued.update(chain[:-1])
 
+    def has_answer_of(self, chain: Chain, messages: Sequence[Message]) -> bool:
+        """Return True if the latest answer in a history was given here, after the same messages."""
+        answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        return bool(answers) and chain[answers[-1]] in self._by_beginning
+
     def ends(self) -> list[Known]:
         """Return the conversations that were not continued, in the order of their last answers."""
         ended = (known for chain, known in self._by_beginning.items() if chain not in self._continued)

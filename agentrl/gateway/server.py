@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -26,8 +26,11 @@ from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
 from agentrl.gateway.fields import refuse_unknown, shown, take
+from agentrl.gateway.refusals import SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
-from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work, off_loop
+from agentrl.gateway.routing import session_of_history
+from agentrl.gateway.session import GatewaySession
+from agentrl.gateway.work import NO_SIDE_CALLS, SideCalls, Work, off_loop
 from agentrl.message import described
 from agentrl.remote.listening import Handler, Listener, is_own_page, make_runner, own_names, read_bytes_of
 
@@ -43,7 +46,7 @@ MODEL = "policy"
 """What the gateway calls its model in the list of models."""
 
 
-Opener: TypeAlias = Callable[[str | None], Awaitable[GatewaySession]]
+Opener: TypeAlias = Callable[[str | None], Awaitable[Sequence[GatewaySession]]]
 
 
 class Gateway:
@@ -58,7 +61,8 @@ class Gateway:
         host: Where it listens; this machine only, unless said otherwise.
         port: 0 takes a free one.
         key: Of all clients, where `opener` makes the sessions.
-        opener: Makes or finds the session of a name in the path; ``None`` is for paths without one.
+        opener: Makes or finds the sessions of a name in the path, ``None`` for paths without one: the first takes new
+            conversations, in the others those that they know go on.
     """
 
     def __init__(
@@ -153,9 +157,10 @@ class Gateway:
     def _answering(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                session = await self._session_of(request)
+                sessions = await self._sessions_of(request)
                 body, raw = await _read(request)
                 is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
+                session = await session_of_history(sessions, dialect, body, raw, is_retry=is_retry)
                 work = await session.begin(dialect, body, raw, is_retry=is_retry)
                 if work.asked.stream:
                     return await _stream(request, dialect, session, work)
@@ -165,8 +170,8 @@ class Gateway:
 
         return answer
 
-    async def _session_of(self, request: web.Request) -> GatewaySession:
-        """The session that a request belongs to: by its path, and by its key, which must agree where both are known.
+    async def _sessions_of(self, request: web.Request) -> Sequence[GatewaySession]:
+        """Find the sessions that a request may belong to: by its path and its key, which must agree if both are known.
 
         Raises:
             BadRequest: there is none, or the key is another session's.
@@ -183,13 +188,13 @@ class Gateway:
         if name is None:
             if by_key is None:
                 raise BadRequest("this key belongs to no episode that runs", status=401, code="invalid_api_key")
-            return by_key
+            return [by_key]
         session = self._sessions.get(name)
         if session is None:
             raise BadRequest("this address belongs to no episode that runs", status=404, code="not_found")
         if by_key is not None and by_key is not session:
             raise BadRequest("this key belongs to another episode", status=401, code="invalid_api_key")
-        return session
+        return [session]
 
     def _refuse_foreign_page(self, request: web.Request) -> None:
         """Refuse what a page of another web site sends; clients that are no browsers send no ``Origin``.
@@ -209,7 +214,7 @@ class Gateway:
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
         try:
-            session = await self._session_of(request)
+            session, *_ = await self._sessions_of(request)
             body, raw = await _read(request)
 
             def count() -> int:
@@ -221,7 +226,7 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
-            await self._session_of(request)
+            await self._sessions_of(request)
         except BadRequest as error:
             return _refusal(DIALECTS[0], error)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}

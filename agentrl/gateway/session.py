@@ -15,15 +15,14 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrl.agent_loop import (
     Answer,
     AnswerForm,
-    AnswerSoFar,
     Conversation,
     Episode,
     EpisodeEnd,
@@ -46,64 +45,20 @@ from agentrl.errors import (
 from agentrl.gateway.dialect import Asked, BadRequest, Dialect, GrowingReply, Reply, ReplyAnswer, ToolSchema, finish_of
 from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
+from agentrl.gateway.refusals import SessionOver, as_told
+from agentrl.gateway.work import NO_SIDE_CALLS, Result, SideCalls, Work, cut_at, digest_of, off_loop
 from agentrl.message import Message, ToolCall
 
 _log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 KEY_PREFIX = "sk-agentrl-"
 ENDED = "this episode has ended"
 FOLLOWED_LIVE = ("temperature", "top_p", "seed")
 """Settings of clients that are followed where nothing is trained."""
-LARGE = 1 << 18
-"""Bytes of a request from which on it is read in a thread."""
 NAMES = "messages.name"
-RETRIED = (408, 409, 425, 429)
-"""Statuses below 500 after which the vendors' packages ask again."""
-NOT_IMPLEMENTED = 501
 TOO_LONG = "context_length_exceeded"
 """OpenAI's word for a prompt that leaves no room for an answer; clients shorten their history when they read it."""
 KEPT_ANSWERS = 32
 """Answers that a retry may still ask for."""
-
-
-class SessionOver(Exception):
-    """The episode takes no more requests."""
-
-
-class Unavailable(Exception):
-    """The engine cannot answer now; the client may ask again.
-
-    Args:
-        message: Why.
-        status: The HTTP status: 503, or 429 where the service behind the gateway said so.
-    """
-
-    def __init__(self, message: str, *, status: int = 503) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideCalls:
-    """Which requests are not the agent's own work (titles, summaries), and are left out of training.
-
-    A request is one if any of these holds.
-    """
-
-    models: tuple[str, ...] = ()
-    """Names of models that the client asks for."""
-    markers: tuple[str, ...] = ()
-    """Texts in a system message."""
-
-    def has(self, asked: Asked) -> bool:
-        """Return True if a request is a side call."""
-        if asked.model in self.models:
-            return True
-        systems = [message.text for message in asked.messages if message.role == "system"]
-        return any(marker in text for marker in self.markers for text in systems)
-
-
-NO_SIDE_CALLS = SideCalls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,26 +70,6 @@ class _ClientTool:
     @property
     def name(self) -> str:
         return str(self.schema["function"]["name"])
-
-
-@dataclass(slots=True)
-class Work:
-    """One request, however often it is sent."""
-
-    asked: Asked
-    chain: Chain
-    growing: GrowingReply
-    """What is known of the reply."""
-    answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
-    """Those that were sampled; a retry samples only what is missing."""
-    failure: AgentRLError | None = None
-    """Why its last attempt failed, where that was the machinery's."""
-    task: asyncio.Task[Reply] | None = None
-
-    def say(self, so_far: AnswerSoFar) -> None:
-        """Tell those who wait what is certain of the answer, up to a stop text."""
-        text, _ = cut_at(so_far.text, self.asked.stop)
-        self.growing.say(so_far.prompt_tokens, so_far.reasoning, text)
 
 
 class GatewaySession:
@@ -191,7 +126,7 @@ class GatewaySession:
         self._call_ids: dict[str, str] = {}
         self._turns: dict[str, int] = {}
         self._rewards: dict[int | None, float] = {}
-        self._active_at = time.monotonic()
+        self._began_at = self._active_at = time.monotonic()
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._is_over = False
@@ -211,6 +146,11 @@ class GatewaySession:
     def idle_s(self) -> float:
         """Seconds since the latest request came or was answered; 0 while one is answered."""
         return 0.0 if self._waiting_since is not None else time.monotonic() - self._active_at
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the session was opened."""
+        return time.monotonic() - self._began_at
 
     @property
     def waited_s(self) -> float:
@@ -234,7 +174,7 @@ class GatewaySession:
         if self._is_over:
             raise SessionOver(ENDED)
         self._active_at = time.monotonic()
-        digest = await off_loop(len(raw), _digest, dialect.path, raw)
+        digest = await off_loop(len(raw), digest_of, dialect.path, raw)
         work = self._works.get(digest) if is_retry else None
         if work is None:
             asked, chain = await off_loop(len(raw), self._read, dialect, body)
@@ -268,6 +208,18 @@ class GatewaySession:
             if work.task.cancelled():
                 raise SessionOver(ENDED) from None
             raise
+
+    def has_request(self, digest: bytes) -> bool:
+        """Return True if a request with this digest may be asked again here."""
+        return digest in self._works
+
+    def has_reply(self, name: str) -> bool:
+        """Return True if a reply is stored here under this id."""
+        return name in self._stored
+
+    def has_answer_of(self, chain: Chain, asked: Asked) -> bool:
+        """Return True if a request goes on with an answer of this session."""
+        return self._histories.has_answer_of(chain, asked.messages)
 
     def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[Asked, Chain]:
         """Read a request, and hash its history; in a thread, where it is large."""
@@ -577,25 +529,6 @@ class GatewaySession:
         self._works.clear()
 
 
-def as_told(error: AgentRLError) -> Exception:
-    """Return an engine's error as the client is told it: one that no retry makes good keeps its own status."""
-    status = getattr(error, "status", None)
-    if isinstance(status, int) and status not in RETRIED and (status < 500 or status == NOT_IMPLEMENTED):
-        return BadRequest(str(error), status=status, code="upstream_refused")
-    if isinstance(error, EngineError):
-        return Unavailable(str(error), status=429 if status == 429 else 503)
-    return error
-
-
-async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Do work on `size` bytes: in a thread from `LARGE` on, so that it holds up no other request."""
-    return await asyncio.to_thread(work, *arguments) if size >= LARGE else work(*arguments)
-
-
-def _digest(path: str, raw: bytes) -> bytes:
-    return hashlib.blake2b(path.encode() + b"\n" + raw, digest_size=16).digest()
-
-
 def _has_failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
@@ -614,16 +547,3 @@ def _up_to(length: int, tokens: Sequence[TokenLogprob]) -> Sequence[TokenLogprob
     """Return the tokens with which a text of this length begins."""
     begins = [0, *itertools.accumulate(len(token.text) for token in tokens)]
     return [token for token, begin in zip(tokens, begins, strict=False) if begin < length]
-
-
-def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """Return text up to the first stop text in it, and that.
-
-    >>> cut_at("The answer is 4.</done> And", ("</done>", "."))
-    ('The answer is 4', '.')
-    """
-    found = [(text.find(end), end) for end in stop if end in text]
-    if not found:
-        return text, None
-    at, end = min(found)
-    return text[:at], end
