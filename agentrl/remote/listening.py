@@ -1,6 +1,7 @@
 """HTTP listening with bounds on connections, host names, headers and bodies, for clients that may be hostile.
 
-- Beyond a number of connections, new ones are dropped at once.
+- Beyond a number of connections, a new one takes the place of the one that has been without a complete request for
+  longest, so that slow clients shut nobody out; where all are being answered, or have just come, it is dropped.
 - A connection without a complete request for `IDLE_S` is closed, and so is one whose body does not arrive in time.
 - A body is refused with status 413 as soon as it is known to be too long: before it is read where its length is stated.
 - Without a token, a request must name this machine as its host: a page of another site, whose name was made to lead
@@ -14,7 +15,9 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import math
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any, TypeAlias
 
@@ -36,6 +39,8 @@ LINGER_S = 2.0
 """Seconds for which the rest of a refused body is thrown away, so that the client reads the answer."""
 DEEPEST = 100
 """Levels of lists and objects in a request."""
+PATIENCE_S = 2.0
+"""Seconds that a new connection has for its first request before it may lose its place to another."""
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -55,8 +60,9 @@ class Listener:
     """
 
     def __init__(self, application: web.Application, *, most_connections: int) -> None:
-        self._most = most_connections
+        application.middlewares.insert(0, self._note)
         self._runner = make_runner(application)
+        self._places = _Places(most_connections)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
@@ -70,13 +76,23 @@ class Listener:
         assert server is not None
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(lambda: _Door(server, self._most), host, port, backlog=128)
+            self._listening = await loop.create_server(lambda: _Door(server, self._places), host, port, backlog=128)
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}:{port}", got=error.strerror, expected="another --host or --port"
             ) from error
         found, number = self._listening.sockets[0].getsockname()[:2]
         return f"http://[{found}]:{number}" if ":" in found else f"http://{found}:{number}"
+
+    @web.middleware
+    async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Remember which request a connection is answering."""
+        answering, connection = self._places.answering, request.protocol
+        answering[connection] = request
+        try:
+            return await handler(request)
+        finally:
+            answering.pop(connection, None)
 
     async def close(self) -> None:
         """Listen no more, and close all connections. Idempotent."""
@@ -85,23 +101,58 @@ class Listener:
         await self._runner.cleanup()
 
 
+class _Places:
+    """Places for connections: which of them are taken, and which can be given to another.
+
+    Args:
+        most: Number of places.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.answering: dict[web.RequestHandler[Any], web.Request] = {}
+        """The request of each connection that has sent the head of one."""
+        self._most = most
+        self._since: dict[web.RequestHandler[Any], float] = {}
+        """When each connection was made; some are closed."""
+
+    def take(self, server: web.Server, protocol: web.RequestHandler[Any]) -> bool:
+        """Take a place for a new connection, if need be that of one without a complete request; False: none is free."""
+        now, connections = time.monotonic(), server.connections
+        if len(self._since) > 2 * self._most:
+            self._since = {known: self._since[known] for known in connections if known in self._since}
+        open_ones = [known for known in connections if known.transport is not None and not known.transport.is_closing()]
+        if len(open_ones) >= self._most:
+            waiting = next((known for known in open_ones if self._is_waiting(known, now)), None)
+            if waiting is None or waiting.transport is None:
+                return False
+            waiting.transport.abort()
+        self._since[protocol] = now
+        return True
+
+    def _is_waiting(self, connection: web.RequestHandler[Any], now: float) -> bool:
+        """Return True if a connection has had time for a request, and none of it is complete."""
+        request = self.answering.get(connection)
+        is_incomplete = request is None or not request.content.is_eof()
+        return is_incomplete and now - self._since.get(connection, -math.inf) > PATIENCE_S
+
+
 class _Door(asyncio.Protocol):
-    """Hands a new connection to the server, or drops it where the server has too many.
+    """Hands a new connection to the server, or drops it where there is no place.
 
     Args:
         server: Makes the protocol of a connection.
-        most: Connections that it may have.
+        places: Of the server.
     """
 
-    def __init__(self, server: web.Server, most: int) -> None:
-        self._server, self._most = server, most
+    def __init__(self, server: web.Server, places: _Places) -> None:
+        self._server, self._places = server, places
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        if len(self._server.connections) >= self._most:
+        protocol = self._server()
+        if not self._places.take(self._server, protocol):
             transport.abort()
             return
-        protocol = self._server()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
 
