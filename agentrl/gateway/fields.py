@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from agentrl.gateway.dialect import BadRequest
 from agentrl.message import ImagePart
+from agentrl.remote.listening import DEEPEST, is_deep
 
 T = TypeVar("T")
 NAME = re.compile(r"[^\s<|\\/>]{1,64}")
@@ -150,7 +151,9 @@ def arguments(text: Any, path: str) -> dict[str, Any]:
         try:
             text = json.loads(text or "{}", parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"{path} is no JSON: {error}", field=path) from error
+            raise BadRequest(f"{path} is not valid JSON: {error}", field=path) from error
+        if is_deep(text):
+            raise BadRequest(f"{path} has more than {DEEPEST} levels of lists and objects", field=path)
     if not isinstance(text, dict):
         raise BadRequest(f"{path} must be an object: got {shown(text)}", field=path)
     return text

@@ -32,7 +32,16 @@ from agentrl.gateway.routing import session_of_history
 from agentrl.gateway.session import GatewaySession
 from agentrl.gateway.work import NO_SIDE_CALLS, SideCalls, Work, off_loop
 from agentrl.message import described
-from agentrl.remote.listening import Handler, Listener, is_own_page, make_runner, own_names, read_bytes_of
+from agentrl.remote.listening import (
+    DEEPEST,
+    Handler,
+    Listener,
+    is_deep,
+    is_own_page,
+    make_runner,
+    own_names,
+    read_bytes_of,
+)
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
@@ -282,9 +291,11 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     try:
         body = await off_loop(len(raw), orjson.loads, raw)
     except ValueError as error:
-        raise BadRequest(f"the request is no JSON: {error}", code="invalid_json") from error
+        raise BadRequest(f"the request is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise BadRequest("the request must be a JSON object", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and await off_loop(len(raw), is_deep, body):
+        raise BadRequest(f"the request has more than {DEEPEST} levels of lists and objects", code="invalid_json")
     return body, raw
 
 
@@ -353,6 +364,10 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
             return 413, f"a request may have {LARGEST_BODY >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
             return 408, "the request did not arrive in time", "timeout", None
+        case web.HTTPBadRequest():
+            return 400, error.text or error.reason, "invalid_body", None
+        case ConnectionError():
+            return 400, "the client has left", "client_left", None
         case AgentRLError():
             return 500, str(error), "failed", None
     _log.error("a request of the gateway failed", exc_info=error)

@@ -48,6 +48,7 @@ from agentrl.gateway.history import Chain, Histories, chain_of, key_of
 from agentrl.gateway.refusals import SessionOver, as_told
 from agentrl.gateway.work import NO_SIDE_CALLS, Result, SideCalls, Work, cut_at, digest_of, off_loop
 from agentrl.message import Message, ToolCall
+from agentrl.remote.listening import DEEPEST, is_deep
 
 _log = logging.getLogger(__name__)
 KEY_PREFIX = "sk-agentrl-"
@@ -342,7 +343,7 @@ class GatewaySession:
         )
         try:
             conversation, messages = self._conversation(asked, work.chain)
-            answer = await conversation.generate(options=options)
+            answer = without_deep_calls(await conversation.generate(options=options))
         except EpisodeEnd as end:
             return self._cut_off(end)
         except UnsupportedOption as error:
@@ -536,6 +537,15 @@ def _has_failed(task: asyncio.Task[Any]) -> bool:
 def chain_step(chain: Chain, message: Message) -> bytes:
     """Return the hash of a history with one more message."""
     return hashlib.blake2b(chain[-1] + key_of(message), digest_size=16).digest()
+
+
+def without_deep_calls(answer: Answer) -> Answer:
+    """Return an answer whose calls can be written as JSON: one with deeper arguments becomes text."""
+    if not any(is_deep(dict(call.arguments)) for call in answer.message.tool_calls):
+        return answer
+    problem = f"the arguments of a call have more than {DEEPEST} levels of lists and objects"
+    message = replace(answer.message, content=answer.raw_text, tool_calls=())
+    return replace(answer, message=message, problems=(*answer.problems, problem))
 
 
 def sent_message(answer: ReplyAnswer) -> Message:

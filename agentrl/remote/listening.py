@@ -15,6 +15,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import logging
 import math
 import socket
 import time
@@ -22,6 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any, TypeAlias
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from agentrl.errors import UsageError
@@ -44,10 +46,25 @@ PATIENCE_S = 2.0
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+def _is_servers_fault(record: logging.LogRecord) -> bool:
+    """Return True unless a client that left, or sent broken HTTP, made aiohttp write a log record."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return not isinstance(error, ConnectionError | HttpProcessingError | web.RequestPayloadError)
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_is_servers_fault)
+
+
 def make_runner(application: web.Application) -> web.AppRunner:
     """Make what answers HTTP requests on connections, wherever these come from."""
     return web.AppRunner(
-        application, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S, lingering_time=LINGER_S
+        application,
+        access_log=None,
+        logger=_http_log,
+        shutdown_timeout=1.0,
+        keepalive_timeout=IDLE_S,
+        lingering_time=LINGER_S,
     )
 
 
@@ -238,6 +255,8 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
     Raises:
         web.HTTPRequestEntityTooLarge: it has more, or says so.
         web.HTTPRequestTimeout: it did not arrive in time.
+        web.HTTPBadRequest: it is not what its headers say, such as gzip.
+        ConnectionError: the client has left.
     """
     told = request.content_length or 0
     if told > largest:
@@ -251,6 +270,11 @@ async def read_bytes_of(request: web.Request, largest: int) -> bytes:
                     raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=len(data))
     except TimeoutError as error:
         raise web.HTTPRequestTimeout from error
+    except web.RequestPayloadError as error:
+        told_coding = request.headers.get("Content-Encoding", "none")
+        raise web.HTTPBadRequest(
+            text=f"the request's body cannot be decoded: Content-Encoding is {told_coding[:80]!r}"
+        ) from error
     return bytes(data)
 
 
@@ -270,7 +294,7 @@ async def read_body(request: web.Request, largest: int) -> tuple[bytes, Mapping[
         raise Refusal(Problem.REQUEST, f"the request is no JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refusal(Problem.REQUEST, f"the request is {raw[:80]!r}, expected an object")
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _is_deep(body):
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and is_deep(body):
         raise Refusal(Problem.REQUEST, f"the request has more than {DEEPEST} levels of lists and objects")
     return raw, body
 
@@ -282,7 +306,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _is_deep(body: Any) -> bool:
+def is_deep(body: Any) -> bool:
+    """Return True if JSON has more than `DEEPEST` levels of lists and objects, at which code that reads it may fail."""
     level = [body]
     for _ in range(DEEPEST):
         level = [
