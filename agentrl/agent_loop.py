@@ -89,6 +89,10 @@ class UnsupportedOption(UsageError):
         self.option = option
 
 
+class FormMissed(UnsupportedOption):
+    """None of the answers that were sampled had the form that was asked for."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
     """One sampled token of an answer's content."""

@@ -107,7 +107,7 @@ class ChatCompletions(OpenAIDialect):
             settings=settings(body, SAMPLING, ("reasoning_effort", "verbosity")),
             form=form,
             form_field="tool_choice" if forced else "response_format",
-            single_call="" if not tools or optional(body, PARALLEL, bool, True) else PARALLEL,
+            single_call=not optional(body, PARALLEL, bool, True),
             logprobs=optional(body, "logprobs", bool, False),
             extra={"include_usage": optional(options, "include_usage", bool, False, "stream_options")},
         )

@@ -71,8 +71,8 @@ class Asked:
     """What the answer has to be."""
     form_field: str = ""
     """Path of the field that says so."""
-    single_call: str = ""
-    """Path of the field that allows one call of a tool at most."""
+    single_call: bool = False
+    """An answer may have one call of a tool at most."""
     logprobs: bool = False
     """The client wants the log-probabilities of what was sampled."""
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -157,6 +157,7 @@ class Gateway:
                 application.router.add_post(prefix + dialect.path, self._answering(dialect))
             application.router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
             application.router.add_get(prefix + "/v1/models", self._models)
+            application.router.add_get(prefix + "/v1/models/{model:.+}", self._models)
         application.router.add_post("/s/{session}/reward", self._reward)
         application.router.add_post("/s/{session}/step", self._step)
         application.router.add_get("/health", _health)
@@ -238,8 +239,11 @@ class Gateway:
             await self._sessions_of(request)
         except BadRequest as error:
             return _refusal(DIALECTS[0], error)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
-        return _json({"object": "list", "data": [model]})
+        if (name := request.match_info.get("model")) is not None:
+            return _json(_model(name))
+        return _json(
+            {"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+        )
 
     def _trusted_session_of(self, request: web.Request) -> GatewaySession:
         """The session of a request that only the program may send, not the tools that its policy calls."""
@@ -265,6 +269,12 @@ class Gateway:
             return _json({"observation": described(result.observation), "done": result.done})
         except Exception as error:
             return _refusal(DIALECTS[0], error)
+
+
+def _model(name: str) -> Mapping[str, Any]:
+    """Describe a model in the fields of both vendors; the policy answers under every name."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _bytes(key: str) -> bytes:

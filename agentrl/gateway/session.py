@@ -26,6 +26,7 @@ from agentrl.agent_loop import (
     Conversation,
     Episode,
     EpisodeEnd,
+    FormMissed,
     TokenLogprob,
     TurnOptions,
     UnsupportedOption,
@@ -347,6 +348,8 @@ class GatewaySession:
         except EpisodeEnd as end:
             return self._cut_off(end)
         except UnsupportedOption as error:
+            if isinstance(error, FormMissed):  # which is the policy's doing: the gateway can give such answers
+                raise BadRequest(f"{asked.form_field}: {error}", field=asked.form_field, code="form_missed") from error
             field = {"form": asked.form_field, "images": "messages"}.get(error.option, error.option)
             self.refusal = self.refusal or f"{field}: {error}"
             raise BadRequest(f"{field}: {error}", field=field, code="unsupported") from error
@@ -358,7 +361,7 @@ class GatewaySession:
         except Exception as error:
             raise EnvironmentFailure("the gateway failed", got=described_error(error)) from error
         self.answers += 1
-        given = self._given(answer, options.stop, "" if work.answers else work.growing.text)
+        given = self._given(answer, asked, "" if work.answers else work.growing.text)
         sent = sent_message(given)
         chain = [*work.chain, chain_step(work.chain, sent)]
         recorded = [*messages, answer.message]
@@ -401,9 +404,7 @@ class GatewaySession:
         form, problem = asked.form, None
         if not self._holds_forms:
             return None
-        if asked.single_call and (form is None or not form.calls):
-            problem = "the number of calls can be limited for forced calls only", asked.single_call
-        elif form is not None and form.schema is not None and asked.tools:
+        if form is not None and form.schema is not None and asked.tools:
             problem = "offer tools or a schema of the answer, not both at once", asked.form_field
         if problem is not None:
             self.refusal = self.refusal or f"{problem[1]}: {problem[0]}"
@@ -425,13 +426,17 @@ class GatewaySession:
         own = self._call_ids.get(message.tool_call_id or "")
         return message if own is None else replace(message, tool_call_id=own)
 
-    def _given(self, answer: Answer, stop: Sequence[str], said: str) -> ReplyAnswer:
-        """What the client gets of an answer, of which it may have got the beginning: unreadable calls come as text."""
-        message = answer.message
+    def _given(self, answer: Answer, asked: Asked, said: str) -> ReplyAnswer:
+        """Make what the client gets of an answer, of which it may have got the beginning.
+
+        Unreadable calls come as text. Where the client takes one call at a time it gets the first: the policy reads
+        that it made the others, and no results of them.
+        """
+        message, stop = answer.message, asked.stop
         text, stop_text = cut_at(message.text, stop)
         if answer.problems and not message.tool_calls:
             text, stop_text = cut_at(answer.raw_text[max(answer.raw_text.find(said), 0) :], stop)
-        calls = tuple(self._named(call) for call in message.tool_calls)
+        calls = tuple(self._named(call) for call in message.tool_calls[: 1 if asked.single_call else None])
         return ReplyAnswer(
             text=text,
             finish=finish_of(answer.stop_reason, calls, stop_text),

@@ -2,14 +2,16 @@
 
 import json
 
+import aiohttp
 import anthropic
 import openai
 import pydantic
 import pytest
 from agentrl.agent_loops.external import External
+from support.gateway_client import DIALECTS
 
 from agentrl.errors import Outcome
-from agentrl.rollout.policies import content_logprobs
+from agentrl.rollout.answer_tokens import content_logprobs
 from agentrl.serving.scripted import ScriptedAnswer
 
 QUESTION = [{"role": "user", "content": "Who?"}]
@@ -147,13 +149,70 @@ async def test_a_policy_that_is_free_answers_as_it_likes(played, name):
     assert trajectory.sampled_tokens > 0
 
 
-async def test_an_engine_without_grammars_is_named(played):
-    async def play(gateway, session):
-        with pytest.raises(openai.BadRequestError, match=r"ScriptedEngine.*vllm or sglang") as refused:
-            await chat(gateway, session, response_format={"type": "json_object"})
-        assert refused.value.param == "response_format"
+TOO_YOUNG = '{"name": 3}'
+WRONG = {"chat": "Sure: " + PERSON, "responses": TOO_YOUNG, "anthropic": f"```json\n{PERSON}\n```"}
 
-    await played(play, "Ann", trains=False)
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", SCHEMAS)
+async def test_an_engine_without_grammars_is_asked_until_the_schema_is_met(played, name, streams):
+    ask, fields = SCHEMAS[name]
+
+    async def play(gateway, session):
+        if streams:
+            pieces = [piece async for piece in await ask_streamed(gateway, session, name, fields)]
+            text = "".join(pieces)
+        else:
+            text = (await ask(gateway, session, **fields)).model_dump_json().replace('\\"', '"')
+        assert PERSON in text
+        assert not any(wrong in text for wrong in (WRONG[name], TOO_YOUNG))
+
+    trajectory, script = await played(play, WRONG[name], TOO_YOUNG, PERSON, trains=False)
+    assert len(script.requests) == 3
+    assert len({request.params.seed for request in script.requests}) == 3
+    assert len(trajectory.turns) == 1, "only the answer that was given is recorded, and counts"
+    assert script.requests[0].params.structure is None
+
+
+async def ask_streamed(gateway, session, name, fields):
+    route, write, _, _ = DIALECTS[name]
+    body = write([{"role": "user", "text": "Who?"}], False) | fields | {"stream": True}
+
+    async def pieces():
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession() as http, http.post(gateway.url + route, json=body, headers=headers) as got:
+            assert got.status == 200, await got.text()
+            yield (await got.text()).replace('\\"', '"')
+
+    return pieces()
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_an_engine_without_grammars_is_asked_until_a_tool_is_called(played, name):
+    ask, fields = CALLS[name]
+
+    async def play(gateway, session):
+        told = str((await ask(gateway, session, **fields)).model_dump(exclude={"tools", "tool_choice"}))
+        assert [told.count(f"'name': '{tool}'") for tool in ("add", "sub", "mul")] == [1, 0, 0]
+
+    other = CALL.replace("add", "sub" if "one" in name else "mul")
+    trajectory, script = await played(play, "I would add them.", other, CALL, trains=False)
+    assert (len(script.requests), len(trajectory.turns)) == (3, 1)
+
+
+async def test_a_policy_that_misses_the_form_is_told_apart_from_a_gateway_that_cannot(played):
+    async def play(gateway, session):
+        with pytest.raises(openai.BadRequestError, match="no answer of the form") as refused:
+            await chat(gateway, session, response_format={"type": "json_object"})
+        assert (refused.value.param, refused.value.code) == ("response_format", "form_missed")
+        assert session.refusal is None
+        broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}
+        with pytest.raises(openai.BadRequestError, match="schema is not valid"):
+            await chat(gateway, session, response_format=broken)
+        assert "schema is not valid" in session.refusal
+
+    trajectory, script = await played(play, "Ann", trains=False)
+    assert (len(script.requests), trajectory.turns) == (8, [])
 
 
 async def test_a_schema_and_tools_are_not_enforced_at_once(held):
@@ -167,14 +226,39 @@ async def test_a_schema_and_tools_are_not_enforced_at_once(held):
     assert len(script.requests) == 1
 
 
-async def test_one_call_at_most_is_for_forced_calls(held):
-    async def play(gateway, session):
-        with pytest.raises(openai.BadRequestError) as refused:
-            await chat(gateway, session, tools=FUNCTIONS, parallel_tool_calls=False)
-        assert refused.value.param == "parallel_tool_calls"
-        await chat(gateway, session, tools=FUNCTIONS, parallel_tool_calls=False, tool_choice="required")
+ONE_CALL = {
+    "chat": (chat, {"tools": FUNCTIONS, "parallel_tool_calls": False}),
+    "responses": (respond, {"tools": FLAT, "parallel_tool_calls": False}),
+    "anthropic": (message, {"tools": CUSTOM, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+}
 
-    await held(play, CALL)
+
+@pytest.mark.parametrize("name", ONE_CALL)
+async def test_a_client_that_takes_one_call_at_a_time_gets_the_first(played, name):
+    ask, fields = ONE_CALL[name]
+    several = f"{CALL}\n{CALL.replace('add', 'sub')}"
+
+    async def play(gateway, session):
+        told = str((await ask(gateway, session, **fields)).model_dump(exclude={"tools"}))
+        assert (told.count("'add'"), told.count("'sub'")) == (1, 0)
+        both = str((await ask(gateway, session, tools=fields["tools"])).model_dump(exclude={"tools"}))
+        assert (both.count("'add'"), both.count("'sub'")) == (1, 1)
+
+    trajectory, script = await played(play, several)
+    script.check(trajectory)
+
+
+async def test_a_history_with_the_first_of_several_calls_goes_on_with_the_recorded_tokens(played):
+    async def play(gateway, session):
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.key, max_retries=0) as client:
+            fields = {"model": "p", "tools": FUNCTIONS, "parallel_tool_calls": False}
+            answer = (await client.chat.completions.create(messages=QUESTION, **fields)).choices[0].message
+            result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "3"}
+            await client.chat.completions.create(messages=[*QUESTION, answer, result], **fields)
+
+    trajectory, script = await played(play, f"{CALL}\n{CALL.replace('add', 'sub')}", "It is 3.")
+    script.check(trajectory)
+    assert len(trajectory.sequences) == 1
 
 
 @pytest.mark.parametrize("streams", [False, True])

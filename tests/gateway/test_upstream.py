@@ -4,6 +4,7 @@ import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import anthropic
 import openai
 import pytest
 from aiohttp import web
@@ -70,7 +71,7 @@ def behind(renderer):
 
         engine = ScriptedEngine(script=script or play, vocab_size=400, max_context=1000)
         engine.capabilities = replace(engine.capabilities, seeded=False, **options)
-        policy = EngineEpisodePolicy(engine, renderer, SamplingParams())
+        policy = EngineEpisodePolicy(engine, renderer, SamplingParams(), trains=False)
         return LiveTraffic(policy, CONFIG, folder=None, idle_s=60), requests
 
     return make
@@ -139,6 +140,27 @@ async def test_an_image_that_the_model_cannot_see_is_refused_and_ends_no_session
         )
         assert (status, said["error"]["param"]) == (400, "messages")
         assert (await post(live.gateway.url + CHAT, "", QUESTION))[0] == 200
+
+
+@pytest.mark.parametrize(("temperature", "asked"), [(0, 1), (0.3, 8)])
+async def test_a_form_that_is_missed_is_asked_for_again_only_where_answers_differ(behind, temperature, asked):
+    live, requests = behind()
+    async with live:
+        form = {"response_format": {"type": "json_object"}, "temperature": temperature}
+        status, said = await post(live.gateway.url + CHAT, "", QUESTION | form)
+    assert (status, said["error"]["code"], len(requests)) == (400, "form_missed", asked)
+
+
+@pytest.mark.parametrize("name", ["policy", "my-model", "org/their-model"])
+async def test_every_model_is_found(behind, name):
+    live, _ = behind()
+    async with live:
+        async with openai.AsyncOpenAI(base_url=f"{live.gateway.url}/v1", api_key="x") as client:
+            assert (await client.models.retrieve(name)).id == name
+            assert [model.id async for model in client.models.list()] == ["policy"]
+        async with anthropic.AsyncAnthropic(base_url=live.gateway.url, api_key="x") as client:
+            assert (await client.models.retrieve(name)).display_name == name
+            assert [model.id async for model in client.models.list()] == ["policy"]
 
 
 async def test_a_message_of_another_speaker_is_another_message(played, renderer, caplog):
