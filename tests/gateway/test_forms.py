@@ -286,6 +286,49 @@ async def test_log_probabilities_are_those_that_were_recorded(played, renderer, 
     assert trajectory.sampled_tokens > 0
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_each_of_several_answers_has_its_own_log_probabilities(played, renderer, streams):
+    texts = ["it is so", "no, it was otherwise"]
+    scripts = []
+    for number, text in enumerate(texts):
+        ids = [*renderer.encoder.encode(text), renderer.boundary.end_id]
+        scripts.append(ScriptedAnswer(token_ids=ids, logprobs=[-(number + index / 16) for index in range(len(ids))]))
+
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, n=2, stream=streams)
+        if streams:
+            chosen = [choice for chunk in told for choice in chunk.choices if choice.logprobs]
+            found = {choice.index: choice.logprobs.content for choice in chosen}
+            assert len(chosen) == len(found) == 2
+        else:
+            found = {choice.index: choice.logprobs.content for choice in told.choices}
+        for number, text in enumerate(texts):
+            assert "".join(row.token for row in found[number]) == text
+            assert [row.logprob for row in found[number]] == scripts[number].logprobs[:-1]
+
+    await played(play, *scripts)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("stop", [" so", "so", "s so", "o"])
+async def test_log_probabilities_end_where_the_text_does(played, renderer, streams, stop):
+    ids = [*renderer.encoder.encode("it is so and so"), renderer.boundary.end_id]
+    values = [-(index + 1) / 8 for index in range(len(ids))]
+
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, stop=stop, stream=streams)
+        choices = [choice for chunk in told for choice in chunk.choices] if streams else told.choices
+        text = "".join((choice.delta if streams else choice.message).content or "" for choice in choices)
+        (rows,) = [choice.logprobs.content for choice in choices if choice.logprobs]
+        assert text == "it is so and so".partition(stop)[0]
+        covered = "".join(row.token for row in rows)
+        assert covered.startswith(text)
+        assert not "".join(row.token for row in rows[:-1]).startswith(text), "the last token still belongs to the text"
+        assert [row.logprob for row in rows] == values[: len(rows)]
+
+    await played(play, ScriptedAnswer(token_ids=ids, logprobs=values))
+
+
 def test_characters_of_several_tokens_count_with_their_last(renderer):
     encoder = renderer.encoder
     ids = [*encoder.encode("<think>\nHm\n</think>\n\nä 中 ok"), renderer.boundary.end_id]
