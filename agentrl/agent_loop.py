@@ -69,6 +69,8 @@ class AnswerForm:
     """JSON schema of its content."""
     calls: tuple[str, ...] = ()
     """Tools of which it calls one, and says nothing besides."""
+    or_calls: bool = False
+    """With a schema: it may call tools instead."""
 
     def __post_init__(self) -> None:
         if (self.schema is None) == (not self.calls):

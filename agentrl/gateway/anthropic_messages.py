@@ -72,6 +72,7 @@ class AnthropicMessages(Dialect):
 
     name = "anthropic"
     path = "/v1/messages"
+    keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
         """Read a request; nothing is stored in this dialect."""

@@ -48,7 +48,7 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessag
 LARGEST_BODY = 64 << 20
 MOST_CONNECTIONS = 4096
 COMMENT_S = 5.0
-"""Seconds between two comments in a stream that waits for its answer: clients take silence for a dead server."""
+"""Seconds between two signs of life in a stream that waits for its answer."""
 RETRY_AFTER_S = 2
 RETRY_COUNT = "x-stainless-retry-count"
 MODEL = "policy"
@@ -333,7 +333,7 @@ async def _stream(request: web.Request, dialect: Dialect, session: GatewaySessio
 
 
 async def _events(dialect: Dialect, work: Work, finished: asyncio.Future[Reply]) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a reply, comments while none comes, and an error where its work fails."""
+    """Yield the events of a reply, signs of life while none comes, and an error where its work fails."""
     events = dialect.events(work.asked, work.growing)
     following: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     try:
@@ -350,7 +350,7 @@ async def _events(dialect: Dialect, work: Work, finished: asyncio.Future[Reply])
                 yield _event_bytes(("error", dialect.error(status, headline, code=code)))
                 return
             elif not finished.done():
-                yield b": waiting\n\n"
+                yield dialect.keep_alive
     finally:
         following.cancel()
 

@@ -396,19 +396,10 @@ class GatewaySession:
         self.spent.set()
 
     def _form(self, asked: Asked) -> AnswerForm | None:
-        """Return what the engine holds an answer to.
-
-        Raises:
-            BadRequest: the client asks for what no form can say.
-        """
-        form, problem = asked.form, None
-        if not self._holds_forms:
-            return None
+        """Return the form of an answer, if the session holds answers to forms; with tools, calls are one as well."""
+        form = asked.form if self._holds_forms else None
         if form is not None and form.schema is not None and asked.tools:
-            problem = "offer tools or a schema of the answer, not both at once", asked.form_field
-        if problem is not None:
-            self.refusal = self.refusal or f"{problem[1]}: {problem[0]}"
-            raise BadRequest(f"{problem[1]}: {problem[0]}", field=problem[1], code="unsupported")
+            return replace(form, or_calls=True)
         return form
 
     def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:

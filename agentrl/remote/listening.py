@@ -126,13 +126,13 @@ class _Places:
     """
 
     def __init__(self, most: int) -> None:
-        self.answering: dict[web.RequestHandler[Any], web.Request] = {}
+        self.answering: dict[web.RequestHandler, web.Request] = {}
         """The request of each connection that has sent the head of one."""
         self._most = most
-        self._since: dict[web.RequestHandler[Any], float] = {}
+        self._since: dict[web.RequestHandler, float] = {}
         """When each connection was made; some are closed."""
 
-    def take(self, server: web.Server, protocol: web.RequestHandler[Any]) -> bool:
+    def take(self, server: web.Server, protocol: web.RequestHandler) -> bool:
         """Take a place for a new connection, if need be that of one without a complete request; False: none is free."""
         now, connections = time.monotonic(), server.connections
         if len(self._since) > 2 * self._most:
@@ -146,7 +146,7 @@ class _Places:
         self._since[protocol] = now
         return True
 
-    def _is_waiting(self, connection: web.RequestHandler[Any], now: float) -> bool:
+    def _is_waiting(self, connection: web.RequestHandler, now: float) -> bool:
         """Return True if a connection has had time for a request, and none of it is complete."""
         request = self.answering.get(connection)
         is_incomplete = request is None or not request.content.is_eof()

@@ -29,7 +29,7 @@ def form_check(form: AnswerForm) -> FormCheck:
     if form.schema is None:
         return lambda answer: _call_problem(answer, form)
     validate = _validator(form.schema)
-    return lambda answer: _json_problem(answer, validate)
+    return lambda answer: None if form.or_calls and answer.tool_calls else _json_problem(answer, validate)
 
 
 def _call_problem(answer: Answer, form: AnswerForm) -> str | None:

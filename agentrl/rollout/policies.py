@@ -323,7 +323,7 @@ class EngineConversation(Conversation):
                 expected="an answer that the policy is free to give",
                 hint="in training, set agent.options.forms=free",
             )
-        if self._policy.engine.capabilities.structures:
+        if self._policy.engine.capabilities.structures and not options.form.or_calls:
             try:
                 return self._policy.renderer.structure(options.form, self.ledger.tools)
             except UnsupportedOption as error:

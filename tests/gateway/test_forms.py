@@ -215,15 +215,24 @@ async def test_a_policy_that_misses_the_form_is_told_apart_from_a_gateway_that_c
     assert (len(script.requests), trajectory.turns) == (8, [])
 
 
-async def test_a_schema_and_tools_are_not_enforced_at_once(held):
+@pytest.mark.parametrize("answer", [CALL, PERSON])
+async def test_with_tools_an_answer_is_a_call_or_json_of_the_schema(held, answer):
     async def play(gateway, session):
-        for fields in ({"tool_choice": "auto"}, {}):
-            with pytest.raises(openai.BadRequestError, match="not both"):
-                await chat(gateway, session, tools=FUNCTIONS, **fields, **SCHEMAS["chat"][1])
+        told = (await chat(gateway, session, tools=FUNCTIONS, **SCHEMAS["chat"][1])).choices[0]
+        assert told.message.content == (None if answer == CALL else PERSON)
+        assert told.finish_reason == ("tool_calls" if answer == CALL else "stop")
+
+    trajectory, script = await held(play, "Sure, Ann.", TOO_YOUNG, answer)
+    assert [request.params.structure for request in script.requests] == [None] * 3
+    assert len(trajectory.turns) == 1
+
+
+async def test_tools_that_may_not_be_called_leave_the_schema_alone(held):
+    async def play(gateway, session):
         await chat(gateway, session, tools=FUNCTIONS, tool_choice="none", **SCHEMAS["chat"][1])
 
     _, script = await held(play, PERSON)
-    assert len(script.requests) == 1
+    assert "json_schema" in script.requests[0].params.structure
 
 
 ONE_CALL = {
@@ -284,6 +293,17 @@ async def test_log_probabilities_are_those_that_were_recorded(played, renderer, 
 
     trajectory, _ = await played(play, ScriptedAnswer(token_ids=ids, logprobs=values))
     assert trajectory.sampled_tokens > 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_log_probabilities_without_alternatives_may_be_asked_for_by_number(played, streams):
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, top_logprobs=0, stream=streams)
+        choices = [choice for chunk in told for choice in chunk.choices] if streams else told.choices
+        (rows,) = [choice.logprobs.content for choice in choices if choice.logprobs]
+        assert [row.top_logprobs for row in rows] == [[] for _ in rows]
+
+    await played(play, "it is so")
 
 
 @pytest.mark.parametrize("streams", [False, True])
