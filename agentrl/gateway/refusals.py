@@ -30,7 +30,7 @@ class Unavailable(Exception):
 def as_told(error: AgentRLError) -> Exception:
     """Return an engine's error as the client is told it: one that no retry makes good keeps its own status."""
     status = getattr(error, "status", None)
-    if isinstance(status, int) and status not in RETRIED and (status < 500 or status == NOT_IMPLEMENTED):
+    if isinstance(status, int) and status not in RETRIED and (400 <= status < 500 or status == NOT_IMPLEMENTED):
         return BadRequest(str(error), status=status, code="upstream_refused")
     if isinstance(error, EngineError):
         return Unavailable(str(error), status=429 if status == 429 else 503)

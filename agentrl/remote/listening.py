@@ -19,7 +19,7 @@ import logging
 import math
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -137,13 +137,20 @@ class _Places:
         now, connections = time.monotonic(), server.connections
         if len(self._since) > 2 * self._most:
             self._since = {known: self._since[known] for known in connections if known in self._since}
-        open_ones = [known for known in connections if known.transport is not None and not known.transport.is_closing()]
-        if len(open_ones) >= self._most:
-            waiting = next((known for known in open_ones if self._is_waiting(known, now)), None)
-            if waiting is None or waiting.transport is None:
-                return False
-            waiting.transport.abort()
+        if len(connections) >= self._most and not self._make_room(connections, now):
+            return False
         self._since[protocol] = now
+        return True
+
+    def _make_room(self, connections: Sequence[web.RequestHandler], now: float) -> bool:
+        """Close the connection that has waited for longest, unless a place is free; False: none waits."""
+        is_open = {known: known.transport is not None and not known.transport.is_closing() for known in connections}
+        if sum(is_open.values()) < self._most:
+            return True
+        waiting = next((known for known in connections if is_open[known] and self._is_waiting(known, now)), None)
+        if waiting is None or waiting.transport is None:
+            return False
+        waiting.transport.abort()
         return True
 
     def _is_waiting(self, connection: web.RequestHandler, now: float) -> bool:
