@@ -83,6 +83,21 @@ async def test_each_name_is_a_session_that_is_kept(traffic, tmp_path):
     assert sorted(prompt[0]["content"] for prompt in prompts) == ["one", "one", "three"]
 
 
+async def test_a_prompt_is_what_came_before_the_first_answer(traffic, tmp_path):
+    live, _ = traffic("it is so")
+    async with live:
+        url = live.gateway.url + CHAT
+        start = [{"role": "system", "content": "Be brief."}, user("one"), user("and two")]
+        _, reply = await post(url, "", body(*start))
+        await post(url, "", body(*start, reply["choices"][0]["message"], user("three")))
+    (conversation,) = rows(tmp_path / "conversations.jsonl")
+    (prompt,) = rows(tmp_path / "prompts.jsonl")
+    assert prompt == {"prompt": start}
+    assert [message["role"] for message in conversation["messages"]] == [
+        *("system", "user", "user", "assistant", "user", "assistant")
+    ]
+
+
 async def test_branches_are_conversations_of_their_own(traffic, tmp_path):
     live, _ = traffic("it is so")
     async with live:
