@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import re
 import tempfile
 import threading
 import time
@@ -60,6 +61,43 @@ class ExternalTask:
     def openai_url(self) -> str:
         """``base_url`` as OpenAI's clients want it."""
         return f"{self.base_url}/v1"
+
+
+MOST_ALIKE = 8
+"""Attempts of a program that may fail alike before one has succeeded."""
+_VARYING = re.compile(r"0x[0-9a-f]+|agentrl-program-\w+|\d+")
+"""What differs between attempts that fail alike: addresses, folders, numbers of processes and ports."""
+
+
+class FirstAttempts:
+    """The attempts of a program until one succeeds: where all fail alike, no later one will do better."""
+
+    def __init__(self) -> None:
+        self._has_succeeded = False
+        self._failed = 0
+        self._causes: set[str] = set()
+
+    def succeed(self) -> None:
+        """Note an attempt in which the program worked, whatever the policy made of it."""
+        self._has_succeeded = True
+
+    def fail(self, error: EnvironmentFailure) -> None:
+        """Note an attempt in which the program failed.
+
+        Raises:
+            UsageError: it is the last of several that failed alike.
+        """
+        if self._has_succeeded:
+            return
+        self._failed += 1
+        self._causes.add(_VARYING.sub("", str(error)))
+        if self._failed >= MOST_ALIKE and len(self._causes) == 1:
+            raise UsageError(
+                f"the program failed in all of its {self._failed} attempts, each time alike: {error.what}",
+                got=error.got,
+                expected=error.expected,
+                hint=error.hint or "start the program by hand, with the variables that docs/external-agents.md names",
+            ) from error
 
 
 class External(AgentLoop):
@@ -149,11 +187,27 @@ class External(AgentLoop):
         self._side_calls = SideCalls(models=tuple(side_models), markers=tuple(side_markers))
         self._demonstration = None if demonstration is None else _read_demonstration(demonstration)
         self._holds_forms = forms == "enforce"
+        self._attempts = FirstAttempts()
         self._gateways: dict[asyncio.AbstractEventLoop, Gateway] = {}
 
     async def run(self, episode: Episode) -> None:
-        """Play one episode."""
+        """Play one episode.
+
+        Raises:
+            UsageError: so far every attempt has failed alike.
+        """
         prompt = described(await episode.reset())
+        try:
+            await self._play(episode, prompt)
+        except EnvironmentFailure as error:
+            self._attempts.fail(error)
+            raise
+        except (EpisodeEnd, PolicyError):
+            self._attempts.succeed()
+            raise
+        self._attempts.succeed()
+
+    async def _play(self, episode: Episode, prompt: str) -> None:
         gateway = await self._gateway()
         opened = gateway.session(
             episode, side_calls=self._side_calls, steps=not self._answers, holds_forms=self._holds_forms
@@ -165,7 +219,7 @@ class External(AgentLoop):
                 problem = await self._within(run, play)
                 reward = None if problem or play.is_late else await self._read_reward(folder, play)
             self._check(play, problem)
-        if not play.is_late:
+        if session.answers and not play.is_late:
             await self._judge(play, reward)
         if session.outcome is not None:
             raise EpisodeEnd(session.outcome)
@@ -244,8 +298,8 @@ class External(AgentLoop):
             raise EnvironmentFailure(
                 "the program never got an answer from the gateway",
                 got=problem or session.refusal or ("no request in its time" if play.is_late else "no request"),
-                expected="a client that reads OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
-                hint="pass the address and the key from the variables to the client by hand",
+                expected=None if problem else "a client that reads OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
+                hint=None if problem else "pass the address and the key from the variables to the client by hand",
             )
         if play.is_late:
             session.outcome = session.outcome or Outcome.TRUNCATED_TIME

@@ -22,6 +22,8 @@ from agentrl.sandbox import Sandbox, SandboxSpec, program_guard, read_spec
 from agentrl.sandbox.spec import ANY_NETWORK, GATEWAY
 
 KILL_AFTER_S = 2.0
+LONGEST_QUOTE, QUOTED_LINES = 1000, 8
+"""Characters and lines of what a failed program wrote that its error quotes, from the end."""
 LONGEST_LOG = 64 * 1024
 LONGEST_ANSWER = 1 << 20
 """Bytes of a program's output that are read, from its end."""
@@ -139,7 +141,7 @@ class HostFolder(ProgramFolder):
                 given.keep_log((output + errors)[-LONGEST_LOG:])
         if GUARDED and code < 0:
             return Ended(output=output, problem="what the program started could not be ended: its guard was killed")
-        return Ended(output=output, problem=_problem(code, errors))
+        return Ended(output=output, problem=_problem(code, errors, output))
 
     async def _start(
         self, words: Sequence[str], variables: Mapping[str, str], *files: IO[bytes]
@@ -201,7 +203,7 @@ class SandboxFolder(ProgramFolder):
                 errors = (await process.wait()).stderr.decode(errors="replace")
             said = output.decode(errors="replace")
             given.keep_log((said + errors)[-LONGEST_LOG:])
-        return Ended(output=said, problem=_problem(result.exit_code, errors, note))
+        return Ended(output=said, problem=_problem(result.exit_code, errors, said, note))
 
     async def read(self, path: str) -> bytes:
         """See `ProgramFolder.read`."""
@@ -253,8 +255,19 @@ def read_program_sandbox(given: Mapping[str, Any]) -> SandboxSpec:
     return spec
 
 
-def _problem(exit_code: int, errors: str, note: str = "") -> str | None:
-    return f"the program ended with {exit_code}{note}: {errors[-500:].strip()}" if exit_code else None
+def _problem(exit_code: int, errors: str, output: str, note: str = "") -> str | None:
+    """Return how a program failed, with the end of what it wrote; ``None`` where it did not."""
+    if not exit_code:
+        return None
+    said = next((f": {text}" for text in (_last_lines(errors), _last_lines(output)) if text), ", and wrote nothing")
+    return f"the program ended with {exit_code}{note}{said}"
+
+
+def _last_lines(text: str) -> str:
+    """Return the last lines of a text, whole ones where they are not too long."""
+    lines = text[-LONGEST_QUOTE:].strip().splitlines()[-QUOTED_LINES:]
+    is_cut = len(lines) > 1 and len(text.strip()) > LONGEST_QUOTE
+    return "\n".join(lines[1:] if is_cut and len(lines) < QUOTED_LINES else lines)
 
 
 def _end_of(file: IO[bytes]) -> str:

@@ -50,11 +50,11 @@ class AgentRole:
 
 
 class EpisodeEnd(Exception):
-    """The episode is over although the loop would go on; carries the outcome."""
+    """The episode is over although the loop would go on; carries the outcome, and where it is known the reason."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: Outcome, detail: str | None = None) -> None:
         super().__init__(outcome.value)
-        self.outcome = outcome
+        self.outcome, self.detail = outcome, detail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,8 @@ class AnswerForm:
     """JSON schema of its content."""
     calls: tuple[str, ...] = ()
     """Tools of which it calls one, and says nothing besides."""
+    or_calls: bool = False
+    """With a schema: it may call tools instead."""
 
     def __post_init__(self) -> None:
         if (self.schema is None) == (not self.calls):
@@ -84,9 +86,13 @@ class UnsupportedOption(UsageError):
         parts: ``got``, ``expected`` and ``hint``, as all errors have them.
     """
 
-    def __init__(self, message: str, *, option: Literal["form", "logprobs", "seed"], **parts: Any) -> None:
+    def __init__(self, message: str, *, option: Literal["form", "logprobs", "images"], **parts: Any) -> None:
         super().__init__(message, **parts)
         self.option = option
+
+
+class FormMissed(UnsupportedOption):
+    """None of the answers that were sampled had the form that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +162,7 @@ class TurnOptions:
     top_p: float | None = None
     """Likewise."""
     seed: int | None = None
-    """Likewise, for engines with seeds."""
+    """Likewise. Only engines whose `capabilities.seeded` says so repeat their samples with it; others sample anew."""
     form: AnswerForm | None = None
     """What the answer has to be. Never in a turn that is trained: its tokens would not be the policy's own choice."""
     logprobs: bool = False

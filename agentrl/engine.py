@@ -65,7 +65,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     """Texts that end an answer, each with the token that completes it. An engine that cannot read its tokens, or misses
-    one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.policies.ended_at`)."""
+    one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.answer_tokens.ended_at`)."""
     seed: int | None = None
     """Seed of this request's own random numbers; ``None`` draws one."""
     structure: str | None = None
@@ -338,6 +338,20 @@ class TopTokens:
     """[T, k]; the first token, which has nothing before it, has a row of 0."""
     logp: npt.NDArray[np.float32]
     """[T, k]; NaN for the first token."""
+
+
+class ErrorStatus(EngineError):
+    """An error status with which a server answered.
+
+    Args:
+        what: What went wrong.
+        status: The HTTP status.
+        parts: ``got``, ``expected`` and ``hint``, as all errors have them.
+    """
+
+    def __init__(self, what: str, *, status: int, **parts: Any) -> None:
+        super().__init__(what, **parts)
+        self.status = status
 
 
 class ServerLost(EngineError):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from support.reference import model_reference
@@ -19,6 +20,12 @@ from agentrl.engine import GenerateRequest, SamplingParams
 # Sums in the same order everywhere, and as many busy threads as tests that run at the same time.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# How fast this machine is says nothing about the code: no deadline for an example, none for making the first ones.
+hypothesis.settings.register_profile(
+    "any machine", hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+)
+hypothesis.settings.load_profile("any machine")
 
 WORLDS = Path(__file__).parent / "worlds"
 

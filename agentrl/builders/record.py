@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,21 @@ from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
 from agentrl.weights import SyncReport
 
+DIGITS = re.compile(r"\d+")
+MOST_SHOWN = 5
+"""Kinds of failures that are shown in full; the log has all."""
+LONGEST_LINE = 120
+
+
+def brief(cause: str) -> str:
+    r"""Return the first and the last line of an error, between which a traceback may stand.
+
+    >>> brief("the program ended with 1: Traceback:\n  line 3\nKeyError: 'x'")
+    "the program ended with 1: Traceback: … KeyError: 'x'"
+    """
+    lines = [line.strip()[:LONGEST_LINE] for line in cause.splitlines() if line.strip()]
+    return " … ".join(dict.fromkeys([*lines[:1], *lines[-1:]]))
+
 
 class EpisodeRecorder(RolloutObserver):
     """The observer of a run's training episodes.
@@ -33,6 +49,8 @@ class EpisodeRecorder(RolloutObserver):
         self._store = store
         self._status = status
         self._watcher = watcher
+        self._shown: set[str] = set()
+        """Kinds of failures that the user was shown."""
 
     def on_start(self, trajectory: Trajectory) -> None:
         """An attempt begins."""
@@ -47,9 +65,22 @@ class EpisodeRecorder(RolloutObserver):
     def on_end(self, trajectory: Trajectory) -> None:
         """An attempt ended."""
         self._status.episodes_running -= 1
-        self._status.episodes_done += trajectory.outcome is None or not trajectory.outcome.is_infrastructure
+        outcome = trajectory.outcome
+        self._status.episodes_done += outcome is None or not outcome.is_infrastructure
         self._store.end(trajectory)
+        if outcome is not None and outcome.is_retryable:
+            self._note_failed(trajectory)
         self._watcher.on_status(self._status)
+
+    def _note_failed(self, trajectory: Trajectory) -> None:
+        """Count a failed attempt, and show the user the first failure of each kind."""
+        cause = trajectory.error or str(trajectory.outcome)
+        self._status.attempts_failed += 1
+        self._status.latest_failure = brief(cause)
+        kind = DIGITS.sub("", self._status.latest_failure)
+        if kind not in self._shown and len(self._shown) < MOST_SHOWN:
+            self._shown.add(kind)
+            self._watcher.on_message(f"attempt {trajectory.id} failed ({trajectory.outcome}): {cause}")
 
 
 class UpdateLog:

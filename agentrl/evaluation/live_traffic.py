@@ -33,7 +33,10 @@ EPISODES = "episodes.jsonl"
 CONVERSATIONS = "conversations.jsonl"
 PROMPTS = "prompts.jsonl"
 DEFAULT = "default"
-"""Session of requests whose path names none."""
+"""Session of requests whose path names none. Clients that know nothing of each other share it, so that it may never be
+idle: it takes new conversations for as long as it may be idle, or until it has `MOST_ANSWERS`; then the next one does,
+and it ends once its own conversations have ended."""
+MOST_ANSWERS = 256
 NO_LIMIT = 1 << 30
 
 
@@ -76,6 +79,14 @@ class LiveTraffic:
         )
         self._count = 0
         self._playing: dict[str, asyncio.Task[None]] = {}
+        """The episode of each name that takes new conversations."""
+        self._numbers: dict[str, int] = {}
+        """Numbers of these."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """All episodes."""
+        self._full: list[GatewaySession] = []
+        """Sessions of `DEFAULT` that take no new conversations."""
+        self._idle_s = idle_s
         self._folder = folder
         self._episodes = None if folder is None else JsonLinesWriter(folder / EPISODES)
 
@@ -96,8 +107,8 @@ class LiveTraffic:
         """
         self._loop.end_all()
         try:
-            while self._playing:  # a request may have opened another one meanwhile
-                await asyncio.wait(self._playing.values())
+            while self._tasks:  # a request may have opened another one meanwhile
+                await asyncio.wait(self._tasks)
         finally:
             await self.gateway.close()
             await self._runner.close()
@@ -106,16 +117,38 @@ class LiveTraffic:
         if self.failure is not None:
             raise self.failure
 
-    async def _open(self, name: str | None) -> GatewaySession:
+    async def _open(self, name: str | None) -> list[GatewaySession]:
         name = name or DEFAULT
         while True:
             if name not in self._playing:
-                self._count += 1
-                self._playing[name] = asyncio.create_task(self._play(name, self._count))
-            session = await self._loop.session_of(name)
-            if not session.is_over or self._loop.is_over:
-                return session
-            await asyncio.shield(self._playing[name])  # it has just ended, and its name is used again
+                self._begin(name)
+            number, playing = self._numbers[name], self._playing[name]
+            session = await self._loop.session_of(number)
+            if self._loop.is_over:
+                return [session]
+            if session.is_over:
+                await asyncio.shield(playing)  # it has just ended, and its name is used again
+            elif name == DEFAULT and (session.answers >= MOST_ANSWERS or session.age_s >= self._idle_s):
+                self._set_aside(number, session)
+            else:
+                return [session, *(self._full_sessions() if name == DEFAULT else ())]
+
+    def _begin(self, name: str) -> None:
+        self._count += 1
+        self._numbers[name] = self._count
+        task = self._playing[name] = asyncio.create_task(self._play(name, self._count))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _set_aside(self, number: int, session: GatewaySession) -> None:
+        """Let the session of `DEFAULT` with this number take no more conversations."""
+        if self._numbers.get(DEFAULT) == number:  # and no request has done so while this one waited
+            del self._playing[DEFAULT], self._numbers[DEFAULT]
+            self._full.append(session)
+
+    def _full_sessions(self) -> list[GatewaySession]:
+        self._full = [session for session in self._full if not session.is_over]
+        return self._full[::-1]
 
     async def _play(self, name: str, number: int) -> None:
         task = Task(id=name, environment=LIVE.name, seed=number)
@@ -124,8 +157,9 @@ class LiveTraffic:
             try:
                 trajectory = await self._runner.run(task, group_id=f"{name}-{number}", member=0, seed=number)
             finally:
-                session = self._loop.forget(name)
-                del self._playing[name]
+                session = self._loop.forget(number)
+                if self._numbers.get(name) == number:
+                    del self._playing[name], self._numbers[name]
             if session is not None and session.answers:
                 self._keep(name, number, trajectory, session)
         except Exception as error:
@@ -156,6 +190,7 @@ class _NoEnvironment(gymnasium.Env[str, str]):
     """Has no task; clients bring their own."""
 
     observation_space = action_space = gymnasium.spaces.Text(1)
+    action_hint = "whatever the client asks for"
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         return "", {}
@@ -172,14 +207,16 @@ class _Sessions(AgentLoop):
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._sessions: dict[str, asyncio.Future[GatewaySession]] = {}
+        self._said: set[str] = set()
+        self._sessions: dict[int, asyncio.Future[GatewaySession]] = {}
+        """By the number of the episode, which is the seed of its task."""
         self._is_over = asyncio.Event()
 
     async def run(self, episode: Episode) -> None:
-        """Keep the session of one name."""
+        """Keep one session open."""
         await episode.reset()
-        session = GatewaySession(episode, steps=False, is_live=True)
-        self._future_of(episode.task.id).set_result(session)
+        session = GatewaySession(episode, steps=False, is_live=True, said=self._said)
+        self._future_of(episode.task.seed).set_result(session)
         try:
             while not self._is_over.is_set() and (left := self._idle_s - session.idle_s) > 0:
                 try:
@@ -189,22 +226,22 @@ class _Sessions(AgentLoop):
         finally:
             await session.close()
 
-    async def session_of(self, name: str) -> GatewaySession:
-        """Wait until the session of a name is open."""
-        return await asyncio.shield(self._future_of(name))
+    async def session_of(self, number: int) -> GatewaySession:
+        """Wait until the session with this number is open."""
+        return await asyncio.shield(self._future_of(number))
 
     @property
     def is_over(self) -> bool:
         """No session is opened any more."""
         return self._is_over.is_set()
 
-    def forget(self, name: str) -> GatewaySession | None:
-        """Return a session that has ended; its name may be used again."""
-        future = self._sessions.pop(name, None)
+    def forget(self, number: int) -> GatewaySession | None:
+        """Return a session that has ended."""
+        future = self._sessions.pop(number, None)
         if future is None:
             return None
         if not future.done():  # requests wait for it
-            future.set_exception(EnvironmentFailure("the session could not be opened", got=name))
+            future.set_exception(EnvironmentFailure("the session could not be opened", got=f"number {number}"))
             future.exception()  # perhaps nobody asks for it
             return None
         return future.result()
@@ -213,7 +250,7 @@ class _Sessions(AgentLoop):
         """End all sessions."""
         self._is_over.set()
 
-    def _future_of(self, name: str) -> asyncio.Future[GatewaySession]:
-        if name not in self._sessions:
-            self._sessions[name] = asyncio.get_running_loop().create_future()
-        return self._sessions[name]
+    def _future_of(self, number: int) -> asyncio.Future[GatewaySession]:
+        if number not in self._sessions:
+            self._sessions[number] = asyncio.get_running_loop().create_future()
+        return self._sessions[number]

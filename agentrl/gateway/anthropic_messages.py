@@ -58,7 +58,7 @@ READ = (
 )
 IGNORED = ("metadata", "service_tier", "inference_geo", "cache_control", "betas")
 """Fields that say nothing about the answer."""
-SINGLE = "tool_choice.disable_parallel_tool_use"
+SINGLE = "disable_parallel_tool_use"
 SIGNATURE = "agentrl"
 """Stands for the vendor's signature of a thought; what comes back with it is not checked."""
 SAMPLING = {"temperature": (0.0, 1.0), "top_p": (0.0, 1.0), "top_k": (0.0, 1_000_000.0)}
@@ -72,6 +72,7 @@ class AnthropicMessages(Dialect):
 
     name = "anthropic"
     path = "/v1/messages"
+    keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
         """Read a request; nothing is stored in this dialect."""
@@ -103,9 +104,7 @@ class AnthropicMessages(Dialect):
             settings=settings(body, SAMPLING) | _efforts(body, config),
             form=forced or schema_form(take({path: told}, path, dict), path),
             form_field="tool_choice" if forced else path,
-            single_call=SINGLE
-            if tools and optional(body, "tool_choice", dict, {}).get(SINGLE.rpartition(".")[2])
-            else "",
+            single_call=optional(optional(body, "tool_choice", dict, {}), SINGLE, bool, False, "tool_choice"),
         )
 
     def write(self, asked: Asked, reply: Reply) -> Json:

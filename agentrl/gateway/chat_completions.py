@@ -26,6 +26,7 @@ from agentrl.gateway.fields import (
     given,
     image_of_url,
     optional,
+    participant,
     pieces,
     positive,
     refuse,
@@ -106,7 +107,7 @@ class ChatCompletions(OpenAIDialect):
             settings=settings(body, SAMPLING, ("reasoning_effort", "verbosity")),
             form=form,
             form_field="tool_choice" if forced else "response_format",
-            single_call="" if not tools or optional(body, PARALLEL, bool, True) else PARALLEL,
+            single_call=not optional(body, PARALLEL, bool, True),
             logprobs=optional(body, "logprobs", bool, False),
             extra={"include_usage": optional(options, "include_usage", bool, False, "stream_options")},
         )
@@ -195,9 +196,9 @@ class _Messages:
             raise BadRequest(f"{path} must be an object", field=path)
         role = row.get("role")
         if role in ("system", "developer"):
-            return Message(role="system", content=_content(row, path))
+            return Message(role="system", content=_content(row, path), name=participant(row, path))
         if role == "user":
-            return Message(role="user", content=_content(row, path))
+            return Message(role="user", content=_content(row, path), name=participant(row, path))
         if role == "assistant":
             return self._assistant(row, path)
         if role == "tool":
@@ -223,7 +224,13 @@ class _Messages:
             calls.append(ToolCall(name=name, arguments=read, id=call_id))
         reasoning = next((str(row[key]) for key in ("reasoning_content", "reasoning") if given(row, key)), None)
         content = _content(row, path) if given(row, "content") else ""
-        return Message(role="assistant", content=content, tool_calls=tuple(calls), reasoning=reasoning)
+        return Message(
+            role="assistant",
+            content=content,
+            tool_calls=tuple(calls),
+            reasoning=reasoning,
+            name=participant(row, path),
+        )
 
 
 def _content(row: Mapping[str, Any], path: str) -> Content:

@@ -71,8 +71,8 @@ class Asked:
     """What the answer has to be."""
     form_field: str = ""
     """Path of the field that says so."""
-    single_call: str = ""
-    """Path of the field that allows one call of a tool at most."""
+    single_call: bool = False
+    """An answer may have one call of a tool at most."""
     logprobs: bool = False
     """The client wants the log-probabilities of what was sampled."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -209,6 +209,8 @@ class Dialect(ABC):
     """For messages and records."""
     path: str
     """Route of requests, after the session's base URL."""
+    keep_alive: bytes = b": waiting\n\n"
+    """What a stream says while nothing is sampled yet: clients take silence for a dead server."""
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
@@ -265,9 +267,9 @@ def logprob_rows(answer: ReplyAnswer) -> list[Json]:
 
 
 def finish_of(stop_reason: StopReason, calls: Sequence[ToolCall], stop_text: str | None) -> Finish:
-    """Return why an answer ended, for the client."""
-    if calls:
-        return "tool_calls"
+    """Return why an answer ended, for the client; one that was cut off says so, even after a whole call."""
     if stop_reason is StopReason.LENGTH:
         return "length"
+    if calls:
+        return "tool_calls"
     return "stop" if stop_text is None else "stop_text"

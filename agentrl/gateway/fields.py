@@ -6,13 +6,17 @@ import base64
 import binascii
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentrl.gateway.dialect import BadRequest
 from agentrl.message import ImagePart
+from agentrl.remote.listening import DEEPEST, is_deep
 
 T = TypeVar("T")
+NAME = re.compile(r"[^\s<|\\/>]{1,64}")
+"""Names of participants, as OpenAI takes them."""
 WORDS: Mapping[type, str] = {
     str: "text",
     dict: "an object",
@@ -112,6 +116,23 @@ def refuse_unknown(body: Mapping[str, Any], known: Iterable[str], path: str = ""
             raise BadRequest(f"{where} is not known here: got {shown(body[name])}", field=where, code="unsupported")
 
 
+def participant(row: Mapping[str, Any], path: str) -> str | None:
+    """Return the name of who speaks in a message, or ``None``; some chat templates show it.
+
+    Raises:
+        BadRequest: it could be taken for something else than a name.
+    """
+    if not given(row, "name"):
+        return None
+    name = take(row, "name", str, path)
+    if not NAME.fullmatch(name):
+        where = f"{path}.name"
+        raise BadRequest(
+            f"{where} must be 1 to 64 characters without spaces, <, |, \\, / and >: got {shown(name)}", field=where
+        )
+    return name
+
+
 def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:
     """Return stop texts, of which a client may give one as it is, or a list."""
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
@@ -130,7 +151,9 @@ def arguments(text: Any, path: str) -> dict[str, Any]:
         try:
             text = json.loads(text or "{}", parse_constant=_no_number)
         except (ValueError, RecursionError) as error:
-            raise BadRequest(f"{path} is no JSON: {error}", field=path) from error
+            raise BadRequest(f"{path} is not valid JSON: {error}", field=path) from error
+        if is_deep(text):
+            raise BadRequest(f"{path} has more than {DEEPEST} levels of lists and objects", field=path)
     if not isinstance(text, dict):
         raise BadRequest(f"{path} must be an object: got {shown(text)}", field=path)
     return text

@@ -28,14 +28,17 @@ Chain = list[bytes]
 def key_of(message: Message) -> bytes:
     """Return what a message means, as bytes: equal for messages that client libraries take for one another.
 
-    Only answers come back trimmed; what users and tools say is the client's own, spaces included.
+    Only answers come back trimmed, and under the client's own name for the policy; what others say is the client's own,
+    with its spaces and the speaker's name.
     """
     calls = [[call.name, _plain(dict(call.arguments))] for call in message.tool_calls]
+    speaker = message.name if message.role in ("system", "user") else None
     if isinstance(message.content, str):
         content: object = _brief(message.content.strip() if message.role == "assistant" else message.content)
     else:
         content = [_brief(part.text) if isinstance(part, TextPart) else part.checksum for part in message.content]
-    return json.dumps([message.role, content, calls], sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
+    meaning = [message.role, content, calls] if speaker is None else [message.role, content, calls, speaker]
+    return json.dumps(meaning, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")
 
 
 def _brief(text: str) -> object:
@@ -120,6 +123,11 @@ class Histories:
         ended = self._by_beginning.setdefault(chain[-1], [])
         ended.append(Known(conversation=conversation, messages=messages, given=given, tools=tools))
         self._continued.update(chain[:-1])
+
+    def has_answer_of(self, chain: Chain, messages: Sequence[Message]) -> bool:
+        """Return True if the latest answer in a history was given here, after the same messages."""
+        answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        return bool(answers) and chain[answers[-1]] in self._by_beginning
 
     def ends(self) -> list[Known]:
         """Return the conversations that were not continued, in the order of their last answers."""

@@ -92,7 +92,7 @@ class Responses(OpenAIDialect):
             settings=asked | _efforts(body),
             form=form,
             form_field="tool_choice" if forced else "text.format",
-            single_call="" if not tools or optional(body, PARALLEL, bool, True) else PARALLEL,
+            single_call=not optional(body, PARALLEL, bool, True),
             logprobs=LOGPROBS in optional(body, "include", list, []),
             extra={
                 "store": store,

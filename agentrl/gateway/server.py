@@ -12,7 +12,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -25,25 +25,37 @@ from agentrl.errors import AgentRLError
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
-from agentrl.gateway.fields import refuse_unknown, take
+from agentrl.gateway.fields import refuse_unknown, shown, take
+from agentrl.gateway.refusals import SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
-from agentrl.gateway.session import NO_SIDE_CALLS, GatewaySession, SessionOver, SideCalls, Unavailable, Work, off_loop
+from agentrl.gateway.routing import session_of_history
+from agentrl.gateway.session import GatewaySession
+from agentrl.gateway.work import NO_SIDE_CALLS, SideCalls, Work, off_loop
 from agentrl.message import described
-from agentrl.remote.listening import Handler, Listener, make_runner, read_bytes_of
+from agentrl.remote.listening import (
+    DEEPEST,
+    Handler,
+    Listener,
+    is_deep,
+    is_own_page,
+    make_runner,
+    own_names,
+    read_bytes_of,
+)
 
 _log = logging.getLogger(__name__)
 DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 LARGEST_BODY = 64 << 20
 MOST_CONNECTIONS = 4096
 COMMENT_S = 5.0
-"""Seconds between two comments in a stream that waits for its answer: clients take silence for a dead server."""
+"""Seconds between two signs of life in a stream that waits for its answer."""
 RETRY_AFTER_S = 2
 RETRY_COUNT = "x-stainless-retry-count"
 MODEL = "policy"
 """What the gateway calls its model in the list of models."""
 
 
-Opener: TypeAlias = Callable[[str | None], Awaitable[GatewaySession]]
+Opener: TypeAlias = Callable[[str | None], Awaitable[Sequence[GatewaySession]]]
 
 
 class Gateway:
@@ -58,7 +70,8 @@ class Gateway:
         host: Where it listens; this machine only, unless said otherwise.
         port: 0 takes a free one.
         key: Of all clients, where `opener` makes the sessions.
-        opener: Makes or finds the session of a name in the path; ``None`` is for paths without one.
+        opener: Makes or finds the sessions of a name in the path, ``None`` for paths without one: the first takes new
+            conversations, in the others those that they know go on.
     """
 
     def __init__(
@@ -67,6 +80,7 @@ class Gateway:
         self._host, self._port = host, port
         self._key = key
         self._opener = opener
+        self._names = own_names(host)
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
         self._runners: dict[str, web.AppRunner] = {}
@@ -143,6 +157,7 @@ class Gateway:
                 application.router.add_post(prefix + dialect.path, self._answering(dialect))
             application.router.add_post(prefix + "/v1/messages/count_tokens", self._count_tokens)
             application.router.add_get(prefix + "/v1/models", self._models)
+            application.router.add_get(prefix + "/v1/models/{model:.+}", self._models)
         application.router.add_post("/s/{session}/reward", self._reward)
         application.router.add_post("/s/{session}/step", self._step)
         application.router.add_get("/health", _health)
@@ -152,9 +167,10 @@ class Gateway:
     def _answering(self, dialect: Dialect) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
-                session = await self._session_of(request)
+                sessions = await self._sessions_of(request)
                 body, raw = await _read(request)
                 is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
+                session = await session_of_history(sessions, dialect, body, raw, is_retry=is_retry)
                 work = await session.begin(dialect, body, raw, is_retry=is_retry)
                 if work.asked.stream:
                     return await _stream(request, dialect, session, work)
@@ -164,15 +180,17 @@ class Gateway:
 
         return answer
 
-    async def _session_of(self, request: web.Request) -> GatewaySession:
-        """The session that a request belongs to: by its path, and by its key, which must agree where both are known.
+    async def _sessions_of(self, request: web.Request) -> Sequence[GatewaySession]:
+        """Find the sessions that a request may belong to: by its path and its key, which must agree if both are known.
 
         Raises:
             BadRequest: there is none, or the key is another session's.
         """
         key = _key_of(request)
         if self._opener is not None:
-            if self._key is not None and not hmac.compare_digest(_bytes(key), _bytes(self._key)):
+            if self._key is None:
+                self._refuse_foreign_page(request)
+            elif not hmac.compare_digest(_bytes(key), _bytes(self._key)):
                 raise BadRequest("this is not the gateway's key", status=401, code="invalid_api_key")
             return await self._opener(request.match_info.get("session"))
         by_key = self._by_key.get(key)
@@ -180,18 +198,33 @@ class Gateway:
         if name is None:
             if by_key is None:
                 raise BadRequest("this key belongs to no episode that runs", status=401, code="invalid_api_key")
-            return by_key
+            return [by_key]
         session = self._sessions.get(name)
         if session is None:
             raise BadRequest("this address belongs to no episode that runs", status=404, code="not_found")
         if by_key is not None and by_key is not session:
             raise BadRequest("this key belongs to another episode", status=401, code="invalid_api_key")
-        return session
+        return [session]
+
+    def _refuse_foreign_page(self, request: web.Request) -> None:
+        """Refuse what a page of another web site sends; clients that are no browsers send no ``Origin``.
+
+        Raises:
+            BadRequest: it is one.
+        """
+        if not is_own_page(request, self._names):
+            raise BadRequest(
+                "without a key this gateway answers requests of this machine only, under its own names: "
+                f"got Host {shown(request.host)}, Origin {shown(request.headers.get('Origin'))}. "
+                "Start it with --key-variable, and send the key",
+                status=403,
+                code="forbidden",
+            )
 
     async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
         dialect = next(dialect for dialect in DIALECTS if isinstance(dialect, AnthropicMessages))
         try:
-            session = await self._session_of(request)
+            session, *_ = await self._sessions_of(request)
             body, raw = await _read(request)
 
             def count() -> int:
@@ -203,11 +236,14 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
-            await self._session_of(request)
+            await self._sessions_of(request)
         except BadRequest as error:
             return _refusal(DIALECTS[0], error)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentrl"}
-        return _json({"object": "list", "data": [model]})
+        if (name := request.match_info.get("model")) is not None:
+            return _json(_model(name))
+        return _json(
+            {"object": "list", "data": [_model(MODEL)], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+        )
 
     def _trusted_session_of(self, request: web.Request) -> GatewaySession:
         """The session of a request that only the program may send, not the tools that its policy calls."""
@@ -235,6 +271,12 @@ class Gateway:
             return _refusal(DIALECTS[0], error)
 
 
+def _model(name: str) -> Mapping[str, Any]:
+    """Describe a model in the fields of both vendors; the policy answers under every name."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+
+
 def _bytes(key: str) -> bytes:
     return key.encode(errors="replace")
 
@@ -259,9 +301,11 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     try:
         body = await off_loop(len(raw), orjson.loads, raw)
     except ValueError as error:
-        raise BadRequest(f"the request is no JSON: {error}", code="invalid_json") from error
+        raise BadRequest(f"the request is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(body, dict):
         raise BadRequest("the request must be a JSON object", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and await off_loop(len(raw), is_deep, body):
+        raise BadRequest(f"the request has more than {DEEPEST} levels of lists and objects", code="invalid_json")
     return body, raw
 
 
@@ -289,7 +333,7 @@ async def _stream(request: web.Request, dialect: Dialect, session: GatewaySessio
 
 
 async def _events(dialect: Dialect, work: Work, finished: asyncio.Future[Reply]) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a reply, comments while none comes, and an error where its work fails."""
+    """Yield the events of a reply, signs of life while none comes, and an error where its work fails."""
     events = dialect.events(work.asked, work.growing)
     following: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     try:
@@ -306,7 +350,7 @@ async def _events(dialect: Dialect, work: Work, finished: asyncio.Future[Reply])
                 yield _event_bytes(("error", dialect.error(status, headline, code=code)))
                 return
             elif not finished.done():
-                yield b": waiting\n\n"
+                yield dialect.keep_alive
     finally:
         following.cancel()
 
@@ -325,11 +369,15 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
         case SessionOver():
             return 403, str(error), "episode_ended", None
         case Unavailable():
-            return 503, str(error), "unavailable", None
+            return error.status, str(error), "unavailable", None
         case web.HTTPRequestEntityTooLarge():
             return 413, f"a request may have {LARGEST_BODY >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
             return 408, "the request did not arrive in time", "timeout", None
+        case web.HTTPBadRequest():
+            return 400, error.text or error.reason, "invalid_body", None
+        case ConnectionError():
+            return 400, "the client has left", "client_left", None
         case AgentRLError():
             return 500, str(error), "failed", None
     _log.error("a request of the gateway failed", exc_info=error)
@@ -338,7 +386,7 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
 
 def _refusal(dialect: Dialect, error: BaseException | None) -> web.Response:
     status, text, code, field = _status_of(error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {"x-should-retry": "false"}
+    headers = {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, Unavailable) else {"x-should-retry": "false"}
     return _json(dialect.error(status, text, field=field, code=code), status=status, headers=headers)
 
 

@@ -15,18 +15,18 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrl.agent_loop import (
     Answer,
     AnswerForm,
-    AnswerSoFar,
     Conversation,
     Episode,
     EpisodeEnd,
+    FormMissed,
     TokenLogprob,
     TurnOptions,
     UnsupportedOption,
@@ -46,49 +46,21 @@ from agentrl.errors import (
 from agentrl.gateway.dialect import Asked, BadRequest, Dialect, GrowingReply, Reply, ReplyAnswer, ToolSchema, finish_of
 from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
+from agentrl.gateway.refusals import SessionOver, as_told
+from agentrl.gateway.work import NO_SIDE_CALLS, Result, SideCalls, Work, cut_at, digest_of, off_loop
 from agentrl.message import Message, ToolCall
+from agentrl.remote.listening import DEEPEST, is_deep
 
 _log = logging.getLogger(__name__)
-Result = TypeVar("Result")
 KEY_PREFIX = "sk-agentrl-"
 ENDED = "this episode has ended"
 FOLLOWED_LIVE = ("temperature", "top_p", "seed")
 """Settings of clients that are followed where nothing is trained."""
-LARGE = 1 << 18
-"""Bytes of a request from which on it is read in a thread."""
+NAMES = "messages.name"
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's word for a prompt that leaves no room for an answer; clients shorten their history when they read it."""
 KEPT_ANSWERS = 32
 """Answers that a retry may still ask for."""
-
-
-class SessionOver(Exception):
-    """The episode takes no more requests."""
-
-
-class Unavailable(Exception):
-    """The engine cannot answer now; the client may ask again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideCalls:
-    """Which requests are not the agent's own work (titles, summaries), and are left out of training.
-
-    A request is one if any of these holds.
-    """
-
-    models: tuple[str, ...] = ()
-    """Names of models that the client asks for."""
-    markers: tuple[str, ...] = ()
-    """Texts in a system message."""
-
-    def has(self, asked: Asked) -> bool:
-        """Return True if a request is a side call."""
-        if asked.model in self.models:
-            return True
-        systems = [message.text for message in asked.messages if message.role == "system"]
-        return any(marker in text for marker in self.markers for text in systems)
-
-
-NO_SIDE_CALLS = SideCalls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +72,6 @@ class _ClientTool:
     @property
     def name(self) -> str:
         return str(self.schema["function"]["name"])
-
-
-@dataclass(slots=True)
-class Work:
-    """One request, however often it is sent."""
-
-    asked: Asked
-    chain: Chain
-    growing: GrowingReply
-    """What is known of the reply."""
-    answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
-    """Those that were sampled; a retry samples only what is missing."""
-    failure: AgentRLError | None = None
-    """Why its last attempt failed, where that was the machinery's."""
-    task: asyncio.Task[Reply] | None = None
-
-    def say(self, so_far: AnswerSoFar) -> None:
-        """Tell those who wait what is certain of the answer, up to a stop text."""
-        text, _ = cut_at(so_far.text, self.asked.stop)
-        self.growing.say(so_far.prompt_tokens, so_far.reasoning, text)
 
 
 class GatewaySession:
@@ -176,7 +128,7 @@ class GatewaySession:
         self._call_ids: dict[str, str] = {}
         self._turns: dict[str, int] = {}
         self._rewards: dict[int | None, float] = {}
-        self._active_at = time.monotonic()
+        self._began_at = self._active_at = time.monotonic()
         self._waited_s = 0.0
         self._waiting_since: float | None = None
         self._is_over = False
@@ -196,6 +148,11 @@ class GatewaySession:
     def idle_s(self) -> float:
         """Seconds since the latest request came or was answered; 0 while one is answered."""
         return 0.0 if self._waiting_since is not None else time.monotonic() - self._active_at
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the session was opened."""
+        return time.monotonic() - self._began_at
 
     @property
     def waited_s(self) -> float:
@@ -219,7 +176,7 @@ class GatewaySession:
         if self._is_over:
             raise SessionOver(ENDED)
         self._active_at = time.monotonic()
-        digest = await off_loop(len(raw), _digest, dialect.path, raw)
+        digest = await off_loop(len(raw), digest_of, dialect.path, raw)
         work = self._works.get(digest) if is_retry else None
         if work is None:
             asked, chain = await off_loop(len(raw), self._read, dialect, body)
@@ -253,6 +210,18 @@ class GatewaySession:
             if work.task.cancelled():
                 raise SessionOver(ENDED) from None
             raise
+
+    def has_request(self, digest: bytes) -> bool:
+        """Return True if a request with this digest may be asked again here."""
+        return digest in self._works
+
+    def has_reply(self, name: str) -> bool:
+        """Return True if a reply is stored here under this id."""
+        return name in self._stored
+
+    def has_answer_of(self, chain: Chain, asked: Asked) -> bool:
+        """Return True if a request goes on with an answer of this session."""
+        return self._histories.has_answer_of(chain, asked.messages)
 
     def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[Asked, Chain]:
         """Read a request, and hash its history; in a thread, where it is large."""
@@ -295,9 +264,7 @@ class GatewaySession:
             work.failure = error
             if work not in self._failed:
                 self._failed.append(work)
-            if isinstance(error, EngineError):
-                raise Unavailable(str(error)) from error
-            raise
+            raise as_told(error) from error
         work.failure = None
         first = work.answers[0][0]
         reply = replace(
@@ -315,11 +282,25 @@ class GatewaySession:
 
     def _say_what_is_not_followed(self, asked: Asked) -> None:
         followed = FOLLOWED_LIVE if self._is_live else ()
+        self._say_if_names_are_not_shown(asked)
         new = {name: value for name, value in asked.settings.items() if name not in (*followed, *self._said)}
         if new:
             self._said.update(new)
             told = ", ".join(f"{name}={value}" for name, value in new.items())
             _log.warning("a client asks for %s: these settings are the run's, and not followed", told)
+
+    def _say_if_names_are_not_shown(self, asked: Asked) -> None:
+        """Say once that speakers' names are not in the prompt, where the model's chat template leaves them out."""
+        named = next((message for message in asked.messages if message.name and message.role != "tool"), None)
+        if named is None or NAMES in self._said:
+            return
+        self._said.add(NAMES)
+        try:
+            counts = [self._episode.count_tokens([one]) for one in (named, replace(named, name=None))]
+        except (TemplateError, UsageError):
+            return
+        if counts[0] == counts[1]:
+            _log.warning("a client names who speaks (%s): the chat template does not show names", named.name)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
@@ -363,15 +344,13 @@ class GatewaySession:
         )
         try:
             conversation, messages = self._conversation(asked, work.chain)
-            answer = await conversation.generate(options=options)
+            answer = without_deep_calls(await conversation.generate(options=options))
         except EpisodeEnd as end:
-            if self._is_live:
-                raise BadRequest("the conversation is longer than the model's context", field="messages") from end
-            self._spend(end.outcome)
-            spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
-            return spent, ReplyAnswer(text="", finish="length")
+            return self._cut_off(end)
         except UnsupportedOption as error:
-            field = asked.form_field if error.option == "form" else error.option
+            if isinstance(error, FormMissed):  # which is the policy's doing: the gateway can give such answers
+                raise BadRequest(f"{asked.form_field}: {error}", field=asked.form_field, code="form_missed") from error
+            field = {"form": asked.form_field, "images": "messages"}.get(error.option, error.option)
             self.refusal = self.refusal or f"{field}: {error}"
             raise BadRequest(f"{field}: {error}", field=field, code="unsupported") from error
         except TemplateError as error:
@@ -382,33 +361,45 @@ class GatewaySession:
         except Exception as error:
             raise EnvironmentFailure("the gateway failed", got=described_error(error)) from error
         self.answers += 1
-        given = self._given(answer, options.stop, "" if work.answers else work.growing.text)
+        given = self._given(answer, asked, "" if work.answers else work.growing.text)
         sent = sent_message(given)
         chain = [*work.chain, chain_step(work.chain, sent)]
         recorded = [*messages, answer.message]
         self._histories.remember(conversation, recorded, chain, given=sent, tools=asked.tools)
         return answer, given
 
+    def _cut_off(self, end: EpisodeEnd) -> tuple[Answer, ReplyAnswer]:
+        """Give the empty answer of a spent budget; the episode takes no more requests, unless the traffic is live.
+
+        Raises:
+            BadRequest: the prompt is too long, and nothing was answered before it: clients are told what the vendors
+                tell them, since an empty answer would look like one of the policy's.
+            SessionOver: the session of live traffic has just ended.
+        """
+        is_too_long = end.outcome is Outcome.TRUNCATED_TOKENS
+        if not self._is_live:
+            self._spend(end.outcome)
+        elif not is_too_long:
+            raise SessionOver(ENDED) from end
+        if is_too_long and (self._is_live or not self.answers):
+            reason = end.detail or end.outcome.value
+            raise BadRequest(
+                f"prompt is too long: {reason}; this is the maximum context length here. Send a shorter history",
+                field="messages",
+                code=TOO_LONG,
+            ) from end
+        spent = Answer(message=Message(role="assistant"), raw_text="", stop_reason=StopReason.LENGTH)
+        return spent, ReplyAnswer(text="", finish="length")
+
     def _spend(self, outcome: Outcome) -> None:
         self.outcome = outcome
         self.spent.set()
 
     def _form(self, asked: Asked) -> AnswerForm | None:
-        """Return what the engine holds an answer to.
-
-        Raises:
-            BadRequest: the client asks for what no form can say.
-        """
-        form, problem = asked.form, None
-        if not self._holds_forms:
-            return None
-        if asked.single_call and (form is None or not form.calls):
-            problem = "the number of calls can be limited for forced calls only", asked.single_call
-        elif form is not None and form.schema is not None and asked.tools:
-            problem = "offer tools or a schema of the answer, not both at once", asked.form_field
-        if problem is not None:
-            self.refusal = self.refusal or f"{problem[1]}: {problem[0]}"
-            raise BadRequest(f"{problem[1]}: {problem[0]}", field=problem[1], code="unsupported")
+        """Return the form of an answer, if the session holds answers to forms; with tools, calls are one as well."""
+        form = asked.form if self._holds_forms else None
+        if form is not None and form.schema is not None and asked.tools:
+            return replace(form, or_calls=True)
         return form
 
     def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
@@ -426,13 +417,17 @@ class GatewaySession:
         own = self._call_ids.get(message.tool_call_id or "")
         return message if own is None else replace(message, tool_call_id=own)
 
-    def _given(self, answer: Answer, stop: Sequence[str], said: str) -> ReplyAnswer:
-        """What the client gets of an answer, of which it may have got the beginning: unreadable calls come as text."""
-        message = answer.message
+    def _given(self, answer: Answer, asked: Asked, said: str) -> ReplyAnswer:
+        """Make what the client gets of an answer, of which it may have got the beginning.
+
+        Unreadable calls come as text. Where the client takes one call at a time it gets the first: the policy reads
+        that it made the others, and no results of them.
+        """
+        message, stop = answer.message, asked.stop
         text, stop_text = cut_at(message.text, stop)
         if answer.problems and not message.tool_calls:
             text, stop_text = cut_at(answer.raw_text[max(answer.raw_text.find(said), 0) :], stop)
-        calls = tuple(self._named(call) for call in message.tool_calls)
+        calls = tuple(self._named(call) for call in message.tool_calls[: 1 if asked.single_call else None])
         return ReplyAnswer(
             text=text,
             finish=finish_of(answer.stop_reason, calls, stop_text),
@@ -531,15 +526,6 @@ class GatewaySession:
         self._works.clear()
 
 
-async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Do work on `size` bytes: in a thread from `LARGE` on, so that it holds up no other request."""
-    return await asyncio.to_thread(work, *arguments) if size >= LARGE else work(*arguments)
-
-
-def _digest(path: str, raw: bytes) -> bytes:
-    return hashlib.blake2b(path.encode() + b"\n" + raw, digest_size=16).digest()
-
-
 def _has_failed(task: asyncio.Task[Any]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
@@ -547,6 +533,15 @@ def _has_failed(task: asyncio.Task[Any]) -> bool:
 def chain_step(chain: Chain, message: Message) -> bytes:
     """Return the hash of a history with one more message."""
     return hashlib.blake2b(chain[-1] + key_of(message), digest_size=16).digest()
+
+
+def without_deep_calls(answer: Answer) -> Answer:
+    """Return an answer whose calls can be written as JSON: one with deeper arguments becomes text."""
+    if not any(is_deep(dict(call.arguments)) for call in answer.message.tool_calls):
+        return answer
+    problem = f"the arguments of a call have more than {DEEPEST} levels of lists and objects"
+    message = replace(answer.message, content=answer.raw_text, tool_calls=())
+    return replace(answer, message=message, problems=(*answer.problems, problem))
 
 
 def sent_message(answer: ReplyAnswer) -> Message:
@@ -558,16 +553,3 @@ def _up_to(length: int, tokens: Sequence[TokenLogprob]) -> Sequence[TokenLogprob
     """Return the tokens with which a text of this length begins."""
     begins = [0, *itertools.accumulate(len(token.text) for token in tokens)]
     return [token for token, begin in zip(tokens, begins, strict=False) if begin < length]
-
-
-def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """Return text up to the first stop text in it, and that.
-
-    >>> cut_at("The answer is 4.</done> And", ("</done>", "."))
-    ('The answer is 4', '.')
-    """
-    found = [(text.find(end), end) for end in stop if end in text]
-    if not found:
-        return text, None
-    at, end = min(found)
-    return text[:at], end

@@ -34,6 +34,10 @@ class RunStatus:
     episodes_running: int = 0
     episodes_done: int = 0
     """Since the last training step."""
+    attempts_failed: int = 0
+    """Attempts that the machinery or the environment failed, since the last training step."""
+    latest_failure: str = ""
+    """Why the latest of them failed, on one line."""
     episodes_wanted: int = 0
     """For the next training step."""
     sampled_tokens: int = 0

@@ -201,7 +201,19 @@ def status_words(status: RunStatus, tokens_per_s: float = 0.0) -> str:
         parts.append(f"{status.episodes_running} episodes running, {status.episodes_done} done")
     if tokens_per_s:
         parts.append(f"{tokens_per_s:,.0f} tokens/s")
+    if status.attempts_failed:
+        parts.append(failed_words(status))
     return ", ".join(parts)
+
+
+def failed_words(status: RunStatus) -> str:
+    """Describe the failed attempts of a run.
+
+    >>> failed_words(RunStatus(attempts_failed=3, latest_failure="the program ended with 1"))
+    '3 failed attempts, the latest: the program ended with 1'
+    """
+    counted = "1 failed attempt" if status.attempts_failed == 1 else f"{status.attempts_failed} failed attempts"
+    return f"{counted}, the latest: {status.latest_failure}"
 
 
 class LineWatcher(RunWatcher):
@@ -271,6 +283,8 @@ class LiveWatcher(RunWatcher):
         episodes = Text(f"{status.episodes_running} episodes running, {status.episodes_done} done for the next step")
         if speed := self._speed.at(status.sampled_tokens):
             episodes.append(f", {speed:,.0f} tokens/s")
+        if status.attempts_failed:
+            episodes.append(f"\n{failed_words(status)}", style="yellow")
         bar = Table.grid()
         bar.add_row(ProgressBar(total=max(1, status.steps), completed=status.step, width=60))
         return Group(head, bar, episodes, self._table())

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
+from agentrl.engine import ChatAnswer, ChatPolicy, ErrorStatus, SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.message import (
     Content,
@@ -72,6 +72,8 @@ def as_openai(message: Message, *, keep_reasoning: bool = False) -> dict[str, An
         ]
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
+    elif message.name is not None:
+        body["name"] = message.name
     return body
 
 
@@ -154,24 +156,31 @@ def error_message(text: str) -> str:
 LONGEST_WAIT_S = 30.0
 
 
-class ServiceRefusal(EngineError):
-    """A request that the service does not accept, whatever it is asked again.
-
-    Attributes:
-        status: The HTTP status.
-    """
+class ServiceRefusal(ErrorStatus):
+    """A request that the service does not accept, however often it is sent."""
 
     def __init__(self, url: str, status: int, said: str) -> None:
-        super().__init__(f"{url} refused a request", got=said)
+        super().__init__(f"{url} refused a request", status=status, got=said)
+
+
+class WrongService(UsageError):
+    """A wrong key, address or model of a service.
+
+    Attributes:
+        status: The HTTP status that said so.
+    """
+
+    def __init__(self, what: str, *, status: int, got: str, hint: str) -> None:
+        super().__init__(what, got=got, hint=hint)
         self.status = status
 
 
 class _Busy(Exception):
-    """The service may answer later; carries why, and the seconds that it asked to wait."""
+    """The service may answer later; carries why, its HTTP status, and the seconds that it asked to wait."""
 
-    def __init__(self, why: str, wait_s: float | None = None) -> None:
+    def __init__(self, why: str, status: int, wait_s: float | None) -> None:
         super().__init__(why)
-        self.wait_s = wait_s
+        self.status, self.wait_s = status, wait_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +252,8 @@ class ChatService(ChatPolicy):
             json_schema: Sent as ``response_format``: the answer is to be JSON of this schema.
 
         Raises:
-            UsageError: wrong key, address or model; a setting that the service does not have.
+            WrongService: wrong key, address or model.
+            UsageError: a setting that the service does not have.
             ServiceRefusal: the service does not accept the request.
             EngineError: no usable answer within the deadline and the retries.
         """
@@ -264,7 +274,10 @@ class ChatService(ChatPolicy):
             except (_Busy, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
                 if attempt == self.settings.retries:
                     got = f"{type(error).__name__.strip('_')}: {error}"
-                    raise EngineError(f"{what} failed after {attempt + 1} attempts", got=got) from error
+                    failed = f"{what} failed after {attempt + 1} attempts"
+                    if isinstance(error, _Busy):
+                        raise ErrorStatus(failed, status=error.status, got=got) from error
+                    raise EngineError(failed, got=got) from error
                 asked = error.wait_s if isinstance(error, _Busy) else None
             await asyncio.sleep(wait_s if asked is None else min(asked, LONGEST_WAIT_S))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
@@ -283,14 +296,15 @@ class ChatService(ChatPolicy):
     def _refused(self, status: int, headers: Mapping[str, str], text: str) -> None:
         said, section = f"{status}, {error_message(text)!r}", self.settings.section
         if status == 429 or (status >= 500 and status != 501):
-            raise _Busy(said, _seconds(headers.get("Retry-After")))
+            raise _Busy(said, status, _seconds(headers.get("Retry-After")))
         if status in (401, 403):
             variable = f"the environment variable {self.settings.api_key_variable}"
             hint = f"put a valid key into {variable}, or name another in {section}.api_key_variable"
-            raise UsageError(f"{self.settings.url} refuses the key", got=said, hint=hint)
+            raise WrongService(f"{self.settings.url} refuses the key", status=status, got=said, hint=hint)
         if status == 404:
             hint = f"check {section}.model, and that {section}.url is the base address, up to and with /v1"
-            raise UsageError(f"{self.settings.url} does not know model {self.settings.model!r}", got=said, hint=hint)
+            what = f"{self.settings.url} does not know model {self.settings.model!r}"
+            raise WrongService(what, status=status, got=said, hint=hint)
         raise ServiceRefusal(self.settings.url, status, said)
 
     async def close(self) -> None:

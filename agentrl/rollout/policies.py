@@ -5,12 +5,11 @@ service, which has no tokens and can only be evaluated. Scripted ones are in `ag
 from __future__ import annotations
 
 import asyncio
-import bisect
 import copy
-import itertools
-import math
+import functools
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from agentrl.agent_loop import (
     Answer,
     Conversation,
     EpisodeEnd,
+    FormMissed,
     TokenLogprob,
     TurnOptions,
     UnsupportedOption,
@@ -38,16 +38,19 @@ from agentrl.errors import AgentRLError, EngineError, Outcome, TemplateError, Us
 from agentrl.message import Content, Message, plainly_written
 from agentrl.render.content_guard import unbroken
 from agentrl.render.conversation import LedgerConversation
-from agentrl.render.progress import REPLACEMENT
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
+from agentrl.rollout.answer_tokens import check_logprobs, content_logprobs, ended_at
 from agentrl.rollout.env_pool import EnvHandle
-from agentrl.rollout.turns import TurnLog
+from agentrl.rollout.forms import ATTEMPTS, FormCheck, form_check
+from agentrl.rollout.turns import TurnLog, derive_seed
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
 from agentrl.trajectory import REPAIRED_CALLS, SOLE_ROLE, TokenSequence, Turn
+
+_log = logging.getLogger(__name__)
 
 
 class EpisodeView(Protocol):
@@ -253,16 +256,18 @@ class EngineConversation(Conversation):
             if self._policy.engine.capabilities.routed_experts
             else None,
         )
-        if request.images and not self._policy.engine.capabilities.images:
-            raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         try:
-            generation = self._cut(await self._sample(request), params.stop)
+            self._check_images(request)
+            if options.form is None or structure is not None:
+                generation = self._cut(await self._sample(request), params.stop)
+            else:
+                generation = await self._sample_form(request, form_check(options.form))
             check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             if not options.for_environment:
                 self._turns.budget.give_back_turn()
             self.ledger.withdraw()
-            if structure is not None and isinstance(error, UsageError):
+            if structure is not None and isinstance(error, UsageError) and not isinstance(error, UnsupportedOption):
                 raise UnsupportedOption("the engine does not take this form", option="form", got=str(error)) from error
             raise
         if self._turns.is_over:
@@ -297,21 +302,29 @@ class EngineConversation(Conversation):
         """
         characters = self.ledger.pending_characters
         if characters >= MUCH_TEXT:
-            room = min(self._turns.limits.max_tokens, self._policy.engine.capabilities.max_context)
+            max_context = self._policy.engine.capabilities.max_context
+            room = min(self._turns.limits.max_tokens, max_context)
             if characters > room * self._policy.renderer.encoder.longest_token * NORMALIZED:
-                raise EpisodeEnd(Outcome.TRUNCATED_TOKENS)
+                raise self._turns.budget.prompt_too_long(max_context)
             await asyncio.to_thread(self.ledger.render_ahead)
         return self.ledger.prepare(prefill)
+
+    def _check_images(self, request: GenerateRequest) -> None:
+        if request.images and not self._policy.engine.capabilities.images:
+            hint = "set engine=local, or give text observations"
+            raise UnsupportedOption("the engine does not take images", option="images", hint=hint)
 
     def _structure(self, options: TurnOptions) -> str | None:
         """Return what the engine holds the answer to, once all options are known to be possible.
 
+        ``None`` with a form: the engine cannot hold answers to it, and they are checked instead.
+
         Raises:
-            UnsupportedOption: it cannot, or the answer is trained: its log-probabilities are those of the tokens that
-                the form allows, which the trainer cannot compute.
+            UnsupportedOption: the form cannot be checked either, or the answer is trained: its log-probabilities are
+                those of the tokens that the form allows, which the trainer cannot compute.
         """
         if options.seed is not None and not self._policy.engine.capabilities.seeded:
-            raise UnsupportedOption("the engine's samples do not repeat themselves with a seed", option="seed")
+            _warn_of_seed(type(self._policy.engine).__name__)
         if options.form is None:
             return None
         if self._policy.trains and options.trained:
@@ -321,12 +334,13 @@ class EngineConversation(Conversation):
                 expected="an answer that the policy is free to give",
                 hint="in training, set agent.options.forms=free",
             )
-        if not self._policy.engine.capabilities.structures:
-            name = type(self._policy.engine).__name__
-            raise UnsupportedOption(
-                "the engine cannot hold answers to a form", option="form", got=name, expected="vllm or sglang"
-            )
-        return self._policy.renderer.structure(options.form, self.ledger.tools)
+        if self._policy.engine.capabilities.structures and not options.form.or_calls:
+            try:
+                return self._policy.renderer.structure(options.form, self.ledger.tools)
+            except UnsupportedOption as error:
+                _log.debug("%s", error)
+        form_check(options.form)
+        return None
 
     def _logprobs(self, generation: Generation, content: str) -> tuple[TokenLogprob, ...]:
         """Return the tokens of an answer's content."""
@@ -367,6 +381,36 @@ class EngineConversation(Conversation):
             expected="a whole answer",
         )
 
+    async def _sample_form(self, request: GenerateRequest, check: FormCheck) -> Generation:
+        """Sample answers until one has its form.
+
+        Raises:
+            FormMissed: none has.
+        """
+        attempts = ATTEMPTS if request.params.temperature > 0 else 1
+        problem: str | None = None
+        for attempt in range(attempts):
+            seed = request.params.seed
+            params = replace(request.params, seed=None if seed is None else derive_seed(seed, attempt))
+            name = f"{request.request_id}/form-{attempt}" if attempt else request.request_id
+            part = await self._sample(replace(request, request_id=name, params=params, on_tokens=None))
+            generation = self._cut(part, params.stop)
+            if generation.stop_reason is StopReason.ABORT:
+                return generation
+            problem = check(
+                self._policy.renderer.read(
+                    generation.token_ids, stop_reason=generation.stop_reason, tools=self.ledger.tools
+                )
+            )
+            if problem is None:
+                return generation
+        raise FormMissed(
+            "the model gave no answer of the form that was asked for",
+            option="form",
+            got=f"{problem} (the last of {attempts})",
+            hint="ask for the form in the prompt as well, raise max_tokens, or set engine=vllm or engine=sglang",
+        )
+
     async def _ask(self, request: GenerateRequest) -> Generation:
         waits, limits = self._turns.waits, self._turns.limits
         what = f"answer to request {request.request_id}"
@@ -395,64 +439,10 @@ class EngineConversation(Conversation):
             await asyncio.gather(*aborts)
 
 
-def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Return how many of the tokens it takes to complete one of the stop texts; ``None`` if none is among them."""
-
-    def is_complete(tokens: int) -> bool:
-        text = decode(ids[:tokens])
-        return any(end in text for end in stop)
-
-    if not is_complete(len(ids)):
-        return None
-    return bisect.bisect_left(range(len(ids)), True, key=is_complete)
-
-
-ROUNDING = 1e-3
-"""Log-probabilities above 0 by at most this are rounded ones."""
-
-
-def check_logprobs(generation: Generation, request_id: str) -> None:
-    """Refuse log-probabilities that no token can have been sampled with.
-
-    Raises:
-        EngineError: one is not a number, infinite, or above 0.
-    """
-    for token, logprob in zip(generation.token_ids, generation.logprobs, strict=False):
-        if not -math.inf < logprob <= ROUNDING:
-            raise EngineError(
-                f"the engine's answer to request {request_id} cannot be trained on",
-                got=f"log-probability {logprob} of token {token}",
-                expected="a number of 0 at most",
-            )
-
-
-RECENT = 8
-"""Tokens that are decoded with a token to find its own text: some tokenizers begin a text in another way."""
-
-
-def content_logprobs(
-    ids: Sequence[int], logprobs: Sequence[float], content: str, decode: Callable[[Sequence[int]], str]
-) -> tuple[TokenLogprob, ...]:
-    """Return the sampled tokens that an answer's content consists of, without thinking, calls and stop tokens.
-
-    Args:
-        ids: The whole answer.
-        logprobs: Of its tokens.
-        content: A piece of its text; the last one counts, if there are several.
-        decode: Gives the text of tokens.
-    """
-    pieces = []
-    for end in range(1, len(ids) + 1):
-        recent = ids[max(0, end - RECENT) : end]
-        before, after = (decode(part).rstrip(REPLACEMENT) for part in (recent[:-1], recent))
-        pieces.append(after[len(before) :])
-    start = "".join(pieces).rfind(content) if content else -1
-    if start < 0:
-        return ()
-    ends = list(itertools.accumulate(map(len, pieces)))
-    last = bisect.bisect_left(ends, start + len(content))
-    rows = zip(ends[: last + 1], pieces, logprobs, strict=False)
-    return tuple(TokenLogprob(text=piece, logprob=logprob) for end, piece, logprob in rows if end + (not piece) > start)
+@functools.cache
+def _warn_of_seed(engine: str) -> None:
+    """Say once that equal seeds give different answers."""
+    _log.warning("a client asks for a seed: samples of %s do not repeat with one, and it is not used", engine)
 
 
 def session_id(trajectory_id: str, sequence: int) -> str:
@@ -558,8 +548,6 @@ class ChatConversation(Conversation):
             raise UnsupportedOption("a text service is not asked for a form", option="form")
         if options.logprobs:
             raise UnsupportedOption("a text service gives no log-probabilities", option="logprobs")
-        if options.seed is not None:
-            raise UnsupportedOption("a text service is not asked for a seed", option="seed")
         seed = self._turns.begin(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)

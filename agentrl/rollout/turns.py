@@ -108,8 +108,17 @@ class Budget:
         """Return how many tokens the next answer may have; truncated_tokens ends the episode if there is no room."""
         room = min(self.limits.max_tokens, max_context) - prompt_tokens
         if room < 1:
-            raise EpisodeEnd(Outcome.TRUNCATED_TOKENS)
+            raise self.prompt_too_long(max_context, prompt_tokens)
         return min(room, self.limits.max_answer_tokens)
+
+    def prompt_too_long(self, max_context: int, prompt_tokens: int | None = None) -> EpisodeEnd:
+        """Make the end of an episode whose prompt leaves no room for an answer (truncated_tokens)."""
+        limit, name = min((max_context, "the model's context"), (self.limits.max_tokens, "agent.max_tokens"))
+        size = f"more than {limit}" if prompt_tokens is None else str(prompt_tokens)
+        return EpisodeEnd(
+            Outcome.TRUNCATED_TOKENS,
+            f"the prompt has {size} tokens, and {name} of {limit} leaves no room for an answer",
+        )
 
     def count_invalid(self) -> None:
         """Count an unusable answer; the last one allowed ends the episode (policy_error)."""

@@ -312,7 +312,7 @@ class Orchestrator:
         self._last = metrics
         self.status.step = self.step
         self.status.metrics = metrics
-        self.status.episodes_done = 0
+        self.status.episodes_done = self.status.attempts_failed = 0
         self._watcher.on_step(self.step, metrics)
 
     def _save(self) -> None:

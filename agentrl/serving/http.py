@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from agentrl.engine import ServerLost
+from agentrl.engine import ErrorStatus, ServerLost
 from agentrl.errors import EngineError, UsageError
 
 KEEP_IDLE_S = 2.0
@@ -31,18 +31,17 @@ STREAM_BUFFER = 1 << 24
 """Bytes of the longest event of a stream: SGLang repeats the whole answer in each."""
 
 
-class Refused(EngineError):
-    """An error status of the server.
+class Refused(ErrorStatus):
+    """An error status of an inference server.
 
     Attributes:
         url: Address with the route.
-        status: The HTTP status.
         said: The server's message.
     """
 
     def __init__(self, url: str, status: int, said: str) -> None:
-        super().__init__(f"{url} refused a request", got=f"{status}, {said!r}")
-        self.url, self.status, self.said = url, status, said
+        super().__init__(f"{url} refused a request", status=status, got=f"{status}, {said!r}")
+        self.url, self.said = url, said
 
     @property
     def may_pass(self) -> bool:

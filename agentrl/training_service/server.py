@@ -15,7 +15,7 @@ import orjson
 from aiohttp import web
 
 from agentrl.errors import UsageError, described_error
-from agentrl.remote.listening import Handler, Listener, is_own_host, own_names, read_bytes_of
+from agentrl.remote.listening import Handler, Listener, is_own_page, own_names, read_bytes_of
 from agentrl.training_service import requests
 from agentrl.training_service.futures import Gone
 from agentrl.training_service.runs import BaseWeights
@@ -136,7 +136,7 @@ class TrainingServer:
 
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-            if wanted is None and not is_own_host(request.host, names):
+            if wanted is None and not is_own_page(request, names):
                 return _error(403, "without a key this server answers under its own names only")
             given = request.headers.get(KEY_HEADER, "").encode(errors="surrogateescape")
             if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):

@@ -4,8 +4,7 @@ agent:
   loop: external
   options: {command: "python examples/agents/smolagents_code.py"}
 
-The policy's Python runs in smolagents' own interpreter, which is no sandbox. A `ToolCallingAgent` works with
-`OpenAIModel(…, tool_choice="auto")`: by default it forces a tool call, which is refused.
+The policy's Python runs in smolagents' own interpreter, which is not a sandbox.
 """
 
 import os

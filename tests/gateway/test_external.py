@@ -105,6 +105,17 @@ async def test_a_program_that_fails_says_whose_fault_it_is(run_loop, program, li
     assert says is None or says in trajectory.error
 
 
+async def test_a_users_own_variables_come_before_the_gateways(run_loop, program):
+    told = {"AGENTRL_PROMPT": "my own", "MINE": "5", "OPENAI_API_BASE": "http://127.0.0.1:9/v1"}
+    command = program("""
+        ask("hm")
+        names = ("AGENTRL_PROMPT", "MINE", "OPENAI_API_BASE")
+        print("|".join(os.environ[name] for name in names), "AGENTRL_SECRET" in os.environ)
+    """)
+    trajectory, _ = await run_loop(External(command=command, variables=told), "42")
+    assert trajectory.log.strip() == "my own|5|http://127.0.0.1:9/v1 True"
+
+
 async def test_a_program_that_gives_up_on_a_lost_engine_has_not_failed_by_itself(run_loop, program):
     lost = ScriptedAnswer(token_ids=[1], failure=Failure.RAISE)
     trajectory, _ = await run_loop(External(command=program('ask("hm")')), lost)

@@ -2,14 +2,16 @@
 
 import json
 
+import aiohttp
 import anthropic
 import openai
 import pydantic
 import pytest
 from agentrl.agent_loops.external import External
+from support.gateway_client import DIALECTS
 
 from agentrl.errors import Outcome
-from agentrl.rollout.policies import content_logprobs
+from agentrl.rollout.answer_tokens import content_logprobs
 from agentrl.serving.scripted import ScriptedAnswer
 
 QUESTION = [{"role": "user", "content": "Who?"}]
@@ -147,34 +149,125 @@ async def test_a_policy_that_is_free_answers_as_it_likes(played, name):
     assert trajectory.sampled_tokens > 0
 
 
-async def test_an_engine_without_grammars_is_named(played):
+TOO_YOUNG = '{"name": 3}'
+WRONG = {"chat": "Sure: " + PERSON, "responses": TOO_YOUNG, "anthropic": f"```json\n{PERSON}\n```"}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", SCHEMAS)
+async def test_an_engine_without_grammars_is_asked_until_the_schema_is_met(played, name, streams):
+    ask, fields = SCHEMAS[name]
+
     async def play(gateway, session):
-        with pytest.raises(openai.BadRequestError, match=r"ScriptedEngine.*vllm or sglang") as refused:
+        if streams:
+            pieces = [piece async for piece in await ask_streamed(gateway, session, name, fields)]
+            text = "".join(pieces)
+        else:
+            text = (await ask(gateway, session, **fields)).model_dump_json().replace('\\"', '"')
+        assert PERSON in text
+        assert not any(wrong in text for wrong in (WRONG[name], TOO_YOUNG))
+
+    trajectory, script = await played(play, WRONG[name], TOO_YOUNG, PERSON, trains=False)
+    assert len(script.requests) == 3
+    assert len({request.params.seed for request in script.requests}) == 3
+    assert len(trajectory.turns) == 1, "only the answer that was given is recorded, and counts"
+    assert script.requests[0].params.structure is None
+
+
+async def ask_streamed(gateway, session, name, fields):
+    route, write, _, _ = DIALECTS[name]
+    body = write([{"role": "user", "text": "Who?"}], False) | fields | {"stream": True}
+
+    async def pieces():
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession() as http, http.post(gateway.url + route, json=body, headers=headers) as got:
+            assert got.status == 200, await got.text()
+            yield (await got.text()).replace('\\"', '"')
+
+    return pieces()
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_an_engine_without_grammars_is_asked_until_a_tool_is_called(played, name):
+    ask, fields = CALLS[name]
+
+    async def play(gateway, session):
+        told = str((await ask(gateway, session, **fields)).model_dump(exclude={"tools", "tool_choice"}))
+        assert [told.count(f"'name': '{tool}'") for tool in ("add", "sub", "mul")] == [1, 0, 0]
+
+    other = CALL.replace("add", "sub" if "one" in name else "mul")
+    trajectory, script = await played(play, "I would add them.", other, CALL, trains=False)
+    assert (len(script.requests), len(trajectory.turns)) == (3, 1)
+
+
+async def test_a_policy_that_misses_the_form_is_told_apart_from_a_gateway_that_cannot(played):
+    async def play(gateway, session):
+        with pytest.raises(openai.BadRequestError, match="no answer of the form") as refused:
             await chat(gateway, session, response_format={"type": "json_object"})
-        assert refused.value.param == "response_format"
+        assert (refused.value.param, refused.value.code) == ("response_format", "form_missed")
+        assert session.refusal is None
+        broken = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 3}}}
+        with pytest.raises(openai.BadRequestError, match="schema is not valid"):
+            await chat(gateway, session, response_format=broken)
+        assert "schema is not valid" in session.refusal
 
-    await played(play, "Ann", trains=False)
+    trajectory, script = await played(play, "Ann", trains=False)
+    assert (len(script.requests), trajectory.turns) == (8, [])
 
 
-async def test_a_schema_and_tools_are_not_enforced_at_once(held):
+@pytest.mark.parametrize("answer", [CALL, PERSON])
+async def test_with_tools_an_answer_is_a_call_or_json_of_the_schema(held, answer):
     async def play(gateway, session):
-        for fields in ({"tool_choice": "auto"}, {}):
-            with pytest.raises(openai.BadRequestError, match="not both"):
-                await chat(gateway, session, tools=FUNCTIONS, **fields, **SCHEMAS["chat"][1])
+        told = (await chat(gateway, session, tools=FUNCTIONS, **SCHEMAS["chat"][1])).choices[0]
+        assert told.message.content == (None if answer == CALL else PERSON)
+        assert told.finish_reason == ("tool_calls" if answer == CALL else "stop")
+
+    trajectory, script = await held(play, "Sure, Ann.", TOO_YOUNG, answer)
+    assert [request.params.structure for request in script.requests] == [None] * 3
+    assert len(trajectory.turns) == 1
+
+
+async def test_tools_that_may_not_be_called_leave_the_schema_alone(held):
+    async def play(gateway, session):
         await chat(gateway, session, tools=FUNCTIONS, tool_choice="none", **SCHEMAS["chat"][1])
 
     _, script = await held(play, PERSON)
-    assert len(script.requests) == 1
+    assert "json_schema" in script.requests[0].params.structure
 
 
-async def test_one_call_at_most_is_for_forced_calls(held):
+ONE_CALL = {
+    "chat": (chat, {"tools": FUNCTIONS, "parallel_tool_calls": False}),
+    "responses": (respond, {"tools": FLAT, "parallel_tool_calls": False}),
+    "anthropic": (message, {"tools": CUSTOM, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}),
+}
+
+
+@pytest.mark.parametrize("name", ONE_CALL)
+async def test_a_client_that_takes_one_call_at_a_time_gets_the_first(played, name):
+    ask, fields = ONE_CALL[name]
+    several = f"{CALL}\n{CALL.replace('add', 'sub')}"
+
     async def play(gateway, session):
-        with pytest.raises(openai.BadRequestError) as refused:
-            await chat(gateway, session, tools=FUNCTIONS, parallel_tool_calls=False)
-        assert refused.value.param == "parallel_tool_calls"
-        await chat(gateway, session, tools=FUNCTIONS, parallel_tool_calls=False, tool_choice="required")
+        told = str((await ask(gateway, session, **fields)).model_dump(exclude={"tools"}))
+        assert (told.count("'add'"), told.count("'sub'")) == (1, 0)
+        both = str((await ask(gateway, session, tools=fields["tools"])).model_dump(exclude={"tools"}))
+        assert (both.count("'add'"), both.count("'sub'")) == (1, 1)
 
-    await held(play, CALL)
+    trajectory, script = await played(play, several)
+    script.check(trajectory)
+
+
+async def test_a_history_with_the_first_of_several_calls_goes_on_with_the_recorded_tokens(played):
+    async def play(gateway, session):
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key=session.key, max_retries=0) as client:
+            fields = {"model": "p", "tools": FUNCTIONS, "parallel_tool_calls": False}
+            answer = (await client.chat.completions.create(messages=QUESTION, **fields)).choices[0].message
+            result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "3"}
+            await client.chat.completions.create(messages=[*QUESTION, answer, result], **fields)
+
+    trajectory, script = await played(play, f"{CALL}\n{CALL.replace('add', 'sub')}", "It is 3.")
+    script.check(trajectory)
+    assert len(trajectory.sequences) == 1
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -200,6 +293,60 @@ async def test_log_probabilities_are_those_that_were_recorded(played, renderer, 
 
     trajectory, _ = await played(play, ScriptedAnswer(token_ids=ids, logprobs=values))
     assert trajectory.sampled_tokens > 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_log_probabilities_without_alternatives_may_be_asked_for_by_number(played, streams):
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, top_logprobs=0, stream=streams)
+        choices = [choice for chunk in told for choice in chunk.choices] if streams else told.choices
+        (rows,) = [choice.logprobs.content for choice in choices if choice.logprobs]
+        assert [row.top_logprobs for row in rows] == [[] for _ in rows]
+
+    await played(play, "it is so")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_each_of_several_answers_has_its_own_log_probabilities(played, renderer, streams):
+    texts = ["it is so", "no, it was otherwise"]
+    scripts = []
+    for number, text in enumerate(texts):
+        ids = [*renderer.encoder.encode(text), renderer.boundary.end_id]
+        scripts.append(ScriptedAnswer(token_ids=ids, logprobs=[-(number + index / 16) for index in range(len(ids))]))
+
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, n=2, stream=streams)
+        if streams:
+            chosen = [choice for chunk in told for choice in chunk.choices if choice.logprobs]
+            found = {choice.index: choice.logprobs.content for choice in chosen}
+            assert len(chosen) == len(found) == 2
+        else:
+            found = {choice.index: choice.logprobs.content for choice in told.choices}
+        for number, text in enumerate(texts):
+            assert "".join(row.token for row in found[number]) == text
+            assert [row.logprob for row in found[number]] == scripts[number].logprobs[:-1]
+
+    await played(play, *scripts)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("stop", [" so", "so", "s so", "o"])
+async def test_log_probabilities_end_where_the_text_does(played, renderer, streams, stop):
+    ids = [*renderer.encoder.encode("it is so and so"), renderer.boundary.end_id]
+    values = [-(index + 1) / 8 for index in range(len(ids))]
+
+    async def play(gateway, session):
+        told = await chat(gateway, session, logprobs=True, stop=stop, stream=streams)
+        choices = [choice for chunk in told for choice in chunk.choices] if streams else told.choices
+        text = "".join((choice.delta if streams else choice.message).content or "" for choice in choices)
+        (rows,) = [choice.logprobs.content for choice in choices if choice.logprobs]
+        assert text == "it is so and so".partition(stop)[0]
+        covered = "".join(row.token for row in rows)
+        assert covered.startswith(text)
+        assert not "".join(row.token for row in rows[:-1]).startswith(text), "the last token still belongs to the text"
+        assert [row.logprob for row in rows] == values[: len(rows)]
+
+    await played(play, ScriptedAnswer(token_ids=ids, logprobs=values))
 
 
 def test_characters_of_several_tokens_count_with_their_last(renderer):

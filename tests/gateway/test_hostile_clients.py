@@ -9,8 +9,11 @@ import aiohttp
 import openai
 import pytest
 
+from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import Outcome
+from agentrl.gateway import server
 from agentrl.gateway.server import LARGEST_BODY
+from agentrl.remote import listening
 
 QUESTION = [{"role": "user", "content": "one"}]
 BODY = {"model": "policy", "messages": QUESTION}
@@ -176,6 +179,50 @@ async def test_slow_clients_and_clients_that_leave_hold_up_nobody(played):
     trajectory, _ = await played(play, "it is so")
     assert trajectory.outcome is Outcome.FINISHED
     assert len(trajectory.turns) == 3
+
+
+@pytest.mark.parametrize("sent", ["nothing", "half a head", "half a body"])
+async def test_slow_connections_lose_their_places_to_clients_that_ask(played, monkeypatch, sent):
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
+
+    async def play(gateway, session):
+        address = urlsplit(gateway.url)
+        half = request("/v1/chat/completions", session.key, b'{"model"', length=10_000)
+        slow = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write({"nothing": b"", "half a head": half[:30], "half a body": half}[sent])
+            slow.append((reader, writer))
+        running = asyncio.create_task(ask(gateway, session))
+        async with asyncio.timeout(5):
+            while not session.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(slow[0][0].read(), 5) == b"", (
+            "the one that has waited for longest has lost its place"
+        )
+        others = [await asyncio.open_connection(address.hostname, address.port) for _ in range(40)]
+        assert await asyncio.wait_for(running, 10) == "it is so", "a request that is answered keeps its place"
+        for _, writer in (*slow, *others):
+            writer.transport.abort()
+
+    trajectory, _ = await played(play, "it is so", engine=ScriptedEngineConfig(delay_s=0.05))
+    assert len(trajectory.turns) == 1
+
+
+async def test_a_server_whose_places_are_all_in_use_drops_new_connections(played, monkeypatch):
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(listening, "PATIENCE_S", 0.0)
+
+    async def play(gateway, session):
+        running = [asyncio.create_task(ask(gateway, session)) for _ in range(3)]
+        async with asyncio.timeout(5):
+            while session.requests < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await raw(gateway, request("/v1/chat/completions", session.key, json.dumps(BODY).encode())) == ""
+        assert await asyncio.gather(*running) == ["it is so"] * 3
+
+    await played(play, "it is so", engine=ScriptedEngineConfig(delay_s=0.1))
 
 
 async def test_among_ten_thousand_sessions_each_key_opens_its_own(played):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import aiohttp
 import pytest
 from support.gateway_client import post
 from support.models import tiny_model
@@ -82,6 +83,21 @@ async def test_each_name_is_a_session_that_is_kept(traffic, tmp_path):
     assert sorted(prompt[0]["content"] for prompt in prompts) == ["one", "one", "three"]
 
 
+async def test_a_prompt_is_what_came_before_the_first_answer(traffic, tmp_path):
+    live, _ = traffic("it is so")
+    async with live:
+        url = live.gateway.url + CHAT
+        start = [{"role": "system", "content": "Be brief."}, user("one"), user("and two")]
+        _, reply = await post(url, "", body(*start))
+        await post(url, "", body(*start, reply["choices"][0]["message"], user("three")))
+    (conversation,) = rows(tmp_path / "conversations.jsonl")
+    (prompt,) = rows(tmp_path / "prompts.jsonl")
+    assert prompt == {"prompt": start}
+    assert [message["role"] for message in conversation["messages"]] == [
+        *("system", "user", "user", "assistant", "user", "assistant")
+    ]
+
+
 async def test_branches_are_conversations_of_their_own(traffic, tmp_path):
     live, _ = traffic("it is so")
     async with live:
@@ -128,6 +144,42 @@ async def test_only_those_with_the_key_get_in(traffic):
             assert (await post(live.gateway.url + CHAT, key, body(user("one"))))[0] == 401
         assert not requests
         assert (await post(live.gateway.url + CHAT, "the key", body(user("one"))))[0] == 200
+
+
+FOREIGN = {
+    "a page of another site": {"Origin": "https://site.example.com"},
+    "a page of no site": {"Origin": "null"},
+    "a page of another machine": {"Origin": "http://192.0.2.7:8080"},
+    "a name that was made to lead here": {"Host": "site.example.com"},
+}
+
+
+async def status_of(url, method, headers, text):
+    async with aiohttp.ClientSession() as http:
+        headers = {"Content-Type": "text/plain", **headers}  # which browsers send without asking first
+        async with http.request(method, url, data=text, headers=headers) as answer:
+            return answer.status, (await answer.json()).get("error")
+
+
+@pytest.mark.parametrize("route", [CHAT, "/s/a/v1/messages", "/v1/messages/count_tokens", "/v1/models"])
+@pytest.mark.parametrize("page", FOREIGN)
+async def test_without_a_key_no_page_of_another_site_gets_in(traffic, page, route):
+    live, requests = traffic("it is so")
+    method = "GET" if route.endswith("models") else "POST"
+    text = json.dumps(body(user("one"), max_tokens=5))
+    async with live:
+        status, error = await status_of(live.gateway.url + route, method, FOREIGN[page], text)
+        assert (status, "--key-variable" in error["message"]) == (403, True)
+        assert not requests
+        own = {"Origin": "http://localhost:3000", "Host": "localhost"}
+        assert (await status_of(live.gateway.url + route, method, own, text))[0] == 200
+
+
+async def test_with_the_key_it_does_not_matter_who_sends_it(traffic):
+    live, _ = traffic("it is so", key="the key")
+    async with live:
+        headers = {**FOREIGN["a page of another site"], "Authorization": "Bearer the key"}
+        assert (await status_of(live.gateway.url + CHAT, "POST", headers, json.dumps(body(user("one")))))[0] == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org"])

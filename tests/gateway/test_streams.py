@@ -11,6 +11,7 @@ from support.gateway_client import DIALECTS, post
 
 from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import EngineError, Outcome
+from agentrl.gateway import server
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -90,6 +91,53 @@ async def test_no_part_of_a_stop_text_goes_out(played, dialect):
 
     trajectory, script = await played(play, "All of it </d or so</done> and more", engine=SLOW)
     script.check(trajectory)
+
+
+CUT = {
+    "chat": ("max_tokens", lambda text: '"finish_reason": "length"' in text),
+    "responses": ("max_output_tokens", lambda text: '"status":"incomplete"' in text.replace(" ", "")),
+    "anthropic": ("max_tokens", lambda text: '"stop_reason":"max_tokens"' in text.replace(" ", "")),
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_an_answer_that_is_cut_after_a_call_says_so(played, renderer, dialect, streams):
+    route, write, *_ = DIALECTS[dialect]
+    field, is_cut = CUT[dialect]
+    tokens = len(renderer.encoder.encode(f"{CALL}\n{CALL[:30]}"))
+
+    async def play(gateway, session):
+        body = write(HISTORY, True) | {field: tokens, "stream": streams}
+        headers = {"Authorization": f"Bearer {session.key}"}
+        url = gateway.url_of(session) + route
+        async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as answer:
+            text = (await answer.text()).replace('"finish_reason":', '"finish_reason": ').replace(":  ", ": ")
+        assert "add" in text
+        assert is_cut(text), text
+
+    await played(play, f"{CALL}\n{CALL}")
+
+
+SIGNS = {"chat": b": ", "responses": b": ", "anthropic": b"event: ping"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_stream_shows_signs_of_life_before_its_first_piece(played, renderer, monkeypatch, dialect):
+    monkeypatch.setattr(server, "COMMENT_S", 0.01)
+    route, write, *_ = DIALECTS[dialect]
+    ids = [*renderer.encoder.encode("it is so"), renderer.boundary.end_id]
+
+    async def play(gateway, session):
+        headers = {"Authorization": f"Bearer {session.key}"}
+        async with aiohttp.ClientSession() as http:
+            body = write(HISTORY, False) | {"stream": True}
+            async with http.post(gateway.url_of(session) + route, json=body, headers=headers) as answer:
+                lines = (await answer.read()).split(b"\n")
+        assert sum(line.startswith(SIGNS[dialect]) for line in lines) > 3
+        assert sum(line.startswith(b": ") for line in lines) == 0 or dialect != "anthropic"
+
+    await played(play, ScriptedAnswer(token_ids=ids, first_delay_s=0.2))
 
 
 async def test_two_who_wait_for_one_answer_get_all_of_it(played):

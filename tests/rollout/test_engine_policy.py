@@ -10,7 +10,8 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import Generation, SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
-from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy, ended_at
+from agentrl.rollout.answer_tokens import ended_at
+from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 from agentrl.trajectory import Source

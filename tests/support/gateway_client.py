@@ -16,9 +16,9 @@ TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = ("go on", "why?", "and then", "look again", "one two three", "ünïcode ✓ 漢字", "  padded  ", "a\nb")
 
 
-async def post(url, key, body):
+async def post(url, key, body, headers=()):
     """Post JSON with a key; the status and the answer."""
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}", **dict(headers)}
     async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as answer:
         return answer.status, await answer.json()
 

@@ -205,6 +205,28 @@ def test_an_update_needs_gradients_all_of_them_and_finite_ones(base_model: Calla
     assert any(not torch.equal(p, before[name]) for name, p in run.model.named_parameters())
 
 
+@pytest.mark.parametrize("refused", ["a part of the data is missing", "gradients are not finite"])
+def test_a_refused_update_takes_its_gradients_with_it(refused: str, base_model: Callable[..., BaseWeights]) -> None:
+    base = base_model()
+    run, fresh = awake(TrainingRun(base, SETTINGS)), awake(TrainingRun(base, SETTINGS))
+    bad, good = (datum_of("cross_entropy", length, length) for length in (9, 5))
+    run.forward_backward(PassRequest(data=[bad], loss="cross_entropy"))
+    if refused == "a part of the data is missing":
+        run.leave_out("its data did not fit")
+    else:
+        next(gradient for gradient in gradients(run.model).values())[0] = torch.nan
+    with pytest.raises((UsageError, TrainingError), match="no update"):
+        run.optim_step(STEP)
+    assert all(gradient is None for gradient in gradients(run.model).values())
+    metrics = []
+    for one in (run, fresh):
+        one.forward_backward(PassRequest(data=[good], loss="cross_entropy"))
+        metrics.append(one.optim_step(STEP))
+    assert metrics[0] == metrics[1]
+    for (name, own), other in zip(run.model.named_parameters(), fresh.model.parameters(), strict=True):
+        assert torch.equal(own, other), name
+
+
 def test_runs_share_the_base_and_nothing_else(base_model: Callable[..., BaseWeights]) -> None:
     base = base_model()
     first, second = TrainingRun(base, SETTINGS), TrainingRun(base, SETTINGS)

@@ -253,6 +253,7 @@ def test_broken_json_is_refused_by_name(path: str, body: bytes, expected: str, r
 def test_other_doors_are_shut(raw: Raw) -> None:
     assert raw.send("POST", "create_session", b"{}", "text/plain")[0] == 400, "pages can send this without being asked"
     assert raw.send("POST", "create_session", b"{}", headers={"Host": "evil.example"})[0] == 403
+    assert raw.send("POST", "create_session", b"{}", headers={"Origin": "https://site.example.com"})[0] == 403
     assert raw.send("POST", "create_session", b"", headers={"Content-Length": str(1 << 40)})[0] == 413
     assert raw.send("DELETE", "training_runs/x/checkpoints/weights/..%2f..%2fy")[0] in (400, 404)
     assert raw.send("GET", "checkpoints?limit=-1")[0] == 400

@@ -17,6 +17,8 @@ VARIABLES = {"dspy_question": LITELLM, "mini_swe_agent": MINI}
 WITH_A_FILE = ("mini_swe_agent", "claude_code", "codex_exec")
 """They work in a folder, and leave their reward in a file."""
 ANSWERING = ("smolagents_code", "dspy_question")
+FORCING = ("smolagents_tools",)
+"""They force a tool call in every answer."""
 
 
 @pytest.fixture
@@ -33,6 +35,7 @@ def options_of(tmp_path):
         told = {
             "command": [f"{os.environ['AGENTRL_AGENTS']}/bin/python", str(EXAMPLES / f"{name}.py")],
             "answer": "step" if name in (*ANSWERING, *WITH_A_FILE) else "none",
+            "forms": "free" if name in FORCING else "enforce",
             "variables": {"HOME": str(tmp_path), **VARIABLES.get(name, {})},
         }
         return {**told, "reward_file": "reward.json"} if name in WITH_A_FILE else told

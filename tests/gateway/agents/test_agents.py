@@ -50,6 +50,9 @@ RECIPES = {
     "pydantic_ai_agent": Recipe(answers=GUESSES, turns=3),
     "langgraph_agent": Recipe(answers=GUESSES, turns=3),
     "smolagents_code": Recipe(answers=(python("print(6 * 7)"), python("final_answer(6 * 7)")), turns=2, sequences=2),
+    "smolagents_tools": Recipe(
+        answers=(*GUESSES[:2], call("final_answer", answer="It is done.")), turns=3, sequences=3
+    ),
     "dspy_question": Recipe(answers=(FORM,), turns=1),
     "mini_swe_agent": Recipe(answers=(call("bash", command=WRITE), SUBMIT), turns=2),
     "claude_code": Recipe(answers=(call("Bash", command=WRITE, description="Answer"), "It is done."), turns=2),

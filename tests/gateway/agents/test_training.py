@@ -28,7 +28,7 @@ SMALL = (
 REWARD = "def brief(trajectory, task):\n    return -len(''.join(trajectory.completions)) / 100\n"
 TRAINED = (
     *("openai_tools", "anthropic_tools", "openai_agents", "pydantic_ai_agent", "langgraph_agent"),
-    *("smolagents_code", "dspy_question", "mini_swe_agent"),
+    *("smolagents_code", "smolagents_tools", "dspy_question", "mini_swe_agent"),
 )
 """Not the command-line agents: their prompts are too long for a model that is trained in a second."""
 

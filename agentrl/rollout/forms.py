@@ -1,0 +1,78 @@
+"""Answers in a form that an engine cannot hold them to: they are sampled freely, until one has it.
+
+What comes of it is a sample of the policy's own answers that have the form.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
+from agentrl.registry import Extra
+
+ATTEMPTS = 8
+"""Answers that are sampled until one has its form; at temperature 0 they are all alike, and one is enough."""
+SCHEMAS = Extra(name="schemas", module="jsonschema")
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+FormCheck: TypeAlias = Callable[[Answer], str | None]
+"""Says how an answer misses its form; ``None`` where it has it."""
+
+
+def form_check(form: AnswerForm) -> FormCheck:
+    """Return the check of a form.
+
+    Raises:
+        UnsupportedOption: its schema is not one, or cannot be checked without the extra ``schemas``.
+    """
+    if form.schema is None:
+        return lambda answer: _call_problem(answer, form)
+    validate = _validator(form.schema)
+    return lambda answer: None if form.or_calls and answer.tool_calls else _json_problem(answer, validate)
+
+
+def _call_problem(answer: Answer, form: AnswerForm) -> str | None:
+    names = [call.name for call in answer.tool_calls]
+    if names and all(name in form.calls for name in names):
+        return None
+    return f"no call of {' or '.join(form.calls)}"
+
+
+def _json_problem(answer: Answer, validate: Callable[[Any], str | None]) -> str | None:
+    try:
+        value = json.loads(answer.text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return f"it is not valid JSON: {error}"
+    return validate(value)
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a JSON number")
+
+
+def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
+    if schema == ANY_OBJECT:
+        return lambda value: None if isinstance(value, dict) else "it is not a JSON object"
+    if not SCHEMAS.is_installed:
+        raise UnsupportedOption(
+            "the engine cannot hold answers to a schema, and the package that checks them is not installed",
+            option="form",
+            hint=f'install it: pip install "agentrl[{SCHEMAS.name}]", or set engine=vllm or engine=sglang',
+        )
+    jsonschema = SCHEMAS.load()
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise UnsupportedOption("the schema is not valid", option="form", got=error.message[:200]) from error
+    validator = kind(schema)
+
+    def validate(value: Any) -> str | None:
+        try:
+            error = next(validator.iter_errors(value), None)
+        except Exception as failure:  # a reference that leads nowhere is found here at the earliest
+            raise UnsupportedOption("the schema cannot be checked", option="form", got=str(failure)[:200]) from failure
+        return None if error is None else f"{error.json_path}: {error.message[:200]}"
+
+    return validate

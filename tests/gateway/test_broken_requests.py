@@ -1,0 +1,150 @@
+"""Requests and answers that no JSON library can be trusted with, broken encodings, and clients that leave."""
+
+import asyncio
+import gzip
+import json
+import logging
+import zlib
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from support.gateway_client import DIALECTS, post
+
+from agentrl.config.engines import ScriptedEngineConfig
+from agentrl.remote.listening import DEEPEST
+from agentrl.rollout.turns import EpisodeLimits
+
+CHAT = "/v1/chat/completions"
+QUESTION = {"model": "policy", "messages": [{"role": "user", "content": "one"}]}
+PLACES = {
+    "chat": lambda schema: [{"type": "function", "function": {"name": "add", "parameters": schema}}],
+    "responses": lambda schema: [{"type": "function", "name": "add", "parameters": schema}],
+    "anthropic": lambda schema: [{"name": "add", "input_schema": schema}],
+}
+
+
+def nested(levels):
+    schema = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("levels", [DEEPEST, 300, 900])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_deep_schemas_are_refused_before_anything_is_sampled(played, dialect, levels):
+    route, write, *_ = DIALECTS[dialect]
+
+    async def play(gateway, session):
+        body = write([{"role": "user", "text": "one"}], False)
+        status, said = await post(gateway.url + route, session.key, body | {"tools": PLACES[dialect](nested(levels))})
+        assert (status, "more than 100 levels" in said["error"]["message"]) == (400, True)
+        fits = body | {"tools": PLACES[dialect](nested(DEEPEST - 10))}
+        assert (await post(gateway.url + route, session.key, fits))[0] == 200
+
+    trajectory, _ = await played(play, "it is so")
+    assert len(trajectory.turns) == 1
+
+
+DEEP = '<tool_call>\n{"name": "add", "arguments": {"a": ' + "[" * 400 + "]" * 400 + "}}\n</tool_call>"
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deep_call_of_the_policy_comes_as_text_and_comes_back(played, dialect, stream):
+    route, written, read, read_stream = DIALECTS[dialect]
+
+    def write(history):
+        return written(history, True) | ({"max_tokens": 2000} if dialect == "anthropic" else {})
+
+    async def play(gateway, session):
+        history = [{"role": "user", "text": "one"}]
+        if stream:
+            headers = {"Authorization": f"Bearer {session.key}"}
+            body = write(history) | {"stream": True}
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(gateway.url + route, json=body, headers=headers) as got,
+            ):
+                blocks = [
+                    dict(line.split(": ", 1) for line in block.splitlines())
+                    for block in (await got.text()).split("\n\n")
+                ]
+            answer = read_stream([(block.get("event"), block["data"]) for block in blocks if block])
+        else:
+            status, reply = await post(gateway.url + route, session.key, write(history))
+            assert status == 200, reply
+            answer = read(reply)
+        assert (answer["text"], answer["calls"]) == (DEEP, [])
+        history += [answer, {"role": "user", "text": "go on"}]
+        assert (await post(gateway.url + route, session.key, write(history)))[0] == 200
+
+    limits = EpisodeLimits(max_answer_tokens=2000)
+    trajectory, _ = await played(play, DEEP, "it is so", limits=limits)
+    assert len(trajectory.turns) == 2
+
+
+WHOLE = json.dumps(QUESTION).encode()
+ENCODED = {
+    "gzip": ("gzip", gzip.compress(WHOLE), 200),
+    "not gzip": ("gzip", WHOLE, 400),
+    "gzip that ends early": ("gzip", gzip.compress(WHOLE)[:-12], 400),
+    "gzip of too much": ("gzip", gzip.compress(b" " * (65 << 20)), 413),
+    "deflate": ("deflate", zlib.compress(WHOLE), 200),
+    "not deflate": ("deflate", WHOLE, 400),
+    "one that is not known here": ("br", WHOLE, 400),
+}
+
+
+@pytest.mark.parametrize("name", ENCODED)
+async def test_encoded_bodies_are_read_or_refused(played, caplog, name):
+    coding, data, expected = ENCODED[name]
+
+    async def play(gateway, session):
+        headers = {"Authorization": f"Bearer {session.key}", "Content-Encoding": coding}
+        async with aiohttp.ClientSession() as http, http.post(gateway.url + CHAT, data=data, headers=headers) as answer:
+            assert answer.status == expected
+
+    with caplog.at_level(logging.INFO):
+        await played(play, "it is so")
+    assert "Traceback" not in caplog.text
+
+
+LEAVING = {
+    "within the head": b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127",
+    "within the body": b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{",
+    "within an encoded body": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 99\r\n\r\n{",
+    "within a chunk": b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{",
+    "after a broken chunk": b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZ\r\n{",
+    "before the answer": None,
+    "within a stream": None,
+}
+
+
+@pytest.mark.parametrize("when", LEAVING)
+async def test_clients_that_leave_write_no_traceback(played, caplog, when):
+    async def play(gateway, session):
+        address = urlsplit(gateway.url)
+        data = LEAVING[when]
+        if data is None:
+            body = json.dumps({**QUESTION, "stream": when == "within a stream"}).encode()
+            head = (
+                f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nAuthorization: Bearer {session.key}"
+            )
+            data = head.encode() + b"\r\n\r\n" + body
+        elif b"chunk" in data or b"Length" in data:
+            data = data.replace(b"Host: x", b"Host: x\r\nAuthorization: Bearer " + session.key.encode())
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(data)
+        if when == "within a stream":
+            assert b"200" in await asyncio.wait_for(reader.readline(), 5)
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+        status, _ = await post(gateway.url + CHAT, session.key, QUESTION)
+        assert status == 200
+
+    with caplog.at_level(logging.INFO):
+        trajectory, _ = await played(play, "it is so, and that is all", engine=ScriptedEngineConfig(delay_s=0.01))
+    assert "Traceback" not in caplog.text
+    assert len(trajectory.turns) == 1 + (LEAVING[when] is None)
