@@ -174,8 +174,8 @@ class LossInput:
     entropy: torch.Tensor | None = None
     """Entropy of the proximal policy at the token, in nats; filters read it."""
     chosen: torch.Tensor | None = None
-    """Bool: the loss's own choice among all tokens of the update (`agentrl.algorithms.traits.chooses`). Without it the
-    tokens given are taken for all."""
+    """The loss's own choice among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, or from 0 to 1
+    where tokens that tie share a place. Without it the tokens given are taken for all."""
     draw: int = 0
     """Seed of a loss's random choices: another one in every update, the same on all ranks and in all micro-batches."""
 

@@ -287,7 +287,7 @@ class Objective:
         return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
 
     def chosen(self, tokens: LossInput) -> torch.Tensor | None:
-        """Mark what the loss chooses among the tokens that train: bool [tokens]; ``None`` when it chooses nothing."""
+        """Say what the loss chooses among the tokens that train: 0 to 1, [tokens]; ``None`` when it chooses nothing."""
         return self._choose(tokens) if self.chooses_tokens else None
 
     def weights(self, owners: TokenOwners) -> torch.Tensor:
