@@ -98,10 +98,9 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
     return {
         f"{name}/mean": mean,
-        f"{name}/std": math.sqrt(variance),
+        f"{name}/std": math.hypot(*(value - mean for value in values)) / math.sqrt(max(1, len(values) - 1)),
         f"{name}/min": min(values),
         f"{name}/max": max(values),
     }

@@ -142,13 +142,22 @@ def _check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
 
 
 def _check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
-    if not isinstance(given, torch.Tensor) or given.shape != (tokens,) or not bool(given.isfinite().all()):
-        raise TrainingError(
-            f"the advantage estimator {name} gave unusable numbers",
-            got=described(given),
-            expected=f"{tokens} finite numbers, one for each sampled token",
-        )
-    return given
+    if isinstance(given, torch.Tensor) and given.shape == (tokens,):
+        numbers = given.float()
+        if bool(numbers.isfinite().all()):
+            return numbers
+        if bool(given.isfinite().all()):
+            raise TrainingError(
+                f"the advantage estimator {name} gave numbers that are too large",
+                got=f"an advantage of {float(given.abs().max()):g}",
+                expected=f"at most {torch.finfo(torch.float32).max:.3g}, the largest float32",
+                hint="scale the rewards: agent.reward takes weights, and algorithm.shaping.clip bounds returns",
+            )
+    raise TrainingError(
+        f"the advantage estimator {name} gave unusable numbers",
+        got=described(given),
+        expected=f"{tokens} finite numbers, one for each sampled token",
+    )
 
 
 def described(given: Any) -> str:
@@ -268,7 +277,7 @@ class Objective:
             episodes.token_turn.numel(),
         )
         target = found.value_target if isinstance(found, Estimate) else None
-        return Estimate(advantage=values.float(), value_target=None if target is None else target.float())
+        return Estimate(advantage=values, value_target=None if target is None else target.float())
 
     def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
         """Train/inference correction of tokens of whole sequences: see `agentrl.algorithms.correction`."""
