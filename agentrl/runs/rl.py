@@ -168,7 +168,6 @@ class Orchestrator:
             version=version,
             pool=processes.pool,
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
-            keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
             ranks=processes.ranks,
             folder=self.folder.path,
             say=self._say,

@@ -21,7 +21,7 @@ from agentrl.engine import TopTokens
 from agentrl.errors import A_REWARD, LedgerError, TrainingError, bounded_reward
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
-from agentrl.training.rewards import RewardShaping
+from agentrl.training.rewards import RewardShaping, ShapedRewards
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
@@ -159,8 +159,7 @@ def step_batch(
             owner.append(number)
             columns.append(own)
     logprobs, versions, turns = (torch.from_numpy(np.concatenate(column)) for column in zip(*columns, strict=True))
-    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
-    trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
+    trajectory_group = _group_numbers(trajectories)
     first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
         0
     )
@@ -179,20 +178,30 @@ def step_batch(
             trajectory=token_trajectory,
             group=trajectory_group[token_trajectory],
         ),
-        episodes=EpisodeBatch(
-            returns=rewards.returns,
-            group=trajectory_group,
-            turn_reward=rewards.turn_reward,
-            turn_episode=rewards.turn_episode,
-            turn_state=turn_states(trajectories),
-            token_turn=turns + first_turn.long()[token_trajectory],
-            components=_components(trajectories),
-        ),
+        episodes=episode_batch(trajectories, rewards, turns + first_turn.long()[token_trajectory]),
         trajectories=tuple(trajectories),
         expert=torch.tensor([trajectories[e].id in experts for e in owner]).repeat_interleave(counts)
         if experts
         else None,
     )
+
+
+def episode_batch(trajectories: Sequence[Trajectory], rewards: ShapedRewards, token_turn: torch.Tensor) -> EpisodeBatch:
+    """Lay out what estimators read; `token_turn` is the turn of each token that trains, counted over all episodes."""
+    return EpisodeBatch(
+        returns=rewards.returns,
+        group=_group_numbers(trajectories),
+        turn_reward=rewards.turn_reward,
+        turn_episode=rewards.turn_episode,
+        turn_state=turn_states(trajectories),
+        token_turn=token_turn,
+        components=_components(trajectories),
+    )
+
+
+def _group_numbers(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
+    return torch.tensor([groups[t.group_id] for t in trajectories])
 
 
 def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_rewards_apart, judges_itself
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import (
     Input,
@@ -246,6 +247,7 @@ class Objective:
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
         self.compares_groups = compares_group.of(estimator)
+        self._judges_itself = judges_itself(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
@@ -278,6 +280,16 @@ class Objective:
         )
         target = found.value_target if isinstance(found, Estimate) else None
         return Estimate(advantage=values, value_target=None if target is None else target.float())
+
+    def differing_groups(self, episodes: EpisodeBatch) -> torch.Tensor:
+        """Return in which groups the estimator tells episodes apart: bool [groups]; see `algorithms.differences`.
+
+        Raises:
+            TrainingError: the estimator failed.
+        """
+        if self._judges_itself:
+            return groups_with_advantages(self.estimate, episodes)
+        return groups_with_rewards_apart(episodes)
 
     def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
         """Train/inference correction of tokens of whole sequences: see `agentrl.algorithms.correction`."""

@@ -1,4 +1,4 @@
-"""What is chosen among tokens does not depend on their order, also where tokens tie, as the first ones of a group do."""
+"""What is chosen among tokens does not depend on their order, also where they tie as the first ones of a group do."""
 
 import dataclasses
 import itertools
