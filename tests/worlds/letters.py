@@ -105,7 +105,8 @@ class Alone(gym.Env):
 
 
 def has_vowels(trajectory, task):
-    return sum(letter in "aeiou" for letter in trajectory.final_text) / (1 + len(trajectory.final_text))
+    text = "".join(trajectory.completions)
+    return sum(letter in "aeiou" for letter in text) / (1 + len(text))
 
 
 def has_others(trajectory, task):
