@@ -220,7 +220,7 @@ def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
 def test_components_that_differ_are_worth_training_on_where_the_estimator_compares_them(tiny_run):
     """All episodes earn 1 in all; of two components, which gdpo compares with different weights, each has a share."""
     words = ["algorithm.dynamic_sampling=true", 'agent.reward=["letters:has_vowels", "letters:has_others"]']
-    weights = 'algorithm.advantage_options={"weights": {"letters:has_vowels": 3.0}}'
+    weights = 'algorithm.advantage_options={"weights": {"has_vowels": 3.0}}'
     run = tiny_run(*words, "algorithm.advantage=gdpo", weights, "trainer.steps=2")
     assert train(run).step == 2
     lines = read_metrics(run.folder.metrics_file)
