@@ -36,6 +36,7 @@ from agentrl.builders.record import EpisodeRecorder, StepClock
 from agentrl.builders.resume_rules import rule_of
 from agentrl.builders.run import Interruption, Run, RunResult, stop_signals
 from agentrl.builders.training import build_training
+from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
 from agentrl.errors import BudgetSpent, TrainingError, described_error
 from agentrl.evaluation.periodic import evaluate_now
@@ -145,6 +146,8 @@ class Orchestrator:
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
+        for warning in rate_warnings(self.config) if progress is None else ():
+            self._say(warning)
         start = await prepare_model(self.config, self.folder.model, say=self._say)
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
