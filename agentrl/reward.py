@@ -187,6 +187,12 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
     )
 
 
+def reward_places(scorer: Scorer) -> dict[str, Place | None]:
+    """Return the functions that decide rewards, by what messages call them, and where they are defined."""
+    places = scorer.definitions.items()
+    return {name: None if found.file is None else Place(found.file, found.line) for name, found in places}
+
+
 @contextmanager
 def failures_named(what: str, definition: Definition, *, subject: str) -> Iterator[None]:
     """Turn whatever a user's function raises into a failure that names it, and the line of its file.
