@@ -132,14 +132,18 @@ class RunDiagnosis:
         return [
             Problem(
                 kind=kind,
-                text=f"{f'step {seen[-1][0]}' if len(seen) == 1 else f'{len(seen)} steps, the last one {seen[-1][0]}'}: "
-                f"{seen[-1][1].text}",
+                text=f"{_when([step for step, _ in seen])}: {seen[-1][1].text}",
                 count=len(seen),
                 of=len(self._lines),
                 weight=0.9 - 0.02 * list(SIGNS).index(kind),
             )
             for kind, seen in self._signs.items()
         ]
+
+
+def _when(steps: Sequence[int]) -> str:
+    """Say at which steps something was seen."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, the last one {steps[-1]}"
 
 
 def save_problems(folder: RunDirectory, problems: Sequence[Problem]) -> None:

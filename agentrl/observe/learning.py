@@ -87,8 +87,8 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
         return _constant(rewards.pop(), ended, definitions)
     if len(rewards) == 1 and len(set(solved)) == 2:
         return (
-            f"The environment gave the same reward, {rewards.pop():g}, to all {len(ended)} episodes of the newest step, "
-            f"of which it says that {solved.count(True)} succeeded: its rewards do not depend on success"
+            f"The environment gave the same reward, {rewards.pop():g}, to all {len(ended)} episodes of the newest "
+            f"step, of which {solved.count(True)} succeeded by its own account: its rewards do not depend on success"
         )
     if ended and all(solved):
         return (

@@ -23,6 +23,8 @@ MANY = 0.2
 """Share of episodes, answers or calls from which on something is a problem."""
 FEW = 0.01
 """Share of failures from which on they are a problem."""
+OFTEN = 0.05
+"""Share of failures from which on they stand before problems of the episodes themselves."""
 CERTAIN = 4.0
 """Standard errors between two means that are certainly different."""
 LEAST = 8
@@ -169,7 +171,7 @@ def _failure(one: Incident, incidents: Incidents) -> Problem | None:
         of=of,
         file=one.file,
         line=one.line if one.file is not None else None,
-        weight=min(1.0, 0.4 + 0.6 * share),
+        weight=0.75 + 0.25 * share if share >= OFTEN else 0.3 + share,
     )
 
 
