@@ -33,7 +33,13 @@ def ended(tiny_run):
 
     def run(function, *words):
         listener = Listener()
-        settings = (f'agent.reward=["letters:{function}"]', "trainer.steps=3", "trainer.tasks_per_step=4", "algorithm.group_size=4", *words)
+        settings = (
+            f'agent.reward=["letters:{function}"]',
+            "trainer.steps=3",
+            "trainer.tasks_per_step=4",
+            "algorithm.group_size=4",
+            *words,
+        )
         return train(tiny_run(*settings), watcher=listener), listener.said
 
     return run
