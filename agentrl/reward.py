@@ -161,12 +161,15 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
 
 def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) -> Score:
     if not isinstance(score, Score):
-        failure = RewardFailure(
-            f"{what} did not return a score",
-            got=f"{type(score).__name__} {shortened(score)}",
-            expected="agentrl.reward.Score(reward=…)",
+        raise _located(
+            RewardFailure(
+                f"{what} did not return a score",
+                got=f"{type(score).__name__} {shortened(score)}",
+                expected="agentrl.reward.Score(reward=…)",
+            ),
+            defined_in(scorer),
+            type(scorer).__name__,
         )
-        raise _located(failure, defined_in(scorer), type(scorer).__name__)
     given = {} if score.reward is None else {"reward": score.reward}
     for name, value in {**given, **score.components}.items():
         if bounded_reward(value) is None:
@@ -213,9 +216,9 @@ def failures_named(what: str, definition: Definition, *, subject: str) -> Iterat
         if is_addressed_to(running_task(), error):
             raise
         where = raised_in(error, definition.file) or raised_in(error)
-        failure = RewardFailure(f"{what} failed", got=described_error(error), hint=where)
-        failure.place = raised_at(error, definition.file)
-        raise _located(failure, definition, subject) from error
+        own = RewardFailure(f"{what} failed", got=described_error(error), hint=where)
+        own.place = raised_at(error, definition.file)
+        raise _located(own, definition, subject) from error
 
 
 def _located(failure: RewardFailure, definition: Definition, subject: str) -> RewardFailure:

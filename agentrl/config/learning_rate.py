@@ -33,7 +33,7 @@ def usual_learning_rate(parameters: float, *, lora: bool) -> float:
     ('1.0e-06', '1.0e-05')
     """
     size = min(max(parameters, SMALL), LARGE)
-    return USUAL * (size / LARGE) ** SLOPE * (LORA_FACTOR if lora else 1.0)
+    return float(USUAL * (size / LARGE) ** SLOPE * (LORA_FACTOR if lora else 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

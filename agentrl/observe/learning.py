@@ -82,12 +82,12 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
     """
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     solved = [trajectory.success for trajectory in ended]
-    rewards = {trajectory.reward for trajectory in ended if trajectory.reward is not None}
-    if definitions and len(rewards) == 1:
-        return _constant(rewards.pop(), ended, definitions)
-    if len(rewards) == 1 and len(set(solved)) == 2:
+    paid = {trajectory.reward for trajectory in ended if trajectory.reward is not None}
+    if definitions and len(paid) == 1:
+        return _constant(paid.pop(), ended, definitions)
+    if len(paid) == 1 and len(set(solved)) == 2:
         return (
-            f"The environment gave the same reward, {rewards.pop():g}, to all {len(ended)} episodes of the newest "
+            f"The environment gave the same reward, {paid.pop():g}, to all {len(ended)} episodes of the newest "
             f"step, of which {solved.count(True)} succeeded by its own account: its rewards do not depend on success"
         )
     if ended and all(solved):

@@ -72,6 +72,7 @@ def test_adapters_take_ten_times_as_much(half_billion):
     ("path", "rate", "is_far"),
     [
         ("Qwen/Qwen2.5-0.5B-Instruct", "5e-5", True),
+        ("Qwen/Qwen3-0.6B", "5e-5", True),  # a public report: 57 % before, 2.4 % after
         ("Qwen/Qwen3-8B", "1e-6", False),
         ("Qwen/Qwen3-8B", "1e-5", True),
         ("example/smollm2-135m-instruct-x", "2e-5", False),

@@ -153,3 +153,30 @@ def test_every_estimator_can_be_asked(name):
     equal = [episode(i, [0.0, 0.5], states="ab", components={"a": 0.5}) for i in range(3)]
     assert teaches(different, name, greedy)
     assert not teaches(equal, name, greedy)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([0.0, *[0.95] * 7], True),  # leaving one out, seven members have equal peers: the group is kept as a whole
+        ([0.95] * 8, False),  # whose mean is not 0.95 in float64
+        ([1.0, 1.0, 1.0 + 1e-10], False),  # what a reward model rounds
+        ([0.42, 0.42, 0.42], False),  # a mean within any range, and no difference
+        ([0.42, 0.43, 0.42], True),
+    ],
+)
+@pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo"])
+def test_groups_from_public_reports(name, rewards, expected):
+    assert teaches([episode(i, [reward]) for i, reward in enumerate(rewards)], name) is expected
+
+
+def test_branches_of_an_episode_count_as_one_member():
+    """A history that was rewritten gives an episode two sequences, and one reward."""
+    forked = episode(0, [0.0, 1.0])
+    branch = forked.sequences[0].fork(2)
+    branch.extend_sampled([7, 7], logprobs=[-1.0, -1.0], versions=[0, 0])
+    branch.turns.append(Turn(index=2, start=2, end=4))
+    forked.sequences.append(branch)
+    assert not teaches([forked, episode(1, [0.0, 1.0])])
+    assert not teaches([forked])
+    assert teaches([forked, episode(1, [0.0, 0.5])])
