@@ -22,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, TypeAlias
 
@@ -90,6 +91,18 @@ _INFRASTRUCTURE = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file."""
+
+    file: str
+    line: int
+    code: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file} line {self.line}"
+
+
 class AgentRLError(Exception):
     """Base of all errors that agentrl raises on purpose.
 
@@ -99,6 +112,11 @@ class AgentRLError(Exception):
         expected: What would have been right.
         hint: The next step for the reader.
     """
+
+    subject: str | None = None
+    """Whose failure it is, in words that do not differ from episode to episode: ``reward function exact``."""
+    place: Place | None = None
+    """Where the code of the subject failed."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str | None = None) -> None:
         self.what, self.got, self.expected, self.hint = what, got, expected, hint
@@ -319,11 +337,19 @@ def described_error(error: BaseException) -> str:
 
 def raised_in(error: BaseException, file: str | None = None) -> str | None:
     """Say where a foreign exception was raised; with `file`, where in it, or ``None`` if it was raised elsewhere."""
+    place = raised_at(error, file)
+    return None if place is None else f"it was raised in {place}: {place.code}"
+
+
+def raised_at(error: BaseException, file: str | None = None) -> Place | None:
+    """Find the line where a foreign exception was raised; with `file`, the one in it."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if file in (None, frame.filename)), None)
-    return None if frame is None else f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}"
+    return None if frame is None else Place(frame.filename, frame.lineno or 0, frame.line or "")
 
 
 def _failure(kind: type[InfrastructureError], what: str, error: BaseException) -> InfrastructureError:
     where = raised_in(error) if issubclass(kind, EnvironmentFailure) else None
-    return kind(f"{what} failed", got=described_error(error), hint=where)
+    failure = kind(f"{what} failed", got=described_error(error), hint=where)
+    failure.place = raised_at(error) if where else None
+    return failure

@@ -20,11 +20,13 @@ from agentrl.errors import (
     A_REWARD,
     BudgetSpent,
     InfrastructureError,
+    Place,
     RewardFailure,
     UsageError,
     bounded_reward,
     described_error,
     is_addressed_to,
+    raised_at,
     raised_in,
     running_task,
     shortened,
@@ -61,12 +63,30 @@ class Score:
     components: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """File and line of a definition, where they are known."""
+
+    file: str | None = None
+    line: int = 0
+
+    @property
+    def words(self) -> str:
+        """For messages: ``" (my.py line 3)"``, or nothing."""
+        return "" if self.file is None else f" ({self.file} line {self.line})"
+
+
 class Scorer(ABC):
     """Scores finished episodes.
 
     An exception, or a reward that is no finite number, fails the episode as a failure of its environment does. Most
     rewards are plain functions instead: see docs/reward-functions.md.
     """
+
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Where the code that decides rewards is defined, by name; empty where the environment alone decides."""
+        return {type(self).__name__: defined_in(self)}
 
     @abstractmethod
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
@@ -101,6 +121,11 @@ def no_group(scorer: Scorer) -> UsageError:
 class EnvironmentReward(Scorer):
     """The sum of the rewards that the environment gave: the default."""
 
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Nothing but the environment decides."""
+        return {}
+
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Sum of the turns' rewards."""
         return Score(reward=trajectory.environment_reward)
@@ -114,7 +139,7 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     """
     place = defined_in(scorer)
     what = f"{type(scorer).__name__}{place.words} on task {task.id}"
-    with failures_named(what, place.file):
+    with failures_named(what, place, subject=type(scorer).__name__):
         score = await scorer.score(trajectory, task)
     return _checked(score, what, scorer, trajectory)
 
@@ -127,29 +152,37 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
     """
     place = defined_in(scorer)
     what = f"{type(scorer).__name__}{place.words} on task {task.id}"
-    with failures_named(what, place.file):
+    with failures_named(what, place, subject=type(scorer).__name__):
         scores = list(await scorer.score_group(trajectories, task))
-    if len(scores) != len(trajectories):
-        raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
+        if len(scores) != len(trajectories):
+            raise RewardFailure(f"{what} did not score each episode", got=len(scores), expected=len(trajectories))
     return [_checked(score, what, scorer, of) for score, of in zip(scores, trajectories, strict=True)]
 
 
 def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) -> Score:
     if not isinstance(score, Score):
-        raise RewardFailure(
-            f"{what} did not return a score",
-            got=f"{type(score).__name__} {shortened(score)}",
-            expected="agentrl.reward.Score(reward=…)",
+        raise _located(
+            RewardFailure(
+                f"{what} did not return a score",
+                got=f"{type(score).__name__} {shortened(score)}",
+                expected="agentrl.reward.Score(reward=…)",
+            ),
+            defined_in(scorer),
+            type(scorer).__name__,
         )
     given = {} if score.reward is None else {"reward": score.reward}
     for name, value in {**given, **score.components}.items():
         if bounded_reward(value) is None:
             environment = trajectory.environment
-            raise RewardFailure(
-                f"{what} gave a {name} that is no reward",
-                got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
-                expected=f"{A_REWARD}, or None as the reward when nothing can be said",
-                hint=f"see agentrl env check {environment}" if isinstance(scorer, EnvironmentReward) else None,
+            raise _located(
+                RewardFailure(
+                    f"{what} gave a {name} that is no reward",
+                    got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
+                    expected=f"{A_REWARD}, or None as the reward when nothing can be said",
+                    hint=f"see agentrl env check {environment}" if isinstance(scorer, EnvironmentReward) else None,
+                ),
+                Definition() if isinstance(scorer, EnvironmentReward) else defined_in(scorer),
+                type(scorer).__name__,
             )
     return Score(
         reward=bounded_reward(score.reward),
@@ -157,31 +190,43 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
     )
 
 
+def reward_places(scorer: Scorer) -> dict[str, Place | None]:
+    """Return the functions that decide rewards, by what messages call them, and where they are defined."""
+    places = scorer.definitions.items()
+    return {name: None if found.file is None else Place(found.file, found.line) for name, found in places}
+
+
 @contextmanager
-def failures_named(what: str, file: str | None) -> Iterator[None]:
-    """Turn whatever a user's function raises into a failure that names it, and the line of its file."""
+def failures_named(what: str, definition: Definition, *, subject: str) -> Iterator[None]:
+    """Turn whatever a user's function raises into a failure that names it, and the line of its file.
+
+    Args:
+        what: What failed, for the message.
+        definition: Of the function.
+        subject: Who failed, in words that do not differ from episode to episode.
+    """
     try:
         yield
+    except RewardFailure as failure:
+        _located(failure, definition, subject)
+        raise
     except (UsageError, InfrastructureError, BudgetSpent, asyncio.CancelledError):
         raise
     except BaseException as error:  # the user's code may raise anything; the trajectory records it
         if is_addressed_to(running_task(), error):
             raise
-        where = raised_in(error, file) or raised_in(error)
-        raise RewardFailure(f"{what} failed", got=described_error(error), hint=where) from error
+        where = raised_in(error, definition.file) or raised_in(error)
+        own = RewardFailure(f"{what} failed", got=described_error(error), hint=where)
+        own.place = raised_at(error, definition.file)
+        raise _located(own, definition, subject) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """File and line of a definition, where they are known."""
-
-    file: str | None = None
-    line: int = 0
-
-    @property
-    def words(self) -> str:
-        """For messages: ``" (my.py line 3)"``, or nothing."""
-        return "" if self.file is None else f" ({self.file} line {self.line})"
+def _located(failure: RewardFailure, definition: Definition, subject: str) -> RewardFailure:
+    """Add whose failure it is, and where it is defined, as far as that is not known better."""
+    failure.subject = failure.subject or subject
+    if failure.place is None and definition.file is not None:
+        failure.place = Place(definition.file, definition.line)
+    return failure
 
 
 def defined_in(function: Any) -> Definition:

@@ -217,6 +217,17 @@ def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
     assert all(line["groups/zero_variance"] == 0 for line in lines)
 
 
+def test_components_that_differ_are_worth_training_on_where_the_estimator_compares_them(tiny_run):
+    """All episodes earn 1 in all; of two components, which gdpo compares with different weights, each has a share."""
+    words = ["algorithm.dynamic_sampling=true", 'agent.reward=["letters:has_vowels", "letters:has_others"]']
+    weights = 'algorithm.advantage_options={"weights": {"has_vowels": 3.0}}'
+    run = tiny_run(*words, "algorithm.advantage=gdpo", weights, "trainer.steps=2")
+    assert train(run).step == 2
+    lines = read_metrics(run.folder.metrics_file)
+    assert all(line["reward/min"] == pytest.approx(1) == line["reward/max"] for line in lines)
+    assert all(line["groups/zero_variance"] == 0 and line["train/advantage_abs_mean"] > 0.1 for line in lines)
+
+
 def test_a_run_that_can_only_filter_stops(tiny_run):
     run = tiny_run("algorithm.dynamic_sampling=true", "agent.max_invalid=1", "agent.options.format=react")
     with pytest.raises(TrainingError, match="groups in a row were not worth training on"):

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from agentrl.algorithms.options import NotNegative, Share
-from agentrl.algorithms.segments import segment_mean, segment_sum
+from agentrl.algorithms.segments import segment_mean, segment_sum, top_shares
 from agentrl.algorithms.traits import Input, needs
 from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, given, log_ratio
 from agentrl.errors import ConfigError
@@ -128,11 +128,12 @@ def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) 
 
 @needs(Input.ENTROPY)
 def top_entropy(tokens: LossInput, *, share: Share = 0.2) -> torch.Tensor:
-    """The share of tokens, 20 %, at which the proximal policy was most uncertain: bool [tokens] (arXiv 2506.01939)."""
+    """The share of tokens, 20 %, at which the proximal policy was most uncertain: bool [tokens] (arXiv 2506.01939).
+
+    Tokens whose entropy ties with that of the last one are all kept: the members of a group share their first token's.
+    """
     entropy = given(tokens.entropy, Input.ENTROPY)
-    kept = torch.zeros_like(entropy, dtype=torch.bool)
-    kept[entropy.topk(min(max(1, round(share * entropy.numel())), entropy.numel())).indices] = True
-    return kept
+    return top_shares(entropy, min(max(1, round(share * entropy.numel())), entropy.numel())) > 0
 
 
 def _difference(tokens: LossInput) -> torch.Tensor:

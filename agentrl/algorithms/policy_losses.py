@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
-from agentrl.algorithms.segments import segment_mean
+from agentrl.algorithms.segments import segment_mean, segment_sum, tied_blocks, top_shares
 from agentrl.algorithms.traits import advantage_weighted, chooses, weighs_behaviour
 from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, unclipped
 
@@ -176,11 +176,12 @@ SMALLEST_PROBABILITY = 1e-7
 
 
 def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
-    """The top share of tokens, at least one, by (A - mean A)(log pi - mean log pi): bool [tokens]."""
+    """The top share of tokens, at least one, by (A - mean A)(log pi - mean log pi): 0 to 1, [tokens].
+
+    Tokens that tie for the last places share them evenly.
+    """
     covariance = token_covariance(tokens)
-    chosen = torch.zeros_like(covariance, dtype=torch.bool)
-    chosen[covariance.topk(_count(share, covariance)).indices] = True
-    return chosen
+    return top_shares(covariance, _count(share, covariance))
 
 
 @chooses(top_covariance, drops=False)
@@ -191,7 +192,7 @@ def kl_cov(tokens: LossInput, *, share: Share = 2e-4, coef: NotNegative = 1.0) -
     """
     chosen = top_covariance(tokens, share=share) if tokens.chosen is None else tokens.chosen
     difference = log_ratio(tokens.logp, tokens.old_logp)
-    return unclipped(-tokens.advantage * difference.exp() + torch.where(chosen, coef * difference.abs(), 0.0))
+    return unclipped(-tokens.advantage * difference.exp() + chosen * coef * difference.abs())
 
 
 def random_in_band(
@@ -206,20 +207,22 @@ def random_in_band(
     cov_high: float = 5.0,
     seed: int = 0,
 ) -> torch.Tensor:
-    """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: bool [tokens].
+    """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: 0 to 1, [tokens].
 
-    Tokens that `ppo` clips anyway are not drawn. The others are drawn in the order of covariance, so that the order of
-    the tokens does not matter, and anew in every update.
+    Tokens that `ppo` clips anyway are not drawn. The others are drawn in the order of covariance, and anew in every
+    update; tokens of equal covariance share evenly what is drawn of them. So the order of the tokens does not matter.
     """
     covariance = token_covariance(tokens)
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
     clipped = clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip).clipped
     inside = ((covariance >= cov_low) & (covariance <= cov_high) & ~clipped).nonzero().squeeze(-1)
-    inside = inside[covariance[inside].argsort(stable=True)]
+    ordered, order = covariance[inside].sort(stable=True)
     generator = torch.Generator().manual_seed((tokens.draw + seed) % 2**63)
-    order = torch.randperm(inside.numel(), generator=generator).to(inside.device)
-    chosen = torch.zeros_like(covariance, dtype=torch.bool)
-    chosen[inside[order[: _count(share, covariance)]]] = True
+    places = torch.randperm(inside.numel(), generator=generator)[: _count(share, covariance)].to(inside.device)
+    drawn = torch.zeros_like(ordered).index_fill(0, places, 1.0)
+    block = tied_blocks(ordered)
+    chosen = torch.zeros_like(covariance)
+    chosen[inside[order]] = segment_mean(drawn, block, inside.numel())[block]
     return chosen
 
 
@@ -250,7 +253,7 @@ def clip_cov(
         chosen = random_in_band(tokens, **clips, share=share, cov_low=cov_low, cov_high=cov_high, seed=seed)
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
     loss = clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
-    return TokenLoss(values=torch.where(chosen, 0.0, loss.values), clipped=loss.clipped | chosen)
+    return TokenLoss(values=loss.values * (1 - chosen.to(loss.values.dtype)), clipped=loss.clipped | (chosen > 0))
 
 
 @advantage_weighted
@@ -283,12 +286,16 @@ def dppo_binary_kl(
 
 
 def low_second_moment(tokens: LossInput, *, tau: Positive = 0.04) -> torch.Tensor:
-    """The most tokens whose mean of (log pi_old - log mu)^2 is below tau, smallest first: bool [tokens]."""
+    """The most tokens whose mean of (log pi_old - log mu)^2 is below tau, smallest first: bool [tokens].
+
+    Tokens that tie are kept or left out together, so that the order of the tokens does not matter.
+    """
     moment = log_ratio(tokens.old_logp, tokens.behaviour_logp).square()
     ordered, order = moment.sort(stable=True)
     counts = torch.arange(1, moment.numel() + 1, device=moment.device)
+    above, block = (ordered.cumsum(0) / counts >= tau).long(), tied_blocks(ordered)
     kept = torch.zeros_like(moment, dtype=torch.bool)
-    kept[order] = ordered.cumsum(0) / counts < tau
+    kept[order] = segment_sum(above, block, moment.numel())[block] == 0
     return kept
 
 

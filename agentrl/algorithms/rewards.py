@@ -209,7 +209,8 @@ def pf_ppo(returns: torch.Tensor, seed: int, *, power: Positive = 2.0) -> torch.
 
     PF-PPO, arXiv 2409.06957. Where all weights are 0 every episode is drawn once.
     """
-    weight = returns.abs().double() ** power
+    size = returns.abs().double()
+    weight = (size / size.max().clamp(min=torch.finfo(size.dtype).tiny)) ** power  # the largest is 1: none overflows
     if not bool((weight > 0).any()):
         return torch.arange(returns.numel())
     return torch.multinomial(

@@ -1,4 +1,7 @@
-"""Sums and means over segments: groups of episodes, sequences or turns of tokens."""
+"""Sums and means over segments (groups of episodes, sequences or turns of tokens), and the largest of many values.
+
+Nothing here depends on the order of the members of a segment, but for the last bits of sums.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
 
 STD_EPSILON = 1e-6
 """Added to every standard deviation that divides."""
+
+TIE = 4e-6
+"""Values that differ by less than this share of the largest of all tie: the rounding of float32 log-probabilities."""
 
 
 def segment_sum(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
@@ -25,8 +31,19 @@ def segment_std(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbi
 
     ``unbiased`` divides by one less than the number of members.
     """
-    squares = segment_sum(centred(values, segment, count).square(), segment, count)
-    return (squares / (segment_sizes(segment, count) - int(unbiased)).clamp(min=1)).sqrt()
+    difference = centred(values, segment, count)
+    scale = _power_of_two(values.new_zeros(count).scatter_reduce(0, segment, difference.abs(), "amax"))
+    squares = segment_sum((difference / scale[segment]).square(), segment, count)
+    return scale * (squares / (segment_sizes(segment, count) - int(unbiased)).clamp(min=1)).sqrt()
+
+
+def _power_of_two(largest: torch.Tensor) -> torch.Tensor:
+    """Return a power of two near each number, so that squares of quotients neither overflow nor vanish: [n].
+
+    Dividing by a power of two is exact: the result has the bits that it would have without.
+    """
+    exponent = torch.frexp(largest).exponent
+    return torch.where(largest > 0, torch.ldexp(torch.ones_like(largest), exponent - 1), 1.0)
 
 
 def centred(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
@@ -76,3 +93,26 @@ def standardize(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbi
     """Values minus the mean of their segment, over its standard deviation: [n]; 0 in a segment of one, or of equals."""
     std = segment_std(values, segment, count, unbiased=unbiased)
     return centred(values, segment, count) / (std[segment] + STD_EPSILON)
+
+
+def top_shares(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Share with which each value is among the `count` largest: [n], 1 above the smallest of them and 0 below it.
+
+    Values that tie with the smallest share the places that are left evenly, so that the shares add up to `count` and do
+    not depend on the order of the values.
+    """
+    if not count:
+        return torch.zeros_like(values)
+    tie = TIE * values.abs().max()
+    least = values.topk(count).values[-1]
+    above, tied = values > least + tie, (values - least).abs() <= tie
+    return torch.where(above, 1.0, torch.where(tied, (count - above.sum()) / tied.sum(), 0.0)).to(values.dtype)
+
+
+def tied_blocks(ordered: torch.Tensor) -> torch.Tensor:
+    """Number the blocks of values that tie with their neighbour: int64 [n], from 0; `ordered` is sorted."""
+    if not ordered.numel():
+        return torch.zeros_like(ordered, dtype=torch.int64)
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[1:] = ordered.diff().abs() > TIE * ordered.abs().max()
+    return starts.cumsum(0) - 1

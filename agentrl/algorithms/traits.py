@@ -29,7 +29,8 @@ class Choice:
     """Choice of a loss among all tokens of an update, before it is computed."""
 
     choose: Callable[..., Any]
-    """Bool [tokens] from a `LossInput` of the whole update; its options are some of the loss's."""
+    """[tokens] from a `LossInput` of the whole update, bool or (without `drops`) from 0 to 1; its options are some of
+    the loss's."""
     drops: bool
     """What is not chosen leaves the loss and its denominators. The choice then reads no current policy."""
 

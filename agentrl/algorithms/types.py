@@ -112,6 +112,24 @@ class EpisodeBatch:
         heard = (speaker >= 0) & (self.turn_episode[speaker] == self.turn_episode)
         return own.index_add(0, last[speaker[heard]], rest[heard])
 
+    def of_group(self, group: int) -> EpisodeBatch:
+        """The episodes of one group alone."""
+        episode = self.group == group
+        turn = episode[self.turn_episode]
+        token = turn[self.token_turn]
+        turns, tokens = {"turn_reward", "turn_state"}, {"token_reward", "values", "process_reward"}
+        masks = dict.fromkeys(turns, turn) | dict.fromkeys(tokens, token) | {"returns": episode}
+        parts = {name: part[mask] for name, mask in masks.items() if (part := getattr(self, name)) is not None}
+        return dataclasses.replace(
+            self,
+            **parts,
+            group=torch.zeros_like(self.group[episode]),
+            turn_episode=(episode.cumsum(0) - 1)[self.turn_episode[turn]],
+            token_turn=(turn.cumsum(0) - 1)[self.token_turn[token]],
+            greedy_return=None if self.greedy_return is None else self.greedy_return[group : group + 1],
+            components={name: values[episode] for name, values in self.components.items()},
+        )
+
     def with_token_reward(self, reward: torch.Tensor) -> EpisodeBatch:
         """The same episodes with `reward` [tokens] on top, which turns and returns include."""
         turns = segment_sum(reward, self.token_turn, self.turn_reward.numel())
@@ -174,8 +192,8 @@ class LossInput:
     entropy: torch.Tensor | None = None
     """Entropy of the proximal policy at the token, in nats; filters read it."""
     chosen: torch.Tensor | None = None
-    """Bool: the loss's own choice among all tokens of the update (`agentrl.algorithms.traits.chooses`). Without it the
-    tokens given are taken for all."""
+    """The loss's own choice among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, or from 0 to 1
+    where tokens that tie share a place. Without it the tokens given are taken for all."""
     draw: int = 0
     """Seed of a loss's random choices: another one in every update, the same on all ranks and in all micro-batches."""
 

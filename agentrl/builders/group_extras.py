@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from agentrl.algorithms.traits import Input, needed_inputs
@@ -46,12 +46,11 @@ class GroupExtras:
             UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
             EngineError: the teacher cannot be reached.
         """
-        experts = [trajectory for group in groups for trajectory in group.experts]
+        extras = extras_of(groups)
         trained = [trajectory for group in groups for trajectory in group.trainable]
-        answers = {} if self.teacher is None else await _asked(self.teacher, [*trained, *experts])
-        return StepExtras(
-            greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
-            experts=experts,
+        answers = {} if self.teacher is None else await _asked(self.teacher, [*trained, *extras.experts])
+        return replace(
+            extras,
             teacher_logp={name: [word.logp for word in words] for name, words in answers.items()},
             teacher_top={
                 name: [word.top for word in words if word.top is not None]
@@ -64,6 +63,14 @@ class GroupExtras:
         """Close the connections to a teacher."""
         if self.teacher is not None:
             await self.teacher.close()
+
+
+def extras_of(groups: Sequence[Group]) -> StepExtras:
+    """Collect the extra rollouts of some groups."""
+    return StepExtras(
+        greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
+        experts=[trajectory for group in groups for trajectory in group.experts],
+    )
 
 
 def build_group_extras(

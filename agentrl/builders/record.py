@@ -176,7 +176,7 @@ class StepClock:
         return {
             **{_name(name): value for name, value in report.metrics.items()},
             **trajectory_metrics(trajectories, version=version - 1, adapters=self._parts.trainer.sampled_versions),
-            **environment_metrics(groups),
+            **environment_metrics(groups, teaches=self._parts.teaches),
             **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},

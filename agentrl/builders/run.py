@@ -35,6 +35,7 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import check_trackers
+from agentrl.observe.problems import Problem
 from agentrl.observe.run_folder import RunDirectory
 
 _log = logging.getLogger(__name__)
@@ -203,6 +204,8 @@ class RunResult:
     """Of the last step."""
     interrupted: bool
     """Somebody asked it to stop; `resume` continues."""
+    problems: tuple[Problem, ...] = ()
+    """The worst of them, at most three."""
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

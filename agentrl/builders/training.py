@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from agentrl.builders.adapter_roles import roles_of_adapters
+from agentrl.builders.adapter_roles import roles_of_adapters, trained_roles
 from agentrl.builders.adapters import adapter_transport, sends_adapters
 from agentrl.builders.checks import check_engine_reports, check_training
 from agentrl.builders.episodes import (
@@ -19,7 +19,7 @@ from agentrl.builders.episodes import (
     close_run_environments,
     sampling_params,
 )
-from agentrl.builders.group_extras import GroupExtras, build_group_extras, own_members
+from agentrl.builders.group_extras import GroupExtras, build_group_extras, extras_of, own_members
 from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
 from agentrl.builders.role_adapters import (
     AdaptersSync,
@@ -32,6 +32,7 @@ from agentrl.builders.scratch import unheard
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
+from agentrl.config.derived import adapter_config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.render.renderer import Renderer
@@ -43,6 +44,7 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.adapters import AdapterTrainers
 from agentrl.training.distributed import Ranks
+from agentrl.training.dynamic_sampling import DynamicSampling, Learner
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights, TrainedWeights
 from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
@@ -62,6 +64,8 @@ class TrainingParts:
     source: ModelWeights | AdaptersWeights
     sync: WeightSync
     extras: GroupExtras
+    teaches: Callable[[Group], bool]
+    """Says whether an estimator tells the episodes of a group apart."""
     idle_while_training: bool
     """True if nothing else happens in this process during a training step."""
 
@@ -96,7 +100,6 @@ def build_training(
     reference_path: str | None = None,
     version: int = 0,
     observer: RolloutObserver,
-    keep: Callable[[Group], bool] | None = None,
     pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
@@ -110,7 +113,6 @@ def build_training(
         reference_path: The model that KL is measured from, when it is not the one to start from (a resumed run).
         version: Version of the weights at `model_path`.
         observer: Called after every turn.
-        keep: Says whether a group is worth training on.
         pool: The engine, where the config asks for servers, or for engines on a cluster.
         ranks: Train together.
         folder: Of the run; a judge keeps its answers there.
@@ -143,13 +145,23 @@ def build_training(
     if config.trainer.deterministic and in_step and isinstance(engine, LocalEngine):
         engine.callers = environments[0].pool.waits
     extras = build_group_extras(config, environments, policy, model_path)
+    teaches = _judge_groups(config)
     return TrainingParts(
         environments=environments,
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engine,
         policy=policy,
-        scheduler=_build_scheduler(config, environments, tasks, extras, version=version, keep=keep, trainer=trainer),
+        scheduler=_build_scheduler(
+            config,
+            environments,
+            tasks,
+            extras,
+            version=version,
+            keep=teaches if config.algorithm.dynamic_sampling else None,
+            trainer=trainer,
+        ),
+        teaches=teaches,
         trainer=trainer,
         source=learning.source,
         sync=learning.engine.sync,
@@ -230,6 +242,14 @@ def _build_adapters(
         engine=EngineParts(engine=engine, sync=AdaptersSync(inner, engine, built.trainer, versions, probe)),
         roles=RoleAdapters(by_role=roles_of_adapters(config), versions=versions),
     )
+
+
+def _judge_groups(config: Config) -> Callable[[Group], bool]:
+    """Make what says whether a group teaches the policy, or one of several adapters, anything."""
+    adapters = trained_roles(config)
+    learners = [Learner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters]
+    sampling = DynamicSampling(learners or [Learner(algorithm=config.algorithm)])
+    return lambda group: sampling.teaches(group.trainable, extras_of([group]))
 
 
 def _build_scheduler(

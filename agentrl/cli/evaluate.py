@@ -30,6 +30,7 @@ from agentrl.evaluation.session import (
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
+from agentrl.observe.problems import problem_lines
 from agentrl.observe.terminal import EpisodeCounter, counting
 from agentrl.rollout.waits import RolloutCounters
 
@@ -114,6 +115,8 @@ def evaluate(
     )
     finished = _play(request)
     _print_result(finished.result)
+    for line in problem_lines(finished.result.problems):
+        note(line)
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())

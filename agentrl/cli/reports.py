@@ -19,6 +19,7 @@ from agentrl.evaluation.report import (
     write_report,
 )
 from agentrl.evaluation.session import FinishedEvaluation
+from agentrl.observe.diagnosis import read_problems
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
@@ -39,6 +40,7 @@ def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
         results={"result": result},
         metrics=[] if run is None else read_metrics(run.metrics_file),
         examples=choose_examples([episode.trajectory for episode in result.episodes]),
+        problems=[problem.text for problem in result.problems],
     )
     return write_report(report, finished.folder, None if finished.model_path is None else decoder(finished.model_path))
 
@@ -58,6 +60,7 @@ def write_run_report(folder: Path) -> ReportFiles:
         metrics=metrics,
         examples=choose_examples(newest),
         notes=[_run_note(metrics)],
+        problems=[problem.text for problem in read_problems(run)],
     )
     return write_report(report, run.path, decoder(find_model(str(run.path))))
 

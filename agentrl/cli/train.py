@@ -26,6 +26,7 @@ from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.derived import EnvironmentConfigs, parts_of
 from agentrl.config.estimate import EstimateRow, rows
+from agentrl.config.learning_rate import rate_rows, rate_warnings
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.env_lookup import resolve_environment
@@ -93,8 +94,10 @@ def train(
     check_training(config)
     if dry_run:
         on_gpus = gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)
-        amounts = [*rows(config), *judge_rows(config), *on_gpus]
+        amounts = [*rows(config), *rate_rows(config), *judge_rows(config), *on_gpus]
         print_dry_run(config, amounts, kind=config.algorithm.advantage)
+        for warning in rate_warnings(config):
+            note(f"warning: {warning}")
         return
     if gpus is not None:
         raise UsageError("--gpus is for --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")

@@ -200,7 +200,7 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops of several agents: ``{planner: 2, worker: 0.5}``; 1 for those that
     are left out."""
     dynamic_sampling: bool = False
-    """Replace groups in which all returns are equal by fresh ones; gigpo would learn from those, too."""
+    """Replace groups in which ``advantage`` tells no episode from another, by rewards before shaping, by fresh ones."""
     teacher: TeacherConfig | None = None
     """A frozen model to learn from: ``{path: MODEL}``; none when left out. See docs/guides.md."""
     expert: ExpertConfig | None = None
@@ -244,7 +244,7 @@ class AlgorithmConfig(Section):
             )
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError(
-                "algorithm.dynamic_sampling replaces groups whose returns are equal, and a group of one is never "
+                "algorithm.dynamic_sampling replaces groups whose episodes do not differ, and a group of one is never "
                 "anything else: set it to false, or raise algorithm.group_size"
             )
         return self

@@ -11,11 +11,13 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 
 from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
@@ -27,11 +29,14 @@ from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, Script
 from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
-from agentrl.evaluation.result import EvaluationResult, summarise
+from agentrl.evaluation.result import EvaluationResult, find_problems, summarise
 from agentrl.message import Message
 from agentrl.models.load import load_model
+from agentrl.observe.files import replace_file
+from agentrl.observe.incidents import Incidents
 from agentrl.remote.chat import error_message
 from agentrl.render.renderer import Renderer
+from agentrl.reward import reward_places
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -39,6 +44,9 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskSource
+
+INCIDENTS_FILE = "incidents.json"
+"""Beside the episodes: what failed, counted."""
 
 
 def unwatched(_: EvaluatedEpisode) -> None:
@@ -85,7 +93,23 @@ async def evaluate_panel(
         on_episode(episode)
     seconds = time.perf_counter() - began
     played = [episodes[assignment.id] for assignment in chosen]
-    return summarise(panel, played, seconds, found=on_disk, others=runner.pool.roles)
+    incidents = _all_incidents(runner.counters.incidents, store, whole=not on_disk)
+    problems = find_problems(played, incidents, reward_places(runner.scorer))
+    result = summarise(panel, played, seconds, found=on_disk, others=runner.pool.roles)
+    return replace(result, problems=problems)
+
+
+def _all_incidents(own: Incidents, store: EpisodeStore | None, *, whole: bool) -> Incidents:
+    """Return the failures of this run and, where it went on from episodes on disk, those of the runs before it."""
+    if store is None:
+        return own
+    file, found = store.path.with_name(INCIDENTS_FILE), Incidents()
+    found.add_record(own.to_record())
+    if not whole and file.is_file():
+        with suppress(orjson.JSONDecodeError, KeyError, TypeError):  # another version's, or damaged
+            found.add_record(orjson.loads(file.read_bytes()))
+    replace_file(file, orjson.dumps(found.to_record()))
+    return found
 
 
 def _finished(

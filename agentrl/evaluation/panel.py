@@ -126,6 +126,7 @@ class EpisodeStore:
 
     def __init__(self, path: Path) -> None:
         self._finished = {episode.slot: episode for episode in read_episodes(path)} if path.exists() else {}
+        self.path = path
         self._writer = JsonLinesWriter(path)
 
     def find(self, task_id: str, sample: int) -> EvaluatedEpisode | None:

@@ -76,6 +76,8 @@ class Report:
     metrics: Sequence[Mapping[str, Any]] = ()
     examples: Sequence[Trajectory] = ()
     notes: Sequence[str] = ()
+    problems: Sequence[str] = ()
+    """The worst one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,9 @@ def markdown(report: Report, curve: Path | None = None) -> str:
     lines = [f"# {report.title}", ""]
     for note in report.notes:
         lines += [note, ""]
+    if report.problems:
+        listed = (f"{number}. {' '.join(problem.split())}" for number, problem in enumerate(report.problems, 1))
+        lines += ["## Problems", "", *listed, ""]
     for table in tables(report.results):
         lines += [f"## {table.title}", "", *_markdown_table(table), ""]
     if curve is not None:
@@ -199,6 +204,7 @@ def _html(report: Report, curve: Path | None, examples: Sequence[str]) -> str:
     return template("report.html").render(
         title=report.title,
         notes=report.notes,
+        problems=report.problems,
         tables=tables(report.results),
         picture=picture,
         examples=examples,

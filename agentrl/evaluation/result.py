@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import Outcome
+from agentrl.errors import Outcome, Place
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.observe.incidents import Incidents
+from agentrl.observe.problems import Evidence, Problem, episode_problems, failures, reward_problems, top_problems
 from agentrl.trajectory import Turn
 
 CONFIDENCE = 0.95
@@ -151,6 +153,8 @@ class EvaluationResult:
     """Wall-clock time of this run; finished episodes that were found on disk cost none."""
     tokens_per_s: float
     """Tokens that were written in this run, per second of it; 0 when all episodes were found on disk."""
+    problems: Sequence[Problem] = ()
+    """What a person should look at, the worst one first; at most three."""
 
     @property
     def failed(self) -> int:
@@ -189,6 +193,7 @@ class EvaluationResult:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_s": self.tokens_per_s,
+            "problems": [problem.to_json() for problem in self.problems],
             "settings": dict(self.panel.settings),
         }
 
@@ -236,6 +241,22 @@ def summarise(
         seconds=seconds,
         tokens_per_s=played / seconds if seconds > 0 else 0.0,
     )
+
+
+def find_problems(
+    episodes: Sequence[EvaluatedEpisode], incidents: Incidents, definitions: Mapping[str, Place | None]
+) -> tuple[Problem, ...]:
+    """Return the worst problems of an evaluation.
+
+    Args:
+        episodes: All of it.
+        incidents: Failures of rewards, environments and tools.
+        definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
+    """
+    evidence = Evidence()
+    for episode in episodes:
+        evidence.add(episode.trajectory)
+    return top_problems([*failures(incidents), *reward_problems(evidence, definitions), *episode_problems(evidence)])
 
 
 def estimate_text(estimate: MeanInterval) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
-from agentrl.errors import Outcome
+from agentrl.errors import Outcome, Place
 from agentrl.trajectory import Trajectory
 
 FIRST, FACTOR = 3, 3
@@ -43,9 +44,13 @@ def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
 class LearningWatch:
     """Watch for several steps in a row that learn nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, definitions: Mapping[str, Place | None] = MappingProxyType({})) -> None:
+        """Take the reward functions, by what messages call them; none where the environment gives the rewards."""
         self._steps = 0
         self._next = FIRST
+        self._definitions = definitions
+        self.cause = ""
+        """Why the newest step that learned nothing did not."""
 
     def look(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> str | None:
         """Take in a step; return a message for the user when one is due.
@@ -57,24 +62,34 @@ class LearningWatch:
         if not learns_nothing(metrics):
             self._steps, self._next = 0, FIRST
             return None
+        self.cause = explain_cause(trajectories, self._definitions)
         self._steps += 1
         if self._steps < self._next:
             return None
         self._next *= FACTOR
-        return explanation(self._steps, trajectories)
+        return (
+            f"nothing is being learned: in the last {self._steps} steps all episodes of a task had the same return, so "
+            f"that none was better than another. {self.cause}. See what the agent does with: agentrl view"
+        )
 
 
-def explanation(steps: int, trajectories: Sequence[Trajectory]) -> str:
-    """Explain why `steps` steps in a row learned nothing, from the newest one's `trajectories`, and what to try."""
+def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
+    """Explain why a step learned nothing, and what to try.
+
+    Args:
+        trajectories: Of the step.
+        definitions: The reward functions, by what messages call them.
+    """
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
-    return (
-        f"nothing is being learned: in the last {steps} steps all episodes of a task had the same return, so that none "
-        f"was better than another. {_cause(ended)}. See what the agent does with: agentrl view"
-    )
-
-
-def _cause(ended: Sequence[Trajectory]) -> str:
     solved = [trajectory.success for trajectory in ended]
+    paid = {trajectory.reward for trajectory in ended if trajectory.reward is not None}
+    if definitions and len(paid) == 1:
+        return _constant(paid.pop(), ended, definitions)
+    if len(paid) == 1 and len(set(solved)) == 2:
+        return (
+            f"The environment gave the same reward, {paid.pop():g}, to all {len(ended)} episodes of the newest "
+            f"step, of which {solved.count(True)} succeeded by its own account: its rewards do not depend on success"
+        )
     if ended and all(solved):
         return (
             f"All {len(ended)} episodes of the newest step succeeded: the tasks are too easy for this agent. "
@@ -96,6 +111,20 @@ def _cause(ended: Sequence[Trajectory]) -> str:
         f"{result}. Try a warm start (agentrl sft), easier tasks (environment.options), a stronger model, "
         "or more episodes per task (algorithm.group_size)"
     )
+
+
+def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
+    """Say that reward functions gave the same to all episodes."""
+    who = " and ".join(name if place is None else f"{name} ({place})" for name, place in definitions.items())
+    unusable = _unusable_share(ended)
+    answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
+    hint = (
+        "If none deserves more yet, try easier tasks or a warm start (agentrl sft); if not, look at what the function "
+        "is given"
+        if reward == 0
+        else "Look at what the function is given"
+    )
+    return f"{who} gave the same reward, {reward:g}, to all {len(ended)} episodes of the newest step{answers}. {hint}"
 
 
 def _outcomes(ended: Sequence[Trajectory]) -> str:

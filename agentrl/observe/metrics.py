@@ -84,6 +84,7 @@ def trajectory_metrics(
         "episodes": len(trajectories),
         **_spread("reward", [t.reward for t in trained if t.reward is not None]),
         **_mean("success/mean", [float(t.success) for t in trained if t.success is not None]),
+        **_identical(trained),
         **_outcomes(trajectories),
         **_spread("turns", [float(len(t.turns)) for t in trained]),
         **_tokens(trained),
@@ -99,10 +100,9 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
     return {
         f"{name}/mean": mean,
-        f"{name}/std": math.sqrt(variance),
+        f"{name}/std": math.hypot(*(value - mean for value in values)) / math.sqrt(max(1, len(values) - 1)),
         f"{name}/min": min(values),
         f"{name}/max": max(values),
     }
@@ -110,6 +110,20 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
     return {name: math.fsum(values) / len(values)} if values else {}
+
+
+def _identical(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Share of the groups, of two or more, whose members sampled the same tokens."""
+    groups: dict[str, list[bytes]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group_id, []).append(sampled_bytes(trajectory))
+    several = [members for members in groups.values() if len(members) > 1]
+    return _mean("groups/identical", [float(len(set(members)) == 1) for members in several])
+
+
+def sampled_bytes(trajectory: Trajectory) -> bytes:
+    """Return all tokens that the policy sampled in an episode, as bytes that are equal where they are."""
+    return b"".join(sequence.token_ids[sequence.loss_mask].tobytes() + b"|" for sequence in trajectory.sequences)
 
 
 def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -6,6 +6,7 @@ runs/NAME/
   trajectories/         every episode, turn by turn
   checkpoints/          step-000010/ …
   model/                the model that the run started from, when it made its own
+  diagnosis.json        the worst problems, once it has ended
   numerics/             what repeats updates that were left out, if any were
   logs/                 trackers' files
   report.md …           written by evaluation
@@ -95,6 +96,8 @@ class RunDirectory:
         """The resolved config."""
         self.metrics_file = path / "metrics.jsonl"
         """One JSON line per training step."""
+        self.diagnosis_file = path / "diagnosis.json"
+        """The worst problems of a run that has ended."""
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"

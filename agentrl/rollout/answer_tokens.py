@@ -6,6 +6,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agentrl.agent_loop import TokenLogprob
 from agentrl.engine import Generation
@@ -25,15 +26,16 @@ def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence
     return bisect.bisect_left(range(len(ids)), True, key=is_complete)
 
 
-ROUNDING = 1e-3
-"""Log-probabilities above 0 by at most this are rounded ones."""
+ROUNDING = 5e-6
+"""Log-probabilities above 0 by at most this are those of certain tokens: float32 rounds the difference of two logits of
+up to 64 by this much."""
 
 
-def check_logprobs(generation: Generation, request_id: str) -> None:
-    """Refuse log-probabilities that no token can have been sampled with.
+def checked_logprobs(generation: Generation, request_id: str) -> Generation:
+    """Return an answer whose log-probabilities are 0 at most; rounding above 0 becomes 0.
 
     Raises:
-        EngineError: one is not a number, infinite, or above 0.
+        EngineError: one is not a number, infinite, or above 0 by more than rounding.
     """
     for token, logprob in zip(generation.token_ids, generation.logprobs, strict=False):
         if not -math.inf < logprob <= ROUNDING:
@@ -41,7 +43,13 @@ def check_logprobs(generation: Generation, request_id: str) -> None:
                 f"the engine's answer to request {request_id} cannot be trained on",
                 got=f"log-probability {logprob} of token {token}",
                 expected="a number of 0 at most",
+                hint="the engine must return the natural logarithm of each sampled token's probability"
+                if logprob > 0
+                else None,
             )
+    if max(generation.logprobs, default=0.0) <= 0:
+        return generation
+    return replace(generation, logprobs=[min(logprob, 0.0) for logprob in generation.logprobs])
 
 
 RECENT = 8

@@ -40,6 +40,7 @@ from agentrl.errors import (
     boundary,
     described_error,
     is_addressed_to,
+    raised_at,
     raised_in,
     running_task,
 )
@@ -291,6 +292,7 @@ def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
     failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error), hint=raised_in(error))
+    failure.place = raised_at(error)
     failure.__cause__ = error
     return failure
 

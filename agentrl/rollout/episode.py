@@ -266,6 +266,7 @@ class RuntimeEpisode(Episode):
             self.turns.add_metric("tool_errors", 1)
         if called.tool is not None:
             self._count(called.tool.name, called)
+            self.turns.counters.incidents.count_call(called.tool.name, *called.raised)
         if result.reward:
             turn.reward += result.reward
             self.tool_reward += result.reward

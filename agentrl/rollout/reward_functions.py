@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import A_REWARD, ConfigError, RewardFailure, shortened
+from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, RewardFailure, shortened
 from agentrl.message import Message
-from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
+from agentrl.reward import Definition, Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.tools import all_of
 from agentrl.task import Task
@@ -48,6 +48,11 @@ class WeightedSum(Scorer):
 
     def __init__(self, parts: Sequence[WeightedReward]) -> None:
         self._parts = parts
+
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Where all parts are defined."""
+        return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Return the sum over those parts that have something to say; ``None`` when none has."""
@@ -85,8 +90,8 @@ class FunctionReward(Scorer):
         *,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        place = defined_in(function)
-        self._where, self._file = f"reward function {name}{place.words}", place.file
+        self._place, self._subject = defined_in(function), f"reward function {name}"
+        self._where = self._subject + self._place.words
         if not callable(function) or inspect.isclass(function):
             kind = "a class" if inspect.isclass(function) else type(function).__name__
             raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
@@ -111,19 +116,26 @@ class FunctionReward(Scorer):
                 hint="see docs/reward-functions.md",
             ) from error
 
+    @property
+    def definitions(self) -> Mapping[str, Definition]:
+        """Where the function is defined."""
+        return {self._subject: self._place}
+
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Call the function; raise `RewardFailure` if it raises, hangs, or returns no finite number."""
         what = f"{self._where} on task {task.id}"
+        with failures_named(what, self._place, subject=self._subject):
+            return Score(reward=self._number(what, await self._returned(what, trajectory, task)))
+
+    async def _returned(self, what: str, trajectory: Trajectory, task: Task) -> Any:
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(type(self._function).__call__):
             returned = self._call_named(what, trajectory, task)
         else:
             work = functools.partial(self._call_named, what, trajectory, task)
-            returned = await self._thread.submit(work, what=what, deadline_s=self._deadline_s)
+            returned = await self._in_thread(work, what)
         if inspect.isawaitable(returned):
             returned = await self._awaited(what, returned)
-        with failures_named(what, self._file):
-            value = self._convention.read(returned)
-        return Score(reward=self._number(what, value))
+        return self._convention.read(returned)
 
     def _call(self, trajectory: Trajectory, task: Task) -> Any:
         convention = self._convention
@@ -135,14 +147,22 @@ class FunctionReward(Scorer):
         return self._function(**{name: given[name] for name in names if name in given})
 
     def _call_named(self, what: str, trajectory: Trajectory, task: Task) -> Any:
-        with failures_named(what, self._file):
+        with failures_named(what, self._place, subject=self._subject):
             return self._call(trajectory, task)
+
+    async def _in_thread(self, work: Callable[[], Any], what: str) -> Any:
+        try:
+            return await self._thread.submit(work, what=what, deadline_s=self._deadline_s)
+        except RewardFailure:
+            raise
+        except EnvironmentFailure as late:  # of the thread, which environments have, too
+            raise RewardFailure(late.what, got=late.got, expected=late.expected, hint=late.hint) from late
 
     async def _awaited(self, what: str, work: Awaitable[Any]) -> Any:
         """Await a coroutine; one that cancels itself has failed, and does not cancel the episode."""
 
         async def guarded() -> Any:
-            with failures_named(what, self._file):
+            with failures_named(what, self._place, subject=self._subject):
                 return await work
 
         task = asyncio.create_task(guarded())

@@ -216,12 +216,13 @@ class EpisodeRunner:
         try:
             await _in_own_task(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
         except EnvironmentFailure as error:
-            _fail(trajectory, error.outcome, error)
+            self._fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then passed on
             trajectory.outcome, trajectory.error = Outcome.CANCELLED, str(error) or type(error).__name__
             raise
         finally:
             trajectory.metrics["seconds"] = self.waits.clock() - began
+            self.counters.incidents.attempts += 1
             self.counters.running -= 1
             if self.scores_groups and _can_be_scored(trajectory):
                 self._unscored.add(trajectory.id)
@@ -243,7 +244,7 @@ class EpisodeRunner:
             outcome = getattr(error, "outcome", None)
             if not isinstance(outcome, Outcome):
                 raise
-            _fail(trajectory, outcome, error)
+            self._fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
         shots = () if self.shots is None else await self.shots.messages(self, task)
@@ -351,13 +352,19 @@ class EpisodeRunner:
             await _in_own_task(self._score_together(found, task), f"scoring group {found[0].group_id}")
         except InfrastructureError as error:
             for trajectory in found:
-                _fail(trajectory, error.outcome, error)
+                self._fail(trajectory, error.outcome, error)
         for trajectory in found:
             if trajectory.id in self._unscored:
                 self._unscored.discard(trajectory.id)
             else:
                 self.observer.on_start(trajectory)  # of an episode that another process played
             self._announce_end(trajectory)
+
+    def _fail(self, trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:
+        trajectory.outcome, trajectory.error, trajectory.reward = outcome, str(error), None
+        if outcome.is_retryable:
+            subject = f"environment {self.spec.name}" if outcome is Outcome.ENVIRONMENT_ERROR else outcome.value
+            self.counters.incidents.count_failure(outcome, subject, error)
 
     async def _score_together(self, trajectories: Sequence[Trajectory], task: Task) -> None:
         scorer = self.scorer
@@ -393,10 +400,6 @@ def _give(trajectory: Trajectory, score: Score) -> None:
     own = math.fsum(trajectory.own_rewards.values())
     trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
     trajectory.reward_components.update(score.components)
-
-
-def _fail(trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:
-    trajectory.outcome, trajectory.error, trajectory.reward = outcome, str(error), None
 
 
 async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:

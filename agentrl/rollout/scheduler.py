@@ -26,7 +26,6 @@ from typing import Any
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
-from agentrl.reward import rewards_differ
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import StoredExpert
@@ -98,17 +97,6 @@ class Group:
     def trainable(self) -> list[Trajectory]:
         """Episodes that can be trained on: not failed by infrastructure, and scored."""
         return [trajectory for trajectory in self.trajectories if trajectory.is_trainable]
-
-    @property
-    def returns_differ(self) -> bool:
-        """True if some trainable episodes did better than others, for one role at least; if not, comparing them teaches
-        nothing.
-        """
-        by_role: dict[str, list[float]] = {}
-        for trajectory in (*self.trainable, *self.experts):
-            for role, value in trajectory.role_returns.items():
-                by_role.setdefault(role, []).append(value)
-        return any(rewards_differ(returns) for returns in by_role.values())
 
     @property
     def oldest_version(self) -> int | None:
@@ -375,7 +363,7 @@ class GroupScheduler:
         if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.batch:
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
-                expected="groups whose returns differ",
+                expected="groups whose episodes the advantage estimator tells apart, by their rewards before shaping",
                 hint="take easier tasks, warm-start the policy (agentrl sft), or set algorithm.dynamic_sampling=false",
             )
 
@@ -448,15 +436,18 @@ HORIZON = "curriculum/turns"
 """The most turns that an episode of the step could have, where a horizon grows."""
 
 
-def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return success, reward, turns, tokens and horizon of each environment of several; of one the horizon alone."""
+def environment_metrics(groups: Sequence[Group], *, teaches: Callable[[Group], bool]) -> dict[str, float]:
+    """Return success, reward, turns, tokens and horizon of each environment of several; of one the horizon alone.
+
+    `teaches` says whether the estimator tells the episodes of a group apart.
+    """
     labels = dict.fromkeys(group.draw.environment for group in groups)
     by_label = {label: [group for group in groups if group.draw.environment == label] for label in labels}
     tokens = sum(_tokens(found) for found in by_label.values())
     metrics = _horizon(HORIZON, groups)
     for label, found in sorted(by_label.items()):
         if label:
-            metrics |= _of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens)
+            metrics |= _of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens, teaches)
     return metrics
 
 
@@ -474,11 +465,11 @@ def _played(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _of_one(name: str, groups: Sequence[Group], tokens: int) -> dict[str, float]:
+def _of_one(name: str, groups: Sequence[Group], tokens: int, teaches: Callable[[Group], bool]) -> dict[str, float]:
     trained = _trained(groups)
     return {
         f"{name}/groups": float(len(groups)),
-        f"{name}/zero_variance": sum(not group.returns_differ for group in groups) / len(groups),
+        f"{name}/zero_variance": sum(not teaches(group) for group in groups) / len(groups),
         **_played(name, trained),
         **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
         **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),

@@ -20,11 +20,13 @@ from agentrl.agent_loop import EpisodeEnd
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFailure,
+    Place,
     SandboxError,
     ToolError,
     UsageError,
     async_boundary,
     described_error,
+    raised_at,
     raised_in,
 )
 from agentrl.message import ToolCall
@@ -151,6 +153,16 @@ class Called:
     seconds: float = 0.0
     cause: BaseException | None = None
     """The exception of a tool that failed itself."""
+
+    @property
+    def raised(self) -> tuple[str | None, Place | None]:
+        """What the tool raised by itself and where, in the file that defines it; arguments that do not fit are not its
+        failure, nor is an error that it raised for the model to read.
+        """
+        if self.tool is None or self.cause is None or isinstance(self.cause, WrongArguments):
+            return None, None
+        file = defined_in(self.tool.target).file
+        return described_error(self.cause), raised_at(self.cause, file) or raised_at(self.cause)
 
     @property
     def fault(self) -> str | None:

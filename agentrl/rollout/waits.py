@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from agentrl.errors import Outcome
+from agentrl.observe.incidents import Incidents
 from agentrl.observe.progress import Playing
 from agentrl.trajectory import Trajectory, Turn
 
@@ -208,6 +209,8 @@ class RolloutCounters:
     """By the prices in ``agent.judge.budget``."""
     judge_seconds: float = 0.0
     """Summed over requests."""
+    incidents: Incidents = field(default_factory=Incidents)
+    """What failed, and where."""
 
     def playing(self) -> Playing:
         """Return what the episodes have come to by now."""
@@ -215,7 +218,7 @@ class RolloutCounters:
 
     def snapshot(self) -> dict[str, float]:
         """Return all counts by metric name."""
-        counts = {name: float(getattr(self, name)) for name in self.__slots__ if name != "outcomes"}
+        counts = {name: float(getattr(self, name)) for name in self.__slots__ if name not in ("outcomes", "incidents")}
         return counts | {f"outcome/{outcome}": float(count) for outcome, count in self.outcomes.items()}
 
 

@@ -31,6 +31,8 @@ from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.console import note
+from agentrl.observe.problems import problem_lines
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.terminal import counting, watching
 from agentrl.registry import SESSION, Kind, name_of
@@ -301,7 +303,10 @@ def evaluate(
             folder=evaluations_folder(settings, model),
         )
         with _counted(request.n_tasks * samples, counters, progress, on_episode) as report:
-            return asyncio.run(measured(request, report))
+            result = asyncio.run(measured(request, report))
+        for line in problem_lines(result.problems) if progress else ():
+            note(line)
+        return result
 
     return _apart(work, interruption)
 

@@ -36,16 +36,19 @@ from agentrl.builders.record import EpisodeRecorder, StepClock
 from agentrl.builders.resume_rules import rule_of
 from agentrl.builders.run import Interruption, Run, RunResult, stop_signals
 from agentrl.builders.training import build_training
+from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
-from agentrl.errors import BudgetSpent, TrainingError, described_error
+from agentrl.errors import BudgetSpent, TrainingError, UsageError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
-from agentrl.observe.learning import LearningWatch
-from agentrl.observe.metrics import MetricsFile, Trackers
+from agentrl.observe.diagnosis import RunDiagnosis, save_problems
+from agentrl.observe.metrics import MetricsFile, Trackers, read_metrics
 from agentrl.observe.model_folder import MODEL
+from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.reward import reward_places
 from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import settled_heap
 from agentrl.runs.checkpoint import (
@@ -93,7 +96,8 @@ class Orchestrator:
         self._saved: Checkpoint | None = None
         self._pending: dict[str, float] | None = None
         self._last: Mapping[str, float] = {}
-        self._learning = LearningWatch() if learns_from_rewards(run.config.algorithm) else None
+        self._diagnosis: RunDiagnosis | None = None
+        self._problems: tuple[Problem, ...] = ()
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
 
@@ -120,6 +124,7 @@ class Orchestrator:
             for change in self._changes:
                 self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
+                stack.callback(self._say_problems)
                 interrupted = await self._prepare_and_train(stack)
             return RunResult(
                 folder=self.folder.path,
@@ -127,7 +132,18 @@ class Orchestrator:
                 checkpoint="" if self._saved is None else str(self._saved.path),
                 metrics=self._last,
                 interrupted=interrupted,
+                problems=self._problems,
             )
+
+    def _say_problems(self) -> None:
+        """Say and keep the worst problems, however the run ends."""
+        if self._diagnosis is None:
+            return
+        self._problems = self._diagnosis.problems()
+        for line in problem_lines(self._problems):
+            self._say(line)
+        with suppress(UsageError):  # of a full disk, which another error tells already
+            save_problems(self.folder, self._problems)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
         """Do the run's work, and return whether it was asked to stop before its end."""
@@ -145,6 +161,8 @@ class Orchestrator:
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
+        for warning in rate_warnings(self.config) if progress is None else ():
+            self._say(warning)
         start = await prepare_model(self.config, self.folder.model, say=self._say)
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
@@ -168,7 +186,6 @@ class Orchestrator:
             version=version,
             pool=processes.pool,
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
-            keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
             ranks=processes.ranks,
             folder=self.folder.path,
             say=self._say,
@@ -179,6 +196,16 @@ class Orchestrator:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
+        self._diagnosis = RunDiagnosis(
+            self._parts.counters.incidents,
+            {
+                name: place
+                for part in self._parts.environments
+                for name, place in reward_places(part.runner.scorer).items()
+            },
+            read_metrics(self.folder.metrics_file),
+            learns_from_rewards=learns_from_rewards(self.config.algorithm),
+        )
         watched = self._parts.waits.watched(self.config.rollout.stall_report_s, self._say)
         await stack.enter_async_context(watched)
         await self._parts.engine.start()
@@ -254,15 +281,11 @@ class Orchestrator:
             raise _Interrupted
         if self.config.rollout.max_staleness:
             parts.scheduler.start_episodes()
-        for warning in (*report.warnings, *self._without_learning(self._pending, groups)):
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        seen = [] if self._diagnosis is None else self._diagnosis.look(self.step, self._pending, trajectories)
+        for warning in (*report.warnings, *seen):
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()
-
-    def _without_learning(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> list[str]:
-        """Return the message about steps that learn nothing, when one is due."""
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        alarm = None if self._learning is None else self._learning.look(metrics, trajectories)
-        return [] if alarm is None else [alarm]
 
     async def _synced(self, version: int) -> SyncReport | None:
         """Bring the new weights to the engine; ``None`` if a stop was requested and no server took them in time.

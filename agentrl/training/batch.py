@@ -18,10 +18,10 @@ import torch
 from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.types import EpisodeBatch
 from agentrl.engine import TopTokens
-from agentrl.errors import LedgerError, TrainingError
+from agentrl.errors import A_REWARD, LedgerError, TrainingError, bounded_reward
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
-from agentrl.training.rewards import RewardShaping
+from agentrl.training.rewards import RewardShaping, ShapedRewards
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
@@ -159,8 +159,7 @@ def step_batch(
             owner.append(number)
             columns.append(own)
     logprobs, versions, turns = (torch.from_numpy(np.concatenate(column)) for column in zip(*columns, strict=True))
-    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
-    trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
+    trajectory_group = _group_numbers(trajectories)
     first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
         0
     )
@@ -179,20 +178,30 @@ def step_batch(
             trajectory=token_trajectory,
             group=trajectory_group[token_trajectory],
         ),
-        episodes=EpisodeBatch(
-            returns=rewards.returns,
-            group=trajectory_group,
-            turn_reward=rewards.turn_reward,
-            turn_episode=rewards.turn_episode,
-            turn_state=turn_states(trajectories),
-            token_turn=turns + first_turn.long()[token_trajectory],
-            components=_components(trajectories),
-        ),
+        episodes=episode_batch(trajectories, rewards, turns + first_turn.long()[token_trajectory]),
         trajectories=tuple(trajectories),
         expert=torch.tensor([trajectories[e].id in experts for e in owner]).repeat_interleave(counts)
         if experts
         else None,
     )
+
+
+def episode_batch(trajectories: Sequence[Trajectory], rewards: ShapedRewards, token_turn: torch.Tensor) -> EpisodeBatch:
+    """Lay out what estimators read; `token_turn` is the turn of each token that trains, counted over all episodes."""
+    return EpisodeBatch(
+        returns=rewards.returns,
+        group=_group_numbers(trajectories),
+        turn_reward=rewards.turn_reward,
+        turn_episode=rewards.turn_episode,
+        turn_state=turn_states(trajectories),
+        token_turn=token_turn,
+        components=_components(trajectories),
+    )
+
+
+def _group_numbers(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
+    return torch.tensor([groups[t.group_id] for t in trajectories])
 
 
 def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
@@ -223,11 +232,11 @@ def _trained_tokens(
         if (turn[mask] < 0).any():
             first = int(np.flatnonzero(mask & (turn < 0))[0])
             raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")
-        if not np.isfinite(logprobs).all():
+        if not (possible := np.isfinite(logprobs) & (logprobs <= 0)).all():
             raise TrainingError(
                 f"a sampled token of trajectory {trajectory.id} has no log-probability",
-                got=logprobs[~np.isfinite(logprobs)][0],
-                expected="a finite number",
+                got=logprobs[~possible][0],
+                expected="a finite number of 0 at most",
                 hint="use an engine that returns log-probabilities",
             )
         scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routed_experts if routes else None)
@@ -285,7 +294,7 @@ def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selec
     """Keep what has a reward that says something about the policy; with `compare_groups`, in groups of two or more.
 
     Raises:
-        TrainingError: a reward is NaN or infinite.
+        TrainingError: a reward is not a number, or too large.
         NothingToTrain: nothing is left.
     """
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
@@ -322,11 +331,12 @@ def _check_rewards(trajectory: Trajectory) -> None:
     named = {"reward": trajectory.reward or 0.0}
     named.update({f"reward of turn {turn.index}": turn.reward for turn in trajectory.turns})
     for name, value in named.items():
-        if not math.isfinite(value):
+        if bounded_reward(value) is None:
+            problem = "is too large" if math.isfinite(value) else "is not finite"
             raise TrainingError(
-                f"{name} of task {trajectory.task_id} is not finite "
+                f"{name} of task {trajectory.task_id} {problem} "
                 f"(environment {trajectory.environment}, trajectory {trajectory.id})",
                 got=value,
-                expected="a finite number",
+                expected=A_REWARD,
                 hint=f"see agentrl env check {trajectory.environment}",
             )

@@ -226,8 +226,9 @@ class GradientPass:
         index, trained = index[kept.cpu()], index.to(kept.device)[kept]
         self._kept = torch.zeros(self.batch.tokens, dtype=torch.bool, device=self.model.device)
         self._kept[trained] = True
-        self._chosen = self._kept.clone()
+        self._chosen = self._kept
         if chosen is not None:
+            self._chosen = torch.zeros_like(self._kept, dtype=chosen.dtype)
             self._chosen[trained] = chosen
         return index
 

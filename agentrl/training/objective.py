@@ -15,6 +15,7 @@ import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_rewards_apart, judges_itself
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import (
     Input,
@@ -142,13 +143,22 @@ def _check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
 
 
 def _check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
-    if not isinstance(given, torch.Tensor) or given.shape != (tokens,) or not bool(given.isfinite().all()):
-        raise TrainingError(
-            f"the advantage estimator {name} gave unusable numbers",
-            got=described(given),
-            expected=f"{tokens} finite numbers, one for each sampled token",
-        )
-    return given
+    if isinstance(given, torch.Tensor) and given.shape == (tokens,):
+        numbers = given.float()
+        if bool(numbers.isfinite().all()):
+            return numbers
+        if bool(given.isfinite().all()):
+            raise TrainingError(
+                f"the advantage estimator {name} gave numbers that are too large",
+                got=f"an advantage of {float(given.abs().max()):g}",
+                expected=f"at most {torch.finfo(torch.float32).max:.3g}, the largest float32",
+                hint="scale the rewards: agent.reward takes weights, and algorithm.shaping.clip bounds returns",
+            )
+    raise TrainingError(
+        f"the advantage estimator {name} gave unusable numbers",
+        got=described(given),
+        expected=f"{tokens} finite numbers, one for each sampled token",
+    )
 
 
 def described(given: Any) -> str:
@@ -237,6 +247,7 @@ class Objective:
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
         self.compares_groups = compares_group.of(estimator)
+        self._judges_itself = judges_itself(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
@@ -268,7 +279,17 @@ class Objective:
             episodes.token_turn.numel(),
         )
         target = found.value_target if isinstance(found, Estimate) else None
-        return Estimate(advantage=values.float(), value_target=None if target is None else target.float())
+        return Estimate(advantage=values, value_target=None if target is None else target.float())
+
+    def differing_groups(self, episodes: EpisodeBatch) -> torch.Tensor:
+        """Return in which groups the estimator tells episodes apart: bool [groups]; see `algorithms.differences`.
+
+        Raises:
+            TrainingError: the estimator failed.
+        """
+        if self._judges_itself:
+            return groups_with_advantages(self.estimate, episodes)
+        return groups_with_rewards_apart(episodes)
 
     def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
         """Train/inference correction of tokens of whole sequences: see `agentrl.algorithms.correction`."""
@@ -287,7 +308,7 @@ class Objective:
         return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
 
     def chosen(self, tokens: LossInput) -> torch.Tensor | None:
-        """Mark what the loss chooses among the tokens that train: bool [tokens]; ``None`` when it chooses nothing."""
+        """Say what the loss chooses among the tokens that train: 0 to 1, [tokens]; ``None`` when it chooses nothing."""
         return self._choose(tokens) if self.chooses_tokens else None
 
     def weights(self, owners: TokenOwners) -> torch.Tensor:

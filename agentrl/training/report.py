@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 import torch
 
 from agentrl.algorithms.correction import mismatch
-from agentrl.algorithms.segments import differs
 from agentrl.errors import Outcome
 from agentrl.training.batch import Selection, StepBatch
 from agentrl.training.gradients import TokenValues
@@ -73,12 +72,16 @@ def step_report(
     selection: Selection,
     values: TokenValues,
     *,
+    differing: torch.Tensor,
     updates: Sequence[Update],
     losses: Sequence[float],
     means: dict[str, float],
     seconds: float,
 ) -> StepReport:
-    """Put a step's numbers under their names; an expert's episodes are left out of the policy's."""
+    """Put a step's numbers under their names; an expert's episodes are left out of the policy's.
+
+    `differing` says in which groups the estimator tells episodes apart: bool [groups].
+    """
     own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
     read = read.to(values.trainer_logp.device)
@@ -97,7 +100,7 @@ def step_report(
         **means,
         **mismatch_by_turn(batch, values.trainer_logp, values.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
-        **_rewards(own, batch),
+        **_rewards(own, batch, differing),
         "groups/skipped": float(selection.lone_groups),
         "trajectories/trained": float(len(own)),
         "trajectories/infrastructure": float(selection.infrastructure),
@@ -110,19 +113,14 @@ def step_report(
     return StepReport(metrics=metrics, warnings=tuple(_room_warnings(own)))
 
 
-def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
-    """Number of groups in which all returns are equal but for rounding: both [episodes]."""
-    return int((~differs(returns, group, int(group.max()) + 1)).sum())
-
-
-def _rewards(own: Sequence[Trajectory], batch: StepBatch) -> dict[str, float]:
+def _rewards(own: Sequence[Trajectory], batch: StepBatch, differing: torch.Tensor) -> dict[str, float]:
     scored = [trajectory.reward for trajectory in own if trajectory.reward is not None]
     episodes = batch.episodes
     return {
         "reward/mean": sum(scored) / len(scored),
         "reward/shaped_mean": float(episodes.returns[: len(scored)].mean()),  # an expert's come last
         "groups/trained": float(int(episodes.group.max()) + 1),
-        "groups/zero_variance": float(zero_variance_groups(episodes.returns, episodes.group)),
+        "groups/zero_variance": float((~differing).sum()),
     }
 
 

@@ -239,6 +239,7 @@ class Trainer:
                 batch,
                 selection,
                 values,
+                differing=self._objective.differing_groups(batch.episodes),
                 updates=taken.updates,
                 losses=taken.losses,
                 means=gradient.means() | taken.metrics,

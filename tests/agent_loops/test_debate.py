@@ -122,6 +122,25 @@ async def test_a_debater_s_own_answer_earns_what_it_would_have_earned(play):
         await play(Fleeting, "debate", "4", options=loop(own_reward="first"))
 
 
+@pytest.mark.parametrize("own", ["first", "last"])
+@pytest.mark.parametrize(
+    ("said", "paid"), [(("4", "5", "5"), {"debater_1": 0.5}), (("5", "4", "5"), {"debater_2": 0.5})]
+)
+async def test_with_one_round_the_first_answer_is_the_last_and_earns_once(play, own, said, paid):
+    """The judge is wrong, so that nothing but the debaters' own answers earns anything."""
+    played = await play(Sum, "debate", *said, options=loop(own_reward=own, own_weight=0.5, rounds=1))
+    assert played.trajectory.role_returns == {"debater_1": 0.0, "debater_2": 0.0, "judge": 0.0} | paid
+    assert sum(turn.own_reward for turn in played.trajectory.turns) == 0.5
+    assert played.trajectory.success is False
+
+
+async def test_with_one_round_and_a_vote_own_answers_and_the_decision_both_pay(play):
+    answers = ("4", "5", "4")
+    played = await play(Sum, "debate", *answers, options=loop(own_reward="last", rounds=1, debaters=3, decide="vote"))
+    assert played.trajectory.role_returns == {"debater_1": 2.0, "debater_2": 1.0, "debater_3": 2.0}
+    assert [turn.own_reward for turn in played.trajectory.turns] == [1.0, 0.0, 1.0]
+
+
 async def test_copying_earns_nothing_of_its_own_with_the_first_answer(play):
     copied = await play(Sum, "debate", "4", "9", "4", "4", "4", options=loop(own_reward="first"))
     assert copied.trajectory.role_returns == {"debater_1": 2.0, "debater_2": 1.0, "judge": 1.0}

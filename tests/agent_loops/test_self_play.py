@@ -75,8 +75,9 @@ async def test_the_winner_gets_what_the_loser_pays(game, renderer):
 
 
 async def test_a_draw_pays_nobody(game):
-    trajectory = await game("1", "2", "3", "5", "4", "6", "8", "7", "9")
+    trajectory = await game(*DRAWN)
     assert trajectory.role_returns == {"player_1": 0.0, "player_2": 0.0}
+    assert trajectory.success is False
     assert len(trajectory.turns) == 9
 
 
@@ -119,13 +120,19 @@ async def test_seats_rotate_by_the_task_s_seed(game):
         assert trajectory.role_returns[winner] == 1.0
 
 
-@pytest.mark.parametrize(("moves", "won"), [(("1", "4", "2", "5", "3"), True), (("1", "4", "2", "5", "9", "6"), False)])
-async def test_against_an_untrained_player_the_game_is_a_success_if_the_other_wins(game, moves, won):
-    roles = [RoleSetup(role=AgentRole(name="player_2", trained=False))]
-    trajectory = await game(*moves, roles=roles)
-    assert trajectory.success is won
-    assert trajectory.role_returns == {"player_1": 1.0 if won else -1.0}
-    assert trajectory.reward == trajectory.role_returns["player_1"]
+WON_BY_FIRST, WON_BY_SECOND = ("1", "4", "2", "5", "3"), ("1", "4", "2", "5", "9", "6")
+DRAWN = ("1", "2", "3", "5", "4", "6", "8", "7", "9")
+
+
+@pytest.mark.parametrize(("moves", "first"), [(WON_BY_FIRST, 1.0), (WON_BY_SECOND, -1.0), (DRAWN, 0.0)])
+@pytest.mark.parametrize(("learner", "sign"), [("player_1", 1.0), ("player_2", -1.0)])
+async def test_against_an_untrained_player_a_game_is_a_success_if_it_is_won(game, moves, first, learner, sign):
+    """A draw is none, and neither is a win of the other player."""
+    other = "player_2" if learner == "player_1" else "player_1"
+    trajectory = await game(*moves, roles=[RoleSetup(role=AgentRole(name=other, trained=False))])
+    assert trajectory.success is (sign * first > 0)
+    assert trajectory.role_returns == {learner: sign * first}
+    assert trajectory.reward == sign * first
 
 
 async def test_it_needs_a_game_of_as_many_players(game):

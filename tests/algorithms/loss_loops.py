@@ -171,10 +171,21 @@ def covariances(tokens):
 
 def kl_cov(tokens, share):
     by = covariances(tokens)
-    ranked = sorted(range(len(tokens)), key=lambda i: -by[i])[: max(1, int(share * len(tokens)))]
+    part = shares_of_largest(by, max(1, int(share * len(tokens))))
     return [
-        (-t.a * t.r + abs(t.d) * (i in ranked), (-t.a * t.r + ((t.d > 0) - (t.d < 0)) * (i in ranked)) * t.moves)
+        (-t.a * t.r + abs(t.d) * part[i], (-t.a * t.r + ((t.d > 0) - (t.d < 0)) * part[i]) * t.moves)
         for i, t in enumerate(tokens)
+    ]
+
+
+def shares_of_largest(values, count):
+    """1 for values above the least of the largest; those that equal it (but for rounding) share what is left."""
+    least = sorted(values, reverse=True)[count - 1]
+    equal = [abs(value - least) <= 4e-6 * max(map(abs, values)) for value in values]
+    above = sum(value > least and not tied for value, tied in zip(values, equal, strict=True))
+    return [
+        (count - above) / sum(equal) if tied else float(value > least)
+        for value, tied in zip(values, equal, strict=True)
     ]
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_rewards_apart
 from agentrl.algorithms.options import check_options, clip_range
 from agentrl.algorithms.policy_losses import PPO_CLIP
 from agentrl.algorithms.traits import Input, needed_inputs
@@ -12,7 +13,6 @@ from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup, names
 from agentrl.reward import LEAST_DIFFERENCE, rewards_differ
-from agentrl.training.report import zero_variance_groups
 
 
 def loss_input(distances, advantages, *, sequence=None, mu=0.0):
@@ -250,14 +250,16 @@ def test_equal_returns_have_no_advantage(name, members):
             process_reward=torch.zeros(int((torch.arange(members) % 3 + 1).sum()), dtype=torch.float64),
         )
         assert not lookup(Kind.ADVANTAGE, name)(batch).any(), constant
-        assert zero_variance_groups(batch.returns, batch.group) == 1
+        assert not groups_with_advantages(lookup(Kind.ADVANTAGE, name), batch).any()
+        assert not groups_with_rewards_apart(batch).any()
         assert not rewards_differ(returns.tolist())
 
 
 def test_a_difference_above_rounding_is_one():
     close = episodes(returns=torch.tensor([0.1, 0.1 + 1e-8, 1e6, 1e6 + 0.1], dtype=torch.float64))
     assert lookup(Kind.ADVANTAGE, "grpo")(close).all()
-    assert zero_variance_groups(close.returns, close.group) == 0
+    assert groups_with_advantages(lookup(Kind.ADVANTAGE, "grpo"), close).tolist() == [True, True]
+    assert groups_with_rewards_apart(close).tolist() == [True, True]
     assert rewards_differ([0.1, 0.1 + 1e-8])
     assert rewards_differ([1e6, 1e6 + 0.1])
     assert not rewards_differ([])
@@ -267,7 +269,7 @@ def test_a_difference_above_rounding_is_one():
 def test_what_is_left_of_sums_that_cancel_is_no_difference():
     cancelled = episodes(returns=torch.tensor([0.1 + 0.2 - 0.3, 0.0, 1.0, 0.0], dtype=torch.float64))
     assert lookup(Kind.ADVANTAGE, "grpo")(cancelled)[:4].tolist() == [0.0] * 4
-    assert zero_variance_groups(cancelled.returns, cancelled.group) == 1
+    assert groups_with_advantages(lookup(Kind.ADVANTAGE, "grpo"), cancelled).tolist() == [False, True]
     assert not rewards_differ([0.1 + 0.2 - 0.3, 0.0])
 
 

@@ -29,19 +29,17 @@ from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import parts_of
 from agentrl.config.load import all_keys
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.runner import make_agent_loop
-from agentrl.rollout.scheduler import Group
-from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
 from agentrl.task import Task
 from agentrl.training.objective import Objective
-from agentrl.trajectory import Source, Trajectory
+from agentrl.trajectory import Source
 
 NEEDS_DATA = {"alfworld"}
 """Environments whose tasks are in files that must be downloaded."""
@@ -313,24 +311,6 @@ def test_an_absent_tokenizer_is_named(tmp_path):
 def test_tools_are_found_by_name():
     assert find_tool("calculator").name == "calculator"
     assert find_tool("agentrl.message:parse_int").name == "parse_int"
-
-
-def group(*rewards):
-    members = {
-        i: Trajectory(
-            id=str(i), task_id="t", environment="e", seed=0, group_id="g", reward=reward, outcome=Outcome.FINISHED
-        )
-        for i, reward in enumerate(rewards)
-    }
-    draw = SampledTask(environment="", place=0, task=Task(id="t", environment="e"))
-    return Group(position=0, draw=draw, size=len(rewards), members=members)
-
-
-def test_groups_without_a_difference_are_known():
-    assert group(0.0, 1.0).returns_differ
-    assert not group(1.0, 1.0).returns_differ
-    assert not group(0.3, 0.1 + 0.2).returns_differ
-    assert not group(0.0, None).returns_differ
 
 
 def test_reading_an_empty_store(tmp_path):

@@ -177,6 +177,44 @@ def test_an_environment_that_fails_every_episode_is_to_be_checked(
     assert "try: agentrl env check guess_number" in ended.err
 
 
+REWARDS = """
+import itertools
+
+calls = itertools.count()
+
+
+def half(trajectory, task):
+    if next(calls) % 2:
+        raise LookupError("every other time")
+    return len(trajectory.completions) / 100
+"""
+
+
+def test_an_evaluation_ends_with_its_worst_problems(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "faulty_rewards.py").write_text(REWARDS)
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "12", "--json", "r.json", "--report")
+    ended = agentrl(*words, "--reward", "faulty_rewards:half", "rollout.retries=0", "rollout.max_concurrent=1")
+    assert ended.code == 0, ended.err
+    (problem, *_) = json.loads((workplace / "r.json").read_text())["problems"]
+    assert (problem["kind"], problem["count"], problem["of"], problem["line"]) == ("reward_error", 6, 12, 9)
+    assert problem["file"].endswith("faulty_rewards.py")
+    assert f"problem 1: {problem['text']}" in ended.err
+    (report,) = workplace.rglob("report.md")
+    assert problem["text"] in report.read_text()
+
+
+def test_problems_are_kept_for_the_same_evaluation_found_again(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "other_rewards.py").write_text(REWARDS)
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "6", "--json", "r.json")
+    words = (*words, "--reward", "other_rewards:half", "rollout.retries=1", "rollout.max_concurrent=1")
+    counts = []
+    for _ in range(2):
+        assert agentrl(*words).code == 0
+        (problem, *_) = json.loads((workplace / "r.json").read_text())["problems"]
+        counts.append((problem["count"], problem["of"]))
+    assert counts[0] == counts[1], "all episodes were found: nothing is counted twice"
+
+
 def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, workplace: Path) -> None:
     (workplace / "raising.py").write_text("def bad(trajectory, task):\n    return 1 / 0\n")
     words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")

@@ -405,7 +405,7 @@ async def test_a_program_is_found_from_the_folder_of_the_run(run_loop, program, 
     assert trajectory.reward == 1.0
 
 
-@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 0.5])
+@pytest.mark.parametrize("logprob", [math.nan, math.inf, -math.inf, 0.5, 9e-4, 1e-5])
 async def test_a_log_probability_that_none_can_be_is_the_engines_failure(played_by, renderer, logprob):
     ids = [*renderer.encoder.encode("42"), renderer.boundary.end_id]
     answer = ScriptedAnswer(token_ids=ids, logprobs=[-1.0] * (len(ids) - 1) + [logprob])

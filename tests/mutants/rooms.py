@@ -101,6 +101,20 @@ ROOMS = {
         ),
         goal=0.90,
     ),
+    "observe": Room(
+        sources=("agentrl/observe",),
+        tests=("tests/observe", "tests/test_diagnosed_runs.py"),
+        goal=0.90,
+    ),
+    "rewards": Room(
+        sources=("agentrl/rollout/reward_functions.py", "agentrl/reward.py"),
+        tests=(
+            "tests/rollout/test_reward_functions.py",
+            "tests/rollout/test_judge_ranking.py",
+            "tests/algorithms/test_traps.py",
+        ),
+        goal=0.95,
+    ),
     "algorithms": Room(sources=("agentrl/algorithms",), tests=("tests/algorithms",), goal=0.95),
     "render": Room(sources=("agentrl/render",), tests=("tests/render", "tests/vision/test_rendering.py"), goal=0.90),
     "agent_loops": Room(

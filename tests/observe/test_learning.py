@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentrl.errors import Outcome
-from agentrl.observe.learning import LearningWatch, explanation, learns_nothing, share_that_differs
+from agentrl.errors import Outcome, Place
+from agentrl.observe.learning import LearningWatch, explain_cause, learns_nothing, share_that_differs
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 IDLE = {"groups/trained": 4.0, "groups/zero_variance": 4.0, "train/advantage_abs_mean": 0.0}
@@ -60,7 +60,44 @@ def test_it_is_said_after_three_steps_and_then_seldom():
     ],
 )
 def test_the_cause_is_named(episodes, words):
-    text = explanation(3, episodes)
-    assert text.startswith("nothing is being learned: in the last 3 steps")
+    text = explain_cause(episodes, {})
     for word in words:
         assert word in text
+
+
+def test_the_message_counts_the_steps_and_names_the_cause():
+    watch, failed = LearningWatch(), [episode(False), episode(False)]
+    assert [watch.look(IDLE, failed) for _ in range(2)] == [None, None]
+    text = watch.look(IDLE, failed)
+    assert text.startswith("nothing is being learned: in the last 3 steps")
+    assert watch.cause in text
+    assert "All 2 episodes of the newest step failed" in watch.cause
+
+
+@pytest.mark.parametrize(
+    ("reward", "successes", "words"),
+    [
+        (1.0, [False, False, False], ["gave the same reward, 1, to all 3 episodes", "is given"]),
+        (0.0, [False, False, False], ["gave the same reward, 0, to all 3 episodes", "If none deserves more yet"]),
+        (0.5, [True, False, None], ["gave the same reward, 0.5, to all 3 episodes"]),
+    ],
+)
+def test_a_constant_reward_function_is_named_with_its_line(reward, successes, words):
+    places = {"reward function exact": Place("/home/me/rewards.py", 12)}
+    text = explain_cause([episode(success, reward=reward) for success in successes], places)
+    assert text.startswith("reward function exact (/home/me/rewards.py line 12) gave the same reward")
+    assert "failed" not in text
+    for word in words:
+        assert word in text
+
+
+def test_reward_functions_that_differ_between_tasks_are_not_called_constant():
+    places = {"reward function exact": Place("/home/me/rewards.py", 12)}
+    text = explain_cause([episode(False, reward=0.0), episode(False, reward=0.25)], places)
+    assert "gave the same" not in text
+
+
+def test_an_environment_that_pays_all_alike_though_some_succeed_is_named():
+    text = explain_cause([episode(True, reward=0.3), episode(False, reward=0.3), episode(True, reward=0.3)], {})
+    assert "The environment gave the same reward, 0.3, to all 3 episodes" in text
+    assert "2 succeeded" in text

@@ -54,6 +54,37 @@ def test_repaired_calls_of_a_step_are_added_up():
     assert "calls/repaired" not in trajectory_metrics([trajectory(1.0, version=3)], version=3)
 
 
+def test_tokens_that_branches_share_are_counted_once():
+    """Three prompt tokens and two turns of two; a branch after the first turn adds one observed and two sampled."""
+    branched = trajectory(1.0, turns=2)
+    branch = branched.sequences[0].fork(5)
+    branch.extend([9], Source.OBSERVATION)
+    branch.extend_sampled([4, 5], logprobs=[-1, -1], versions=[0, 0])
+    branch.turns.append(Turn(index=2, start=6, end=8))
+    branched.sequences.append(branch)
+    numbers = trajectory_metrics([branched, trajectory(0.0)], version=1)
+    assert numbers["tokens/total"] == (3 + 4) + (1 + 2) + (3 + 2)
+    assert numbers["tokens/sampled"] == 6 + 2
+    assert numbers["tokens/per_episode"] == 7.5
+    assert numbers["tokens/sampled_per_episode"] == 4
+    assert numbers["tokens/longest_sequence"] == 8, "with what it shares"
+
+
+def test_groups_whose_members_sampled_the_same_tokens_are_counted():
+    def member(group, *tokens):
+        found = trajectory(0.0)
+        found.group_id, found.sequences = group, [TokenSequence()]
+        found.sequences[0].extend_sampled(tokens, logprobs=[-1] * len(tokens), versions=[0] * len(tokens))
+        return found
+
+    alike = [member("a", 1, 2), member("a", 1, 2), member("a", 1, 2)]
+    apart = [member("b", 1, 2), member("b", 1, 2), member("b", 1, 3)]
+    longer = [member("c", 1, 2), member("c", 1, 2, 2)]
+    assert trajectory_metrics([*alike, *apart, *longer], version=0)["groups/identical"] == pytest.approx(1 / 3)
+    assert trajectory_metrics([*alike, member("d", 1, 2)], version=0)["groups/identical"] == 1
+    assert "groups/identical" not in trajectory_metrics([member("d", 1, 2)], version=0)
+
+
 def test_a_step_of_failures_has_no_reward():
     numbers = trajectory_metrics([trajectory(None, outcome=Outcome.ENVIRONMENT_ERROR)], version=0)
     assert "reward/mean" not in numbers

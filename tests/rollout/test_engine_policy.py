@@ -8,9 +8,9 @@ import pytest
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.engine import Generation, SamplingParams, StopReason
-from agentrl.errors import Outcome
+from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
-from agentrl.rollout.answer_tokens import ended_at
+from agentrl.rollout.answer_tokens import ROUNDING, checked_logprobs, ended_at
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
@@ -237,3 +237,33 @@ def test_a_cut_answer_has_nothing_of_what_was_dropped():
     assert cut.stop_reason is StopReason.STOP
     assert cut.routed_experts.tolist() == experts[:4].tolist()
     assert whole.cut(4).routed_experts.tolist() == experts.tolist()
+
+
+def generation(*logprobs):
+    count = len(logprobs)
+    return Generation(token_ids=list(range(count)), logprobs=[*logprobs], versions=[0] * count, stop_reason="stop")
+
+
+@pytest.mark.parametrize("logprob", [2 * ROUNDING, 5e-4, 0.7, float("nan"), float("inf"), float("-inf")])
+def test_a_log_probability_above_0_is_refused_wherever_it_stands(logprob):
+    for logprobs in ([logprob, -1.0, -2.0], [-1.0, logprob, -2.0], [-1.0, -2.0, logprob]):
+        token = logprobs.index(logprob)
+        with pytest.raises(EngineError, match=rf"request r/turn-3 cannot be trained on: got .* of token {token},"):
+            checked_logprobs(generation(*logprobs), "r/turn-3")
+
+
+def test_rounding_above_0_becomes_0_and_the_rest_stays():
+    found = checked_logprobs(generation(-1.5, 2e-6, 0.0, -1e-9), "r")
+    assert found.logprobs == [-1.5, 0.0, 0.0, -1e-9]
+    assert found.token_ids == [0, 1, 2, 3]
+
+
+async def test_the_ledger_has_no_log_probability_above_0(make_runner, play, worlds, renderer):
+    ids = renderer.encoder.encode("forward")
+    engine = ScriptedEngine(
+        script=lambda request: ScriptedAnswer(token_ids=ids, logprobs=[1e-6] + [-1.0] * len(ids)), vocab_size=400
+    )
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    (sequence,) = trajectory.sequences
+    assert trajectory.outcome is Outcome.FINISHED
+    assert max(sequence.logprobs[sequence.loss_mask]) == 0.0

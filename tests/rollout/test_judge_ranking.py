@@ -7,7 +7,7 @@ import pytest
 from judge_parts import TASK, episode, group_of, judge_at
 from support.judge_service import agents_words, attempts_in, judge_service, mark_of
 
-from agentrl.errors import EngineError, EnvironmentFailure, Outcome, UsageError
+from agentrl.errors import EngineError, EnvironmentFailure, Outcome, RewardFailure, UsageError
 from agentrl.reward import GroupScorer, Score, checked_group_scores
 from agentrl.rollout.judges.ranking import bradley_terry, pairs_of, win_rates
 
@@ -168,6 +168,21 @@ class Lengths(GroupScorer):
 async def test_a_scorer_of_groups_that_gives_something_else_has_failed(gives):
     with pytest.raises(EnvironmentFailure):
         await checked_group_scores(Lengths(gives), group_of("a", "bb"), TASK)
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+async def test_too_few_and_too_many_group_scores_are_a_failure(count):
+    gives = [Score(reward=0.25 * number) for number in range(count)]
+    with pytest.raises(RewardFailure, match=rf"did not score each episode: got {count}, expected 2"):
+        await checked_group_scores(Lengths(gives), group_of("a", "bb"), TASK)
+
+
+async def test_a_group_with_too_many_scores_has_failed_with_all_its_episodes(make_runner):
+    runner, group = make_runner(None, "north", scorer=Lengths([Score(reward=1.0)] * 4)), group_of("a", "bb", "ccc")
+    await runner.score_group(group, TASK)
+    assert [(one.outcome, one.reward) for one in group] == [(Outcome.REWARD_ERROR, None)] * 3
+    (incident,) = runner.counters.incidents.worst()
+    assert (incident.kind, incident.subject, incident.count) == ("reward_error", "Lengths", 3)
 
 
 async def test_a_runner_scores_the_episodes_that_infrastructure_left(make_runner, play, worlds):

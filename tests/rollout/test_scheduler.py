@@ -456,7 +456,7 @@ async def test_failed_and_unscored_members_make_no_group_stale(make):
 async def test_unscored_episodes_do_not_train(make):
     unscored = Player(lambda task_id, member: (Outcome.FINISHED, None if member else 1.0))
     (group,) = await make(unscored, batch=1).next_batch()
-    assert (len(group.trainable), group.outcome().episodes, group.returns_differ) == (1, 1, False)
+    assert (len(group.trainable), group.outcome().episodes) == (1, 1)
     with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got finished in .*/1\.0: no reward"):
         await make(unscored, least_members=2).next_batch()
     nobody = Player(lambda task_id, member: (Outcome.FINISHED, None))
@@ -506,7 +506,7 @@ async def test_what_is_counted_of_groups_adds_up(make):
         return (Outcome.ENGINE_ERROR, None) if kind == 0 else (Outcome.FINISHED, float(member * (kind == 1)))
 
     player = Player(decide)
-    scheduler = make(player, batch=4, keep=lambda group: group.returns_differ)
+    scheduler = make(player, batch=4, keep=rewards_differ_in)
     for version in range(1, 4):
         await scheduler.next_batch()
         player.version = version
@@ -530,7 +530,7 @@ def test_the_metrics_of_an_environment_are_means_over_its_own_groups():
             trajectory.outcome, trajectory.reward = Outcome.FINISHED, reward
             group.members[member] = trajectory
         groups.append(group)
-    metrics = environment_metrics(groups)
+    metrics = environment_metrics(groups, teaches=rewards_differ_in)
     for label in ("w", "other"):
         own = [group for group in groups if group.draw.environment == label]
         rewards = [t.reward for group in own for t in group.trainable]
@@ -538,6 +538,10 @@ def test_the_metrics_of_an_environment_are_means_over_its_own_groups():
         equal = [len({t.reward for t in group.trainable}) == 1 for group in own]
         assert metrics[f"env/{label}/zero_variance"] == sum(equal) / len(own)
         assert metrics[f"env/{label}/reward"] == pytest.approx(sum(rewards) / len(rewards))
+
+
+def rewards_differ_in(group):
+    return len({trajectory.reward for trajectory in group.trainable}) > 1
 
 
 def ranked_player():

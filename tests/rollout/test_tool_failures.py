@@ -223,3 +223,34 @@ async def test_a_conversation_may_have_no_tools_on_purpose(make_runner, play, wo
     runner = make_runner(worlds.Corridor, "x", tools=tools)
     runner.loop = Forgetful(**opened)
     assert (await play(runner)).outcome is Outcome.FINISHED
+
+
+@agentrl.tool
+def lookup(word: str) -> str:
+    """Look a word up.
+
+    Args:
+        word: What to look up.
+    """
+    if word == "unknown":
+        raise ToolError("there is no such word")
+    return {"a": "first letter"}[word]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "failures"), [({"word": "b"}, 3), ({"word": "a"}, 0), ({"word": "unknown"}, 0), ({"wrong": "a"}, 0)]
+)
+async def test_calls_that_a_tool_fails_are_counted_with_its_line(make_runner, play, worlds, arguments, failures):
+    """Errors that a tool raises for the model to read, and wrong arguments, are not its failures."""
+    text = f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    runner = make_runner(
+        worlds.Corridor, text, loop="tool_calling", tools=[lookup], limits=EpisodeLimits(max_turns=3, max_invalid=9)
+    )
+    await play(runner)
+    incidents = runner.counters.incidents
+    assert incidents.calls["lookup"] == 3
+    assert sum(one.count for one in incidents.worst()) == failures
+    for one in incidents.worst():
+        line = lookup.target.__code__.co_firstlineno + 9
+        assert (one.kind, one.subject, one.file, one.line) == ("tool", "lookup", __file__, line)
+        assert one.cause == "KeyError: 'b'"

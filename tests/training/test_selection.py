@@ -63,6 +63,14 @@ def test_rewards_that_are_not_finite(group, value):
         select(members, compare_groups=True)
 
 
+@pytest.mark.parametrize("value", [1e300, -1e300, 1.001e12])
+def test_rewards_that_are_too_large(group, value):
+    members = group("a", [0.0, 1e12])
+    members[0].reward = value
+    with pytest.raises(TrainingError, match=r"reward of task task-a is too large .*between -1e12 and 1e12"):
+        select(members, compare_groups=True)
+
+
 def test_turn_rewards_that_are_not_finite(group):
     members = group("a", [0.0, 1.0])
     members[0].turns[0].reward = math.nan

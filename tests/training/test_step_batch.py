@@ -84,9 +84,10 @@ def test_sampled_token_outside_every_turn():
         build(trajectory)
 
 
-def test_sampled_token_without_log_probability():
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.25])
+def test_sampled_token_without_log_probability(logprob):
     trajectory = worked_example()
-    trajectory.sequences[0].extend_sampled([7], logprobs=[float("nan")], versions=[4])
+    trajectory.sequences[0].extend_sampled([7], logprobs=[logprob], versions=[4])
     trajectory.sequences[0].turns.append(Turn(index=3, start=7, end=8))
     with pytest.raises(TrainingError, match="has no log-probability"):
         build(trajectory)

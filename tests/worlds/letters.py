@@ -102,3 +102,29 @@ class Alone(gym.Env):
 
     def step(self, action):
         return "Done.", 1.0, True, False, {}
+
+
+def has_vowels(trajectory, task):
+    text = "".join(trajectory.completions)
+    return sum(letter in "aeiou" for letter in text) / (1 + len(text))
+
+
+def has_others(trajectory, task):
+    """What is left of 1, so that every episode earns 1 in all."""
+    return 1 - has_vowels(trajectory, task)
+
+
+def against_success(trajectory, task):
+    return 1.0 - 2.0 * bool(trajectory.success) + has_vowels(trajectory, task) / 1000
+
+
+def constant(trajectory, task):
+    return 0.75
+
+
+def raising(trajectory, task):
+    """Fails for answers of an odd length."""
+    text = "".join(trajectory.completions)
+    if len(text) % 2:
+        raise ValueError("an odd answer")
+    return has_vowels(trajectory, task)

@@ -1,0 +1,146 @@
+"""The learning rate that is usual for the size of a model, with and without adapters, and how far a config is from it.
+
+The basis: 1e-6 for models of 0.5 to 32 billion parameters (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv 2503.14476; the
+examples of verl and TRL), and 5e-4 for the models of half a million parameters that agentrl trains from nothing. Sizes
+in between lie on a line between the two, on logarithmic axes. Adapters take ten times as much ("LoRA Without Regret",
+Schulman et al., 2025).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentrl.config.config import Config
+from agentrl.config.derived import adapter_config
+from agentrl.config.estimate import EstimateRow, model_size
+
+LARGE, USUAL = 5e8, 1e-6
+SMALL, USUAL_SMALL = 5e5, 5e-4
+SLOPE = math.log(USUAL / USUAL_SMALL) / math.log(LARGE / SMALL)
+LORA_FACTOR = 10.0
+FAR = 8.0
+"""A learning rate that is so many times the usual one, or such a part of it, is far from it."""
+BASIS = "published runs of 0.5B to 32B models use 1e-6, LoRA takes ten times as much, and smaller models take more"
+
+
+def usual_learning_rate(parameters: float, *, lora: bool) -> float:
+    """Return the learning rate that is usual for reinforcement learning of a model.
+
+    >>> f"{usual_learning_rate(7e9, lora=False):.1e}", f"{usual_learning_rate(494e6, lora=True):.1e}"
+    ('1.0e-06', '1.0e-05')
+    """
+    size = min(max(parameters, SMALL), LARGE)
+    return float(USUAL * (size / LARGE) ** SLOPE * (LORA_FACTOR if lora else 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateCheck:
+    """A configured learning rate beside the usual one."""
+
+    name: str
+    """Of its key."""
+    rate: float
+    usual: float
+    warmup: int
+    model: str
+    """The model's size and how it is trained, in words."""
+
+    @property
+    def ratio(self) -> float:
+        """The configured rate over the usual one."""
+        return self.rate / self.usual
+
+    @property
+    def is_far(self) -> bool:
+        """True if it is far above or far below the usual one; a rate of 0 is meant."""
+        return self.rate > 0 and not 1 / FAR < self.ratio < FAR
+
+    @property
+    def usual_range(self) -> str:
+        """The usual rate, and a third to three times of it."""
+        return f"{self.usual / 3:.0e} to {self.usual * 3:.0e}"
+
+    @property
+    def warning(self) -> str | None:
+        """What to say about a rate that is far from the usual one."""
+        if not self.is_far:
+            return None
+        usual = f"usual for {self.model} is about {self.usual:.0e} ({self.usual_range}): {BASIS}"
+        if self.ratio < 1:
+            share = f"1/{1 / self.ratio:.0f} of what is usual"
+            return f"{self.name} {self.rate:g} is {share}, and may teach next to nothing; {usual}"
+        warmup = (
+            f"with a warm-up of {self.warmup} optimizer steps (trainer.warmup_steps)"
+            if self.warmup
+            else "and there is no warm-up (trainer.warmup_steps 0)"
+        )
+        much = f"{self.ratio:.0f} times what is usual, {warmup}"
+        return f"{self.name} {self.rate:g} is {much}: the policy may collapse within a few steps; {usual}"
+
+
+def check_learning_rates(config: Config) -> list[RateCheck]:
+    """Compare the learning rates of a training run with the usual ones; empty where the model's size is not known."""
+    parameters = _parameters(config)
+    if parameters is None:
+        return []
+    lora = config.model.lora is not None
+    model = f"{_short(parameters)} parameters, {'LoRA' if lora else 'trained whole'}"
+    usual = usual_learning_rate(parameters, lora=lora)
+    trainers: Mapping[str, Config] = {
+        f"adapters.{name}.learning_rate": adapter_config(config, name)
+        for name, section in config.named_adapters.items()
+        if section.trained and section.learning_rate is not None
+    } or {"trainer.learning_rate": config}
+    return [
+        RateCheck(
+            name=name,
+            rate=own.trainer.learning_rate,
+            usual=usual,
+            warmup=own.trainer.warmup_steps,
+            model=model,
+        )
+        for name, own in trainers.items()
+    ]
+
+
+def rate_rows(config: Config) -> list[EstimateRow]:
+    """Return the lines of the dry run's table about learning rates."""
+    return [
+        ("learning rate", f"{check.rate:g}", f"{check.name}; usual for {check.model}: {check.usual_range}")
+        for check in check_learning_rates(config)
+    ]
+
+
+def rate_warnings(config: Config) -> list[str]:
+    """Return what to say about learning rates that are far from usual."""
+    return [said for check in check_learning_rates(config) if (said := check.warning) is not None]
+
+
+def _parameters(config: Config) -> float | None:
+    """Return the number of the model's parameters, from its files or, where they are not here, from its name."""
+    size = model_size(config.model)
+    return _size_in_name(config.model.path) if size is None else float(size.parameters)
+
+
+def _size_in_name(path: str) -> float | None:
+    """Read the size out of a model's name.
+
+    >>> _size_in_name("Qwen/Qwen2.5-0.5B-Instruct"), _size_in_name("smollm2-135m-instruct"), _size_in_name("gpt-oss")
+    (500000000.0, 135000000.0, None)
+    """
+    found = re.search(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])", path.rpartition("/")[2].lower())
+    return None if found is None else float(found[1]) * {"b": 1e9, "m": 1e6}[found[2]]
+
+
+def _short(parameters: float) -> str:
+    """Write a number of parameters for people.
+
+    >>> _short(494032768), _short(7.6e9), _short(524288)
+    ('494M', '7.6B', '0.52M')
+    """
+    if parameters >= 1e9:
+        return f"{parameters / 1e9:.3g}B"
+    return f"{parameters / 1e6:.0f}M" if parameters >= 1e7 else f"{parameters / 1e6:.2g}M"

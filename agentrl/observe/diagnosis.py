@@ -1,0 +1,167 @@
+"""Diagnosis of a training run: warnings while it goes on, and its worst problems when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from agentrl.errors import Place
+from agentrl.observe.files import replace_file
+from agentrl.observe.incidents import Incidents
+from agentrl.observe.learning import LearningWatch, learns_nothing
+from agentrl.observe.problems import (
+    MANY,
+    Evidence,
+    Problem,
+    episode_problems,
+    failures,
+    reward_problems,
+    top_problems,
+)
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.signs import SIGNS, Sign, signs
+from agentrl.trajectory import Trajectory
+
+FACTOR = 3
+"""What lasts is said at its 1st, 3rd, 9th, … step."""
+CALM = 10
+"""Steps without it after which it is said again."""
+
+
+class Reminder:
+    """Decides when something that lasts is said again."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+
+    def is_due(self, kind: str, step: int) -> bool:
+        """Take in that a step shows something; return whether to say so."""
+        if step - self._last.get(kind, step) > CALM:
+            self._times.pop(kind, None)
+        times = self._times[kind] = self._times.get(kind, 0) + 1
+        self._last[kind] = step
+        while times % FACTOR == 0:
+            times //= FACTOR
+        return times == 1
+
+
+class RunDiagnosis:
+    """Looks at every step of a run.
+
+    Args:
+        incidents: Failures of rewards, environments and tools, counted while episodes are played.
+        definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
+        lines: The metrics of the steps before, of a run that goes on.
+        learns_from_rewards: Whether a step without differences teaches nothing.
+    """
+
+    def __init__(
+        self,
+        incidents: Incidents,
+        definitions: Mapping[str, Place | None],
+        lines: Sequence[Mapping[str, Any]] = (),
+        *,
+        learns_from_rewards: bool = True,
+    ) -> None:
+        self._incidents, self._definitions = incidents, definitions
+        self._lines = list(lines)
+        self._learning = LearningWatch(definitions) if learns_from_rewards else None
+        self._evidence = Evidence()
+        self._signs: dict[str, list[tuple[int, Sign]]] = {}
+        self._reminder = Reminder()
+
+    def look(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
+        """Take in a step, and return what to say to the user now.
+
+        Args:
+            step: Its number.
+            metrics: Of the step.
+            trajectories: What it was trained on.
+        """
+        self._lines.append({"step": step, **metrics})
+        for trajectory in trajectories:
+            self._evidence.add(trajectory)
+        said = []
+        for sign in signs(self._lines):
+            self._signs.setdefault(sign.kind, []).append((step, sign))
+            if self._reminder.is_due(sign.kind, step):
+                said.append(sign.text)
+        urgent = [*failures(self._incidents), *reward_problems(self._evidence, self._definitions)]
+        said += [
+            problem.text
+            for problem in urgent
+            if problem.kind != "constant_reward" and self._reminder.is_due(f"{problem.kind} {problem.file}", step)
+        ]
+        idle = None if self._learning is None else self._learning.look(metrics, trajectories)
+        return [*said, *([] if idle is None else [idle])]
+
+    def problems(self) -> tuple[Problem, ...]:
+        """Return the worst problems of the run so far."""
+        rewards = reward_problems(self._evidence, self._definitions)
+        is_constant = any(problem.kind == "constant_reward" for problem in rewards)
+        return top_problems(
+            [
+                *failures(self._incidents),
+                *rewards,
+                *([] if is_constant else self._idle()),
+                *episode_problems(self._evidence),
+                *self._seen_signs(),
+            ]
+        )
+
+    def _idle(self) -> list[Problem]:
+        steps = len(self._lines)
+        idle = sum(learns_nothing(line) for line in self._lines)
+        if self._learning is None or not steps or idle < MANY * steps:
+            return []
+        return [
+            Problem(
+                kind="nothing_learned",
+                text=f"nothing was learned in {idle} of {steps} steps: all episodes of a task had the same return. "
+                f"{self._learning.cause}",
+                count=idle,
+                of=steps,
+                weight=0.5 + 0.4 * idle / steps,
+            )
+        ]
+
+    def _seen_signs(self) -> list[Problem]:
+        return [
+            Problem(
+                kind=kind,
+                text=f"{_when([step for step, _ in seen])}: {seen[-1][1].text}",
+                count=len(seen),
+                of=len(self._lines),
+                weight=0.9 - 0.02 * list(SIGNS).index(kind),
+            )
+            for kind, seen in self._signs.items()
+        ]
+
+
+def _when(steps: Sequence[int]) -> str:
+    """Say at which steps something was seen."""
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, the last one {steps[-1]}"
+
+
+def save_problems(folder: RunDirectory, problems: Sequence[Problem]) -> None:
+    """Write the problems of a run into its folder.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+    record = {"problems": [problem.to_json() for problem in problems]}
+    replace_file(folder.diagnosis_file, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+
+
+def read_problems(folder: RunDirectory) -> tuple[Problem, ...]:
+    """Read the problems of a run; none where it has not ended."""
+    if not folder.diagnosis_file.is_file():
+        return ()
+    try:
+        record = orjson.loads(folder.diagnosis_file.read_bytes())
+        return tuple(Problem(**problem) for problem in record["problems"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):  # a file of another version, or damaged
+        return ()

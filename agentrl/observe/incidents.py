@@ -1,0 +1,84 @@
+"""Failures of a user's code while episodes are played: rewards, environments and tools, counted by what and where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agentrl.errors import AgentRLError, Outcome, Place
+
+MOST = 200
+"""Most different failures that are told apart: messages that differ every time must not fill the memory."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Incident:
+    """One way in which something failed."""
+
+    kind: str
+    """``tool``, or the outcome of the episodes that it ended."""
+    subject: str
+    """Who failed: a reward function, an environment, a tool."""
+    cause: str
+    """The exception of the first failure, with its text."""
+    file: str | None = None
+    line: int = 0
+    count: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Incidents:
+    """Counts of failures; several runners may share one."""
+
+    attempts: int = 0
+    """Attempts of episodes that ended."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """Calls of each tool."""
+    found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
+
+    def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
+        """Count an attempt that an error ended.
+
+        Args:
+            outcome: Of the attempt.
+            subject: Who is to blame where the error does not say it.
+            error: What happened.
+        """
+        self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.place)
+
+    def count_call(self, tool: str, cause: str | None = None, place: Place | None = None) -> None:
+        """Count a call of a tool, and its failure if there was one."""
+        self.calls[tool] += 1
+        if cause is not None:
+            self._count("tool", tool, cause, place)
+
+    def _count(self, kind: str, subject: str, cause: str, place: Place | None) -> None:
+        where = cause.partition(":")[0] if place is None else str(place)
+        key = (kind, subject, where)
+        if key not in self.found and len(self.found) >= MOST:
+            return
+        known = self.found.setdefault(key, Incident(kind=kind, subject=subject, cause=cause))
+        known.count += 1
+        if place is not None:
+            known.file, known.line = place.file, place.line
+
+    def worst(self) -> list[Incident]:
+        """Return all of them, the most frequent first."""
+        return sorted(self.found.values(), key=lambda incident: -incident.count)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the counts as plain JSON types."""
+        found = [asdict(incident) for incident in self.found.values()]
+        return {"attempts": self.attempts, "calls": dict(self.calls), "found": found}
+
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """Add the counts that `to_record` gave, of an earlier part of the same work."""
+        self.attempts += record["attempts"]
+        self.calls.update(record["calls"])
+        for row in record["found"]:
+            place = None if row["file"] is None else Place(row["file"], row["line"])
+            where = row["cause"].partition(":")[0] if place is None else str(place)
+            known = self.found.setdefault((row["kind"], row["subject"], where), Incident(**{**row, "count": 0}))
+            known.count += row["count"]

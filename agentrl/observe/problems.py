@@ -1,0 +1,294 @@
+"""The most important problems of a run or an evaluation, with counts, file and line; and what they are found in.
+
+`Evidence` is gathered from episodes, `agentrl.observe.incidents` counts failures of the user's code, and
+`agentrl.observe.signs` reads the metrics of the steps. `top_problems` puts the worst three first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agentrl.errors import Outcome, Place
+from agentrl.observe.incidents import Incident, Incidents
+from agentrl.observe.metrics import sampled_bytes
+from agentrl.trajectory import Trajectory
+
+SHOWN = 3
+"""Problems that are shown."""
+MANY = 0.2
+"""Share of episodes, answers or calls from which on something is a problem."""
+FEW = 0.01
+"""Share of failures from which on they are a problem."""
+OFTEN = 0.05
+"""Share of failures from which on they stand before problems of the episodes themselves."""
+CERTAIN = 4.0
+"""Standard errors between two means that are certainly different."""
+LEAST = 8
+"""Fewest episodes of either kind that are compared."""
+LONGEST_CAUSE = 200
+"""Characters of a foreign exception that are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Something that a person should look at."""
+
+    kind: str
+    text: str
+    """What is wrong, with the counts in words, and what to do."""
+    count: int = 0
+    """How often: of `of`."""
+    of: int = 0
+    file: str | None = None
+    line: int | None = None
+    weight: float = 0.0
+    """The worst problem has the greatest one, up to 1."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON types; the weight only orders problems."""
+        record = asdict(self)
+        del record["weight"]
+        return record
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(slots=True, kw_only=True)
+class Moments:
+    """Count, mean and sum of squared deviations of numbers that come one by one (Welford, 1962)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take in a number."""
+        self.count += 1
+        step = value - self.mean
+        self.mean += step / self.count
+        self.squares += step * (value - self.mean)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, squared; 0 for fewer than two numbers."""
+        return self.squares / (self.count - 1) / self.count if self.count > 1 else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Range:
+    """Smallest and largest of the numbers that came."""
+
+    low: float = math.inf
+    high: float = -math.inf
+
+    def add(self, value: float) -> None:
+        """Take in a number."""
+        self.low, self.high = min(self.low, value), max(self.high, value)
+
+    @property
+    def is_constant(self) -> bool:
+        """True if all numbers were equal."""
+        return self.low == self.high
+
+
+@dataclass(slots=True, kw_only=True)
+class Evidence:
+    """What episodes showed, since the run or the evaluation began."""
+
+    episodes: int = 0
+    """Without those that infrastructure failed."""
+    solved: int = 0
+    judged: int = 0
+    """Episodes whose success is known."""
+    turns: int = 0
+    unusable: int = 0
+    """Turns whose answer was no usable action."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    remarks: Counter[str] = field(default_factory=Counter)
+    """What is said about answers that could not be used."""
+    rewards: dict[str, Range] = field(default_factory=dict)
+    """Of the whole reward (``""``) and of its components."""
+    by_success: dict[bool, Moments] = field(default_factory=lambda: {True: Moments(), False: Moments()})
+    """Rewards of solved and of other episodes."""
+    answers: set[int] = field(default_factory=set)
+    """Hashes of what was sampled, a few: whether episodes were different at all."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Take in an episode that has ended."""
+        if trajectory.outcome is None or not trajectory.outcome.is_trainable:
+            return
+        self.episodes += 1
+        self.outcomes[trajectory.outcome.value] += 1
+        self.turns += len(trajectory.turns)
+        metrics = trajectory.metrics
+        self.unusable += int(metrics.get("invalid_answers", 0.0) + metrics.get("invalid_actions", 0.0))
+        if trajectory.outcome is Outcome.POLICY_ERROR and trajectory.error:
+            self.remarks[trajectory.error[:LONGEST_CAUSE]] += 1
+        if trajectory.success is not None:
+            self.judged, self.solved = self.judged + 1, self.solved + trajectory.success
+        if trajectory.reward is not None:
+            for name, value in {**trajectory.reward_components, "": trajectory.reward}.items():
+                self.rewards.setdefault(name, Range()).add(value)
+            if trajectory.success is not None:
+                self.by_success[trajectory.success].add(trajectory.reward)
+        if len(self.answers) < LEAST:
+            self.answers.add(hash((sampled_bytes(trajectory), repr(trajectory.transcript))))
+
+
+def top_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Return the worst problems, the worst one first."""
+    return tuple(sorted(problems, key=lambda problem: -problem.weight)[:SHOWN])
+
+
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
+    """Write problems for people, one line each."""
+    return [f"problem {number}: {problem}" for number, problem in enumerate(problems, 1)]
+
+
+def failures(incidents: Incidents) -> list[Problem]:
+    """Return the failures of rewards, environments and tools."""
+    return [problem for one in incidents.worst() if (problem := _failure(one, incidents)) is not None]
+
+
+def _failure(one: Incident, incidents: Incidents) -> Problem | None:
+    of = incidents.calls[one.subject] if one.kind == "tool" else incidents.attempts
+    share = one.count / of if of else 0.0
+    if share < FEW:
+        return None
+    what = f"the tool {one.subject}" if one.kind == "tool" else one.subject
+    where = "" if one.file is None else f" ({one.file} line {one.line})"
+    unit, effect = _effect(one.kind, share)
+    cause = " ".join(one.cause[:LONGEST_CAUSE].split())
+    return Problem(
+        kind=f"{one.kind}_failed" if one.kind == "tool" else one.kind,
+        text=f"{what} failed in {one.count} of {of} {unit}: {cause}{where}; {effect}",
+        count=one.count,
+        of=of,
+        file=one.file,
+        line=one.line if one.file is not None else None,
+        weight=0.75 + 0.25 * share if share >= OFTEN else 0.3 + share,
+    )
+
+
+def _effect(kind: str, share: float) -> tuple[str, str]:
+    if kind == "tool":
+        only = "nothing but" if share == 1 else "in these calls no more than"
+        return "calls", f"the policy reads {only} that it failed"
+    if kind == Outcome.REWARD_ERROR:
+        return "attempts", "the episodes are left out, and what trains or counts is the rest: fix the function"
+    return "attempts", "the episodes are played again or left out"
+
+
+def reward_problems(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+    """Return what is wrong with the rewards themselves.
+
+    Args:
+        evidence: Of all episodes.
+        definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
+    """
+    return [*_against_success(evidence, definitions), *_constant(evidence, definitions)]
+
+
+def _named(definitions: Mapping[str, Place | None]) -> tuple[str, Place | None]:
+    """Return what gives the rewards, in words, and where it is defined, if it is one function."""
+    words = [name if place is None else f"{name} ({place})" for name, place in definitions.items()]
+    only = next(iter(definitions.values())) if len(definitions) == 1 else None
+    return " and ".join(words) or "the environment", only
+
+
+def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+    solved, failed = evidence.by_success[True], evidence.by_success[False]
+    if min(solved.count, failed.count) < LEAST or solved.mean >= failed.mean:
+        return []
+    if failed.mean - solved.mean < CERTAIN * math.sqrt(solved.error + failed.error):
+        return []
+    who, place = _named(definitions)
+    return [
+        Problem(
+            kind="reward_against_success",
+            text=f"solved episodes are paid less than others: a mean reward of {solved.mean:.3g} in {solved.count} "
+            f"solved ones, {failed.mean:.3g} in {failed.count} others, so that training lowers success: check the sign "
+            f"in {who}",
+            count=solved.count,
+            of=solved.count + failed.count,
+            file=None if place is None else place.file,
+            line=None if place is None else place.line,
+            weight=1.0,
+        )
+    ]
+
+
+def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+    whole = evidence.rewards.get("")
+    if whole is None or not whole.is_constant or evidence.episodes < LEAST or len(evidence.answers) < 2:
+        return []
+    if not definitions and not (0 < evidence.solved < evidence.judged) and (evidence.solved or whole.high == 0):
+        return []  # an environment whose tasks are all solved, or all failed: it is not the reward
+    who, place = _named(definitions)
+    solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
+    hint = (
+        "it may be right that none deserves more yet (then try easier tasks or a warm start); if not, look at what "
+        "it is given"
+        if whole.high == 0
+        else "look at what it is given"
+    )
+    return [
+        Problem(
+            kind="constant_reward",
+            text=f"{who} gave the same reward, {whole.high:g}, to all {evidence.episodes} episodes{solved}, whatever "
+            f"the answers: nothing can be learned from it; {hint}",
+            count=evidence.episodes,
+            of=evidence.episodes,
+            file=None if place is None else place.file,
+            line=None if place is None else place.line,
+            weight=0.95,
+        )
+    ]
+
+
+def episode_problems(evidence: Evidence) -> list[Problem]:
+    """Return what is wrong with the episodes themselves: answers that are no actions, budgets that are too small."""
+    if not evidence.episodes:
+        return []
+    found = []
+    if evidence.turns and (share := min(1.0, evidence.unusable / evidence.turns)) >= MANY:
+        remark = f", most often: {evidence.remarks.most_common(1)[0][0]}" if evidence.remarks else ""
+        found.append(
+            Problem(
+                kind="unusable_answers",
+                text=f"{evidence.unusable} of {evidence.turns} answers could not be used as actions{remark}; look at "
+                "agent.loop and agent.max_answer_tokens, or try a warm start (agentrl sft)",
+                count=evidence.unusable,
+                of=evidence.turns,
+                weight=0.3 + 0.55 * share,
+            )
+        )
+    for outcome, key in (
+        (Outcome.TRUNCATED_TOKENS, "agent.max_tokens"),
+        (Outcome.TRUNCATED_TURNS, "agent.max_turns"),
+        (Outcome.TRUNCATED_TIME, "agent.max_seconds"),
+    ):
+        count = evidence.outcomes[outcome.value]
+        if (share := count / evidence.episodes) >= MANY:
+            found.append(
+                Problem(
+                    kind=outcome.value,
+                    text=f"{count} of {evidence.episodes} episodes ended because {_BUDGET[outcome]} ran out ({key})",
+                    count=count,
+                    of=evidence.episodes,
+                    weight=0.2 + 0.4 * share,
+                )
+            )
+    return found
+
+
+_BUDGET = {
+    Outcome.TRUNCATED_TOKENS: "their tokens",
+    Outcome.TRUNCATED_TURNS: "their turns",
+    Outcome.TRUNCATED_TIME: "their time",
+}

@@ -1,0 +1,209 @@
+"""The worst problems of a run or an evaluation, with counts, file and line."""
+
+import pytest
+
+from agentrl.errors import EnvironmentFailure, Outcome, Place, RewardFailure
+from agentrl.observe.incidents import MOST, Incidents
+from agentrl.observe.problems import (
+    Evidence,
+    Problem,
+    episode_problems,
+    failures,
+    problem_lines,
+    reward_problems,
+    top_problems,
+)
+from agentrl.trajectory import TokenSequence, Trajectory, Turn
+
+RULE = {"reward function rule": Place("/home/me/rewards.py", 7)}
+ENVIRONMENT: dict[str, Place | None] = {}
+
+
+def episode(reward=0.0, success=None, *, outcome=Outcome.FINISHED, error=None, answer=1, turns=1, invalid=0):
+    sequence = TokenSequence()
+    sequence.extend_sampled([answer] * turns, logprobs=[-1.0] * turns, versions=[0] * turns)
+    sequence.turns.extend(Turn(index=i, start=i, end=i + 1) for i in range(turns))
+    found = Trajectory(id="a", task_id="a", environment="e", seed=0, group_id="g", sequences=[sequence])
+    found.reward, found.success, found.outcome, found.error = reward, success, outcome, error
+    found.metrics["invalid_actions"] = invalid
+    return found
+
+
+def evidence_of(*episodes):
+    evidence = Evidence()
+    for one in episodes:
+        evidence.add(one)
+    return evidence
+
+
+def failed(subject, cause, line, file="/home/me/rewards.py"):
+    error = RewardFailure(f"{subject} on task 7 failed", got=cause)
+    error.subject, error.place = subject, None if line is None else Place(file, line)
+    return error
+
+
+def test_a_reward_function_that_fails_for_half_of_the_answers():
+    incidents = Incidents(attempts=96)
+    for number in range(48):
+        incidents.count_failure(
+            Outcome.REWARD_ERROR, "?", failed("reward function rule", f"ValueError: no number in '{number}'", 9)
+        )
+    (problem,) = failures(incidents)
+    assert (problem.count, problem.of, problem.file, problem.line) == (48, 96, "/home/me/rewards.py", 9)
+    assert "reward function rule failed in 48 of 96 attempts: ValueError: no number in '0'" in problem.text
+    assert "/home/me/rewards.py line 9" in problem.text
+    assert problem.kind == "reward_error"
+
+
+def test_failures_of_different_lines_are_different_and_the_most_frequent_comes_first():
+    incidents = Incidents(attempts=100)
+    for line, count in ((9, 3), (21, 12)):
+        for _ in range(count):
+            incidents.count_failure(Outcome.REWARD_ERROR, "?", failed("reward function rule", "KeyError: 'a'", line))
+    assert [(problem.line, problem.count) for problem in failures(incidents)] == [(21, 12), (9, 3)]
+
+
+def test_an_error_that_names_nobody_is_the_environments():
+    incidents = Incidents(attempts=10)
+    incidents.count_failure(
+        Outcome.ENVIRONMENT_ERROR, "environment maze", EnvironmentFailure("step of maze", got="KeyError: 1")
+    )
+    (problem,) = failures(incidents)
+    assert problem.text.startswith("environment maze failed in 1 of 10 attempts: KeyError: 1;")
+    assert (problem.file, problem.line) == (None, None)
+
+
+def test_rare_failures_are_no_problem():
+    incidents = Incidents(attempts=201)
+    incidents.count_failure(Outcome.REWARD_ERROR, "?", failed("reward function rule", "KeyError", 9))
+    incidents.count_failure(Outcome.REWARD_ERROR, "?", failed("reward function rule", "KeyError", 9))
+    assert failures(incidents) == []
+    incidents.count_failure(Outcome.REWARD_ERROR, "?", failed("reward function rule", "KeyError", 9))
+    assert [problem.count for problem in failures(incidents)] == [3]
+
+
+def test_a_tool_that_always_raises():
+    incidents = Incidents(attempts=4)
+    for number in range(6):
+        incidents.count_call("lookup", f"TypeError: {number}", Place("/home/me/tools.py", 31))
+        incidents.count_call("search")
+    (problem,) = failures(incidents)
+    assert problem.kind == "tool_failed"
+    assert (problem.count, problem.of, problem.file, problem.line) == (6, 6, "/home/me/tools.py", 31)
+    assert "the tool lookup failed in 6 of 6 calls: TypeError: 0 (/home/me/tools.py line 31)" in problem.text
+    assert "nothing but that it failed" in problem.text
+
+
+def test_a_tool_that_sometimes_raises_counts_all_its_calls():
+    incidents = Incidents()
+    for number in range(10):
+        incidents.count_call("lookup", "OSError: disk" if number < 2 else None)
+    (problem,) = failures(incidents)
+    assert (problem.count, problem.of) == (2, 10)
+
+
+def test_messages_that_differ_every_time_do_not_fill_the_memory():
+    incidents = Incidents(attempts=1)
+    for number in range(2 * MOST):
+        incidents.count_call("lookup", f"Error{number}: x")
+    assert len(incidents.found) == MOST
+    assert incidents.calls["lookup"] == 2 * MOST
+
+
+def test_counts_of_two_parts_of_the_same_work_add_up():
+    first, second = Incidents(attempts=5), Incidents(attempts=7)
+    for incidents, count in ((first, 2), (second, 3)):
+        for _ in range(count):
+            incidents.count_call("lookup", "TypeError: x", Place("t.py", 3))
+        incidents.count_call("other", "ValueError: y")
+    first.add_record(second.to_record())
+    assert first.attempts == 12
+    assert first.calls == {"lookup": 5, "other": 2}
+    assert [(one.subject, one.count, one.line) for one in first.worst()] == [("lookup", 5, 3), ("other", 2, 0)]
+
+
+def test_a_reward_against_success_is_named_with_the_function():
+    evidence = evidence_of(
+        *(episode(-1.0 + 0.01 * n, True) for n in range(9)), *(episode(0.02 * n, False) for n in range(20))
+    )
+    (problem,) = reward_problems(evidence, RULE)
+    assert problem.kind == "reward_against_success"
+    assert (problem.count, problem.of, problem.file, problem.line) == (9, 29, "/home/me/rewards.py", 7)
+    assert "a mean reward of -0.96 in 9 solved ones, 0.19 in 20 others" in problem.text
+    assert "check the sign in reward function rule (/home/me/rewards.py line 7)" in problem.text
+
+
+@pytest.mark.parametrize(
+    ("solved", "others"),
+    [
+        ([1.0] * 9, [0.0] * 9),
+        ([0.0] * 7, [1.0] * 20),  # too few to be sure
+        ([0.0, 1.0] * 5, [1.0, 0.0, 1.0] * 4),  # within chance
+    ],
+)
+def test_other_rewards_are_not_against_success(solved, others):
+    evidence = evidence_of(*(episode(value, True) for value in solved), *(episode(value, False) for value in others))
+    assert reward_problems(evidence, RULE) == []
+
+
+def differing(reward, successes):
+    return evidence_of(*(episode(reward, success, answer=n) for n, success in enumerate(successes)))
+
+
+def test_a_constant_reward_function_is_named():
+    (problem,) = reward_problems(differing(1.0, [False] * 12), RULE)
+    assert problem.kind == "constant_reward"
+    assert (problem.count, problem.of, problem.line) == (12, 12, 7)
+    assert (
+        "reward function rule (/home/me/rewards.py line 7) gave the same reward, 1, to all 12 episodes" in problem.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("reward", "successes", "expected"),
+    [
+        (0.0, [False] * 9, False),  # all failed
+        (1.0, [True] * 9, False),  # all solved
+        (0.5, [True, False] * 5, True),
+        (1.0, [False] * 9, True),
+        (0.0, [None] * 9, False),
+    ],
+)
+def test_a_constant_reward_of_the_environment_is_one_that_success_does_not_change(reward, successes, expected):
+    found = reward_problems(differing(reward, successes), ENVIRONMENT)
+    assert bool(found) is expected
+    assert all("the environment gave the same reward" in problem.text for problem in found)
+
+
+def test_few_episodes_and_equal_answers_prove_no_constant():
+    assert reward_problems(differing(1.0, [False] * 7), RULE) == []
+    assert reward_problems(evidence_of(*(episode(1.0, False, answer=4) for _ in range(20))), RULE) == []
+    two = evidence_of(*(episode(1.0 if n else 0.5, False, answer=n) for n in range(20)))
+    assert reward_problems(two, RULE) == []
+
+
+def test_answers_that_are_no_actions_and_budgets():
+    evidence = evidence_of(
+        episode(turns=4, invalid=3),
+        episode(outcome=Outcome.POLICY_ERROR, error="10 unusable answers", turns=2, invalid=2),
+        episode(outcome=Outcome.TRUNCATED_TOKENS, turns=4),
+        episode(outcome=Outcome.ENVIRONMENT_ERROR, turns=50, invalid=50),
+    )
+    unusable, tokens = episode_problems(evidence)
+    assert (unusable.count, unusable.of) == (5, 10)
+    assert "5 of 10 answers could not be used as actions, most often: 10 unusable answers" in unusable.text
+    assert (tokens.kind, tokens.count, tokens.of) == ("truncated_tokens", 1, 3)
+    assert "agent.max_tokens" in tokens.text
+
+
+def test_ordinary_episodes_have_no_problem():
+    assert episode_problems(evidence_of(*(episode(turns=5, invalid=int(n == 0)) for n in range(9)))) == []
+    assert episode_problems(Evidence()) == []
+
+
+def test_the_worst_three_come_first():
+    weights = [0.2, 0.9, 0.5, 1.0, 0.4]
+    found = top_problems(Problem(kind=f"k{weight}", text=f"t{weight}", weight=weight) for weight in weights)
+    assert [problem.weight for problem in found] == [1.0, 0.9, 0.5]
+    assert problem_lines(found) == ["problem 1: t1.0", "problem 2: t0.9", "problem 3: t0.5"]
+    assert found[0].to_json() == {"kind": "k1.0", "text": "t1.0", "count": 0, "of": 0, "file": None, "line": None}
