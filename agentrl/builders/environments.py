@@ -9,10 +9,11 @@ from typing import Any
 
 from agentrl.config.config import Config
 from agentrl.config.environment import EnvironmentConfig
+from agentrl.data_file import read_rows
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.errors import ConfigError, UsageError
-from agentrl.task import Task, TaskSource, read_rows
+from agentrl.task import Task, TaskSource
 
 _FIELDS = tuple(field.name for field in fields(Task))
 _CHECKED: Mapping[str, tuple[type, str]] = {
@@ -35,10 +36,8 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
     Raises:
         UsageError: the file cannot be read, a row has unknown columns, or two rows have one id.
     """
-    file = Path(path)
-    tasks = [
-        _task(row, f"{path} row {number}", number, environment) for number, row in enumerate(read_rows(file), start=1)
-    ]
+    rows = enumerate(read_rows(path, "task file"), start=1)
+    tasks = [_task(row.values, row.place, number, environment) for number, row in rows]
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
     if len({task.id for task in tasks}) < len(tasks):
