@@ -106,6 +106,8 @@ class Answer:
     """Content without tool calls and thinking; the calls and the thinking in their own fields."""
     raw_text: str
     """The whole answer as text, special tokens left out."""
+    opening: str = ""
+    """The mark with which the prompt itself opened the thinking; `raw_text` goes on after it."""
     problems: tuple[str, ...] = ()
     """What was malformed, in words that the model can act on; empty when all is well."""
     stop_reason: StopReason = StopReason.STOP
@@ -341,6 +343,10 @@ class AgentLoop(ABC):
     follow_ups: ClassVar[tuple[Role, ...]] = ("user",)
     """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
+
+    opens_with_task: ClassVar[bool] = True
+    """A task whose prompt is several messages begins the loop's conversations with them, and `Episode.reset` returns the
+    last one. ``False`` for loops whose conversations are written elsewhere: `Episode.reset` returns the text of all."""
 
     roles: Sequence[str] = ()
     """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""

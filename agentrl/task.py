@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl.errors import UsageError
+from agentrl.message import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +22,9 @@ class Task:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     prompt: str | None = None
-    """Text put before the first observation."""
+    """Text put before the first observation; of `messages`, their texts."""
+    messages: tuple[Message, ...] = ()
+    """The prompt as messages, of which the last is the user's: the conversation begins with them."""
     ground_truth: Any = None
     """For reward functions; never shown to the policy."""
     columns: Mapping[str, Any] = field(default_factory=dict)

@@ -158,8 +158,8 @@ def test_questions_have_answers_that_are_numbers_or_null_in_one_of_two_columns(t
         {"question": "a?", "golden_answers": ["a", 2], "answer": None, "type": "x"},
     ]
     file = written(tmp_path, lines(rows).encode("utf-8-sig"))
-    found = questions_of("test", parse_options(questions={"test": str(file)}))
-    assert [question.answers for question in found] == [("0",), ("a", "2")]
+    found = questions_of("test", parse_options(questions={"test": str(file)}, url="http://example.com"))
+    assert [question[2] for question in found] == [("0",), ("a", "2")]
 
 
 def test_a_row_is_named_in_full() -> None:

@@ -21,7 +21,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"errors"},
             {"data_file"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
-            {"image", "task"},
+            {"chat_rows", "image", "task"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},

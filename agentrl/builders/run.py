@@ -23,7 +23,7 @@ from agentrl.builders.episodes import build_env_pool, build_loop
 from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model, with_fitting_loop
 from agentrl.builders.resume_rules import Change, changes, check_same_run
-from agentrl.builders.rewards import check_rewards
+from agentrl.builders.rewards import check_columns, check_rewards
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
@@ -140,7 +140,9 @@ def _check_panels(config: Config) -> None:
 def _check_panel(config: Config) -> None:
     spec = resolve_environment(config.sole_environment.name)
     split, asked = config.evaluation.split, config.evaluation.tasks
-    held = len(task_source(spec, config.sole_environment, split=split))
+    source = task_source(spec, config.sole_environment, split=split)
+    check_columns(config.agent, lambda: source)
+    held = len(source)
     if asked > held:
         raise ConfigError(
             "evaluation.tasks exceeds the split of evaluations",

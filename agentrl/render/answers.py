@@ -89,6 +89,7 @@ class AnswerReader:
         self._marks = family.thinking
         self._channels = family.marks_answers
         self._opened = header.rstrip().endswith(self._marks.open)
+        self._opening = header[header.rindex(self._marks.open) :] if self._opened else ""
 
     def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
         """Return the parts of an answer.
@@ -106,7 +107,13 @@ class AnswerReader:
         message = Message(
             role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
         )
-        return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
+        return Answer(
+            message=message,
+            raw_text=text,
+            opening="" if text.lstrip().startswith(self._marks.open) else self._opening,
+            problems=unclosed + parsed.problems,
+            stop_reason=stop_reason,
+        )
 
     def read_beginning(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, str]:
         """Return the thinking and the content of an answer that goes on, as far as no later text changes them.

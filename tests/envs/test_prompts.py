@@ -69,15 +69,15 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"question": "?"}], "row 1 has no prompt: got the columns question"),
-        ([{"prompt": " "}], "row 1 has no prompt"),
-        ([{"prompt": 3}], "row 1 has no prompt: got prompt: 3"),
-        ([{"prompt": "a"}, {"prompt": []}], "prompt of .* row 2 is no single question"),
-        ([{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "no single question"),
-        ([{"prompt": [{"role": "user", "content": None}]}], "no single question"),
+        ([{"question": "?"}], "line 1 has no prompt: got the columns question"),
+        ([{"prompt": " "}], "line 1 has no prompt"),
+        ([{"prompt": 3}], "line 1 has no prompt: got prompt: 3"),
+        ([{"prompt": "a"}, {"prompt": []}], r"line 2 has no prompt: got prompt: \[\]"),
+        ([{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "cannot be answered: got messages of user, a"),
+        ([{"prompt": [{"role": "user", "content": None}]}], "cannot be answered: got an empty last message"),
         ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows of one id"),
         ([], "is empty"),
-        (["a"], "is no task: got str"),
+        (["a"], "line 1 is not an object: got str"),
     ],
 )
 def test_a_file_without_prompts_is_refused_with_its_row(workplace: Path, rows: list[object], words: str) -> None:

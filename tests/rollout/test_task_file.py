@@ -30,14 +30,15 @@ def test_parquet(tmp_path):
     ("text", "message"),
     [
         ("", "is empty"),
-        ("{", "line 1 is not JSON"),
-        ("[1]", "line 1 is no task: got list"),
-        ('{"sed": 3}', "row 1 has unknown columns: got sed, expected id, environment, seed"),
+        ("{", "line 1 is not valid JSON"),
+        ("3", "line 1 is not an object: got int"),
+        ("[1]", "row 1 is not an object: got int"),
+        ('{"sed": 3}', "line 1 has unknown columns: got sed, expected id, environment, seed"),
         ('{"id": "a"}\n{"id": "a"}', "two rows of one id"),
         ('{"id": 1}\n{"id": "1"}', "two rows of one id"),
-        ('{"seed": "3"}', "seed of .* row 1 is of a wrong type: got '3', expected a whole number"),
-        ('{"max_turns": 0}', "max_turns of .* row 1 is too small: got 0"),
-        ('{"options": [1]}', "options of .* row 1 is of a wrong type"),
+        ('{"seed": "3"}', "seed of .* line 1 is of a wrong type: got '3', expected a whole number"),
+        ('{"max_turns": 0}', "max_turns of .* line 1 is too small: got 0"),
+        ('{"options": [1]}', "options of .* line 1 is of a wrong type"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
@@ -54,5 +55,5 @@ def test_a_file_of_another_kind_is_named(tmp_path, name, message):
 
 
 def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match="no task file"):
+    with pytest.raises(UsageError, match="cannot read task file"):
         read_tasks(tmp_path / "none.jsonl", environment="e")
