@@ -166,14 +166,14 @@ class FunctionReward(Scorer):
         Raises:
             ConfigError: it lacks some.
         """
-        known = set(task.columns)
-        if task.ground_truth is not None:
-            known |= {"ground_truth", "ground_truths", *(("answer",) if self._convention is VERIFIERS else ())}
+        columns = {*task.columns, *(("ground_truth",) if task.ground_truth is not None else ())}
+        aliases = {"ground_truths", "answer" if self._convention is VERIFIERS else "ground_truth"}
+        known = columns | (aliases if "ground_truth" in columns else set())
         missing = [name for name in self.needed if name not in known]
         if missing:
             raise ConfigError(
                 f"{self._where} needs columns that task {task.id} does not have",
-                got=f"the columns {', '.join(sorted(known - {'ground_truths'})) or 'prompt alone'}",
+                got=f"the columns {', '.join(sorted(columns)) or 'prompt alone'}",
                 expected=", ".join(missing),
                 hint="rename the columns of the file, give the function's parameters defaults, or write null where a "
                 "column does not apply",
