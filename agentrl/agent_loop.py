@@ -345,8 +345,8 @@ class AgentLoop(ABC):
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
     opens_with_task: ClassVar[bool] = True
-    """A task whose prompt is several messages begins the loop's conversations with them, and `Episode.reset` returns the
-    last one. ``False`` for loops whose conversations are written elsewhere: `Episode.reset` returns the text of all."""
+    """Conversations begin with the messages of a task whose prompt is several, and `Episode.reset` returns the last of
+    them. ``False`` for loops whose conversations are written elsewhere: `Episode.reset` returns the text of all."""
 
     roles: Sequence[str] = ()
     """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""

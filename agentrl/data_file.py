@@ -1,8 +1,8 @@
 """Rows of data files that others wrote: JSON lines, a JSON array of objects, or Parquet.
 
-Lines end at line feeds only: the separators U+2028, U+2029 and U+0085 may stand in a JSON text. Byte order marks, UTF-16
-with its mark, and gzip are read. A null stands for a column that the row does not have, because data sets that were
-merged fill missing columns with nulls.
+Lines end at line feeds only: the separators U+2028, U+2029 and U+0085 may stand in a JSON text. Byte order marks,
+UTF-16 with its mark, and gzip are read. A null stands for a column that the row does not have, because data sets that
+were merged fill missing columns with nulls.
 """
 
 from __future__ import annotations

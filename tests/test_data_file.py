@@ -1,4 +1,4 @@
-"""Data files as others write them: separators inside text, marks, encodings, arrays, nulls, and faults named by line."""
+"""Data files as others write them: separators inside text, encodings, arrays, nulls, and faults named by line."""
 
 from __future__ import annotations
 

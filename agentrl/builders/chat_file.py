@@ -120,7 +120,9 @@ def _chat(row: Row) -> Chat:
     rows = values.get("messages")
     if not isinstance(rows, list):
         expected = '{"messages": [{"role": …}, …]}'
-        raise UsageError(f"{place} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected)
+        raise UsageError(
+            f"{place} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected
+        )
     _refuse_untrained(row)
     tools = read_tools(values.get("tools"), place)
     messages = list(read_messages(rows, place, tools=tools))
@@ -145,7 +147,9 @@ def _is_learned(row: Mapping[str, Any], place: str) -> bool:
     if weight is None or weight == 0 or (weight == 1 and is_answer):
         return not is_answer or weight != 0
     expected = "0 (context only) or 1 (trained on)" if is_answer else "a weight of the assistant's messages only"
-    raise UsageError(f"{place}: the weight of a message cannot be used", got=f"{row['role']}: {weight}", expected=expected)
+    raise UsageError(
+        f"{place}: the weight of a message cannot be used", got=f"{row['role']}: {weight}", expected=expected
+    )
 
 
 def _check_answers(messages: Sequence[Message], context_only: Set[int], place: str) -> None:
@@ -162,5 +166,3 @@ def _check_answers(messages: Sequence[Message], context_only: Set[int], place: s
         )
     if answers[0] or any(one and next_ for one, next_ in pairwise(answers)):
         raise UsageError(f"{place}: an answer answers nothing", expected="a user's or a tool's message before each")
-
-

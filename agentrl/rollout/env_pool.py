@@ -93,7 +93,9 @@ class EnvHandle:
         asked = info.get("step_timeout_s", 0.0)
         if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 <= asked < math.inf:
             raise EnvironmentFailure(
-                f'info["step_timeout_s"] of environment {self._name} cannot be used', got=repr(asked), expected="seconds"
+                f'info["step_timeout_s"] of environment {self._name} cannot be used',
+                got=repr(asked),
+                expected="seconds",
             )
         return float(asked)
 

@@ -321,7 +321,7 @@ def _information(columns: Mapping[str, Any]) -> Any:
 
 
 class AnswerParser:
-    """Parser that functions of verifiers get as ``parser`` where their options name none: it returns texts as they are."""
+    """Parser that functions of verifiers get where their options name none: it returns texts as they are."""
 
     def parse(self, text: str) -> str:
         """Return the text."""

@@ -171,7 +171,7 @@ def _kernel_files() -> list[str]:
 
 
 def is_free(path: str) -> bool:
-    """Return whether a folder can be made in a sandbox: an absolute path that neither holds nor lies in the system's."""
+    """Return whether a folder can be made in a sandbox: its path is absolute and none of the system's."""
     parts = path.strip("/").split("/")
     if not path.startswith("/") or not parts[0] or {"", ".", ".."} & set(parts) or "\0" in path:
         return False

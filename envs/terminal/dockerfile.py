@@ -145,7 +145,9 @@ def _copied(pattern: str, target: str, path: Path, *, into: bool) -> Iterator[Co
         if one.is_dir():
             yield from files_below(one, target)
         else:
-            yield CopiedFile(source=one, target=f"{target.rstrip('/')}/{one.name}" if into or len(found) > 1 else target)
+            yield CopiedFile(
+                source=one, target=f"{target.rstrip('/')}/{one.name}" if into or len(found) > 1 else target
+            )
 
 
 def files_below(folder: Path, target: str) -> Iterator[CopiedFile]:

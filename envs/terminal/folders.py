@@ -95,7 +95,9 @@ def _of_harbor(folder: Path) -> FolderTask:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UsageError("a task.toml cannot be read", got=f"{folder}: {error}") from error
     if settings.get("steps"):
-        raise UsageError("a task has several steps", got=f"steps in {file}", expected="one instruction and one verifier")
+        raise UsageError(
+            "a task has several steps", got=f"steps in {file}", expected="one instruction and one verifier"
+        )
     environment, verifier = _section(settings, "environment", file), _section(settings, "verifier", file)
     agent, solution = _section(settings, "agent", file), _section(settings, "solution", file)
     script, context = folder / "tests" / "test.sh", folder / "environment"
@@ -138,7 +140,9 @@ def _of_terminal_bench(folder: Path) -> FolderTask:
     tests = folder / "tests"
     script = next((path for path in (folder / "run-tests.sh", tests / "run-tests.sh") if path.is_file()), None)
     if script is None and not list(tests.glob("test_*.py")):
-        raise UsageError("a task folder has no checking script", got=folder, expected="run-tests.sh, or tests/test_*.py")
+        raise UsageError(
+            "a task folder has no checking script", got=folder, expected="run-tests.sh, or tests/test_*.py"
+        )
     recipe = _recipe(folder / "Dockerfile")
     working = recipe.folder or FOLDER
     context = folder / "environment"

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Any
 
 from agentrl.errors import UsageError
 from agentrl.sandbox import Limits, Sandbox, SandboxSpec
@@ -93,7 +94,7 @@ def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozens
 def _limits(given: Limits, task: FolderTask, own: Set[str]) -> Limits:
     """Raise the sandbox's limits to what the task needs."""
     seconds = max(task.verifier_seconds, task.agent_seconds)
-    wanted = {
+    wanted: dict[str, Any] = {
         "seconds": max(given.seconds or 0.0, seconds),
         "cpu_seconds": max(given.cpu_seconds or 0.0, seconds),
         "memory_bytes": task.memory_bytes or given.memory_bytes,

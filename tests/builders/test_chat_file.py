@@ -182,7 +182,11 @@ def test_weights_that_cannot_be_used_are_refused(tmp_path, weights, message):
 
 
 def test_nulls_of_merged_data_sets_are_keys_of_other_rows(tmp_path, renderer):
-    call = {"id": "c1", "type": None, "function": {"name": "look", "arguments": {"at": "door", "how": None, "near": None}}}
+    call = {
+        "id": "c1",
+        "type": None,
+        "function": {"name": "look", "arguments": {"at": "door", "how": None, "near": None}},
+    }
     schema = {"type": "object", "description": None, "properties": {
         "at": {"type": "string", "enum": None}, "how": {"type": "integer"},
         "near": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}  # fmt: skip
@@ -197,7 +201,11 @@ def test_nulls_of_merged_data_sets_are_keys_of_other_rows(tmp_path, renderer):
     merged = {"messages": rows, "tools": [tool], "images": None, "functions": None}
     table = tmp_path / "chats.parquet"
     parquet.write_table(pa.Table.from_pylist([merged]), table)
-    for file in (write(tmp_path, merged), table, write(tmp_path, {**merged, "tools": json.dumps([tool]), "images": []})):
+    for file in (
+        write(tmp_path, merged),
+        table,
+        write(tmp_path, {**merged, "tools": json.dumps([tool]), "images": []}),
+    ):
         (chat,) = read_chats(file)
         assert [message.name for message in chat.messages] == [None, None, "look", None]
         assert chat.messages[1].tool_calls[0].arguments == {"at": "door", "near": None}
@@ -208,9 +216,9 @@ def test_nulls_of_merged_data_sets_are_keys_of_other_rows(tmp_path, renderer):
 def test_an_argument_without_a_declared_type_may_be_null(tmp_path):
     call = {"function": {"name": "look", "arguments": {"at": None, "other": None}}}
     rows = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
-    for properties, kept in [({"at": {}}, {"at"}), ({"at": {"type": ["string", "null"]}}, {"at"}),
-                             ({"at": {"type": "string", "nullable": True}}, {"at"}), ({"at": {"type": "string"}}, set()),
-                             (None, set())]:  # fmt: skip
+    for schema, kept in [({}, {"at"}), ({"type": ["string", "null"]}, {"at"}), ({"type": "string"}, set()),
+                         ({"type": "string", "nullable": True}, {"at"}), (None, set())]:  # fmt: skip
+        properties = None if schema is None else {"at": schema}
         tool = {"function": {"name": "look", "parameters": {"type": "object", "properties": properties}}}
         (chat,) = read_chats(write(tmp_path, {"messages": rows, "tools": [tool]}))
         assert set(chat.messages[1].tool_calls[0].arguments) == kept

@@ -79,7 +79,10 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
         ([{"prompt": " "}], "line 1 has no prompt"),
         ([{"prompt": 3}], "line 1 has no prompt: got prompt: 3"),
         ([{"prompt": "a"}, {"prompt": []}], r"line 2 has no prompt: got prompt: \[\]"),
-        ([{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "cannot be answered: got messages of user, a"),
+        (
+            [{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+            "cannot be answered: got messages of user, a",
+        ),
         ([{"prompt": [{"role": "user", "content": None}]}], "cannot be answered: got an empty last message"),
         ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows of one id"),
         ([], "is empty"),
@@ -154,7 +157,11 @@ def test_columns_that_a_function_needs_are_checked_before_there_is_a_folder(
     (workplace / "needy_rewards.py").write_text("def f(completions, solution):\n    return [1.0]\n")
     rows = [{"prompt": "a", "solution": "1"}, {"prompt": "b", "answer": "2"}]
     file = written(workplace, *rows)
-    words = ["--tasks", file, "--model", "scratch", *SMALL] if command == "train" else ["--prompts", file, "--policy", "random"]
+    words = (
+        ["--tasks", file, "--model", "scratch", *SMALL]
+        if command == "train"
+        else ["--prompts", file, "--policy", "random"]
+    )
     assert agentrl(command, *words, "--reward", "needy_rewards:f") == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "needs columns that task" in told

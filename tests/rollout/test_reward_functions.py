@@ -145,7 +145,8 @@ def trl_think_format(completions, **kwargs):
 
 
 def trl_text(prompts, completions, **kwargs):
-    return [float(prompt == "Say it." and completion.endswith("42")) for prompt, completion in zip(prompts, completions)]
+    (prompt,), (completion,) = prompts, completions
+    return [float(prompt == "Say it." and completion.endswith("42"))]
 
 
 def reply(trajectory, text="Is it 42?", answer="Yes, 42"):

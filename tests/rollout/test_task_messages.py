@@ -76,7 +76,10 @@ async def test_the_model_reads_all_messages_with_one_system_message(
 
 @pytest.mark.parametrize(
     ("loop", "options"),
-    [("step_independent", {"format": "plain"}), ("react_text", {"format": "plain", "compact": {"above": 40, "tokens": 9}})],
+    [
+        ("step_independent", {"format": "plain"}),
+        ("react_text", {"format": "plain", "compact": {"above": 40, "tokens": 9}}),
+    ],
 )
 async def test_histories_that_are_rewritten_keep_the_messages(
     make_runner: Any, worlds: Any, renderer: Renderer, loop: str, options: dict[str, Any]
@@ -85,7 +88,9 @@ async def test_histories_that_are_rewritten_keep_the_messages(
     trajectory = await played(runner)
     texts = [renderer.encoder.decode(sequence.ids_list()) for sequence in trajectory.sequences]
     assert len(texts) > 1
-    assert [(text.count("Answer like a pirate."), text.count("First answer.")) for text in texts] == [(1, 1)] * len(texts)
+    assert [(text.count("Answer like a pirate."), text.count("First answer.")) for text in texts] == [(1, 1)] * len(
+        texts
+    )
 
 
 async def test_a_loop_whose_conversations_are_written_elsewhere_reads_one_text(

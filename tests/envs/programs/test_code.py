@@ -207,7 +207,10 @@ async def test_a_function_may_be_continued(files: dict[str, str]) -> None:
         ("nonsense", "line 1 is not valid JSON"),
         ("[]", "is empty"),
         ('{"text": "x", "code": "def f(): pass", "test_list": []}', "line 1 is not a problem"),
-        ('{"text": "x", "code": "def f(): pass", "test_list": ["assert g()", "assert g()"]}', "line 1 is not a problem"),
+        (
+            '{"text": "x", "code": "def f(): pass", "test_list": ["assert g()", "assert g()"]}',
+            "line 1 is not a problem",
+        ),
         ('{"prompt": "def f():", "entry_point": "g", "test": ""}', "line 1 is not a problem"),
     ],
 )
