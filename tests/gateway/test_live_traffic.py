@@ -17,8 +17,8 @@ from agentrl.builders.chat_file import read_chats
 from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.engine import SamplingParams
-from agentrl.errors import UsageError
 from agentrl.env_lookup import resolve_environment
+from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import LiveTraffic
 from agentrl.evaluation.panel import read_episodes
 from agentrl.message import ImagePart, Message, TextPart

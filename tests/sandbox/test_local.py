@@ -149,7 +149,9 @@ async def test_further_folders_can_be_written_and_the_working_folder_named():
     options = {"writable": ["/logs", "/opt/task/data"], "folder": "/app"}
     async with open_sandbox({"options": options}) as sandbox:
         await sandbox.write("a.txt", b"1")
-        await sandbox.write("/logs/run.sh", b"#!/bin/sh\npwd; cat a.txt; touch /opt/task/data/x; touch /opt/x", executable=True)
+        await sandbox.write(
+            "/logs/run.sh", b"#!/bin/sh\npwd; cat a.txt; touch /opt/task/data/x; touch /opt/x", executable=True
+        )
         seen = await sandbox.exec(["/logs/run.sh"])
         assert seen.stdout == b"/app\n1"
         assert b"/opt/x" in seen.stderr
