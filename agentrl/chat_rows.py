@@ -24,7 +24,7 @@ def refuse_media(values: Mapping[str, Any], place: str) -> None:
     """
     for name in MEDIA_COLUMNS:
         found = values.get(name)
-        if found is not None and not (isinstance(found, list) and not any(found)):
+        if any(found) if isinstance(found, list) else found:
             raise UsageError(
                 f"{place} has a column {name}",
                 got=f"{name}, which the model would not see",

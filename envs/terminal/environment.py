@@ -53,7 +53,8 @@ class Terminal(ShellEnv):
         sandbox: Any = "local",
     ) -> None:
         self._spec = read_spec(sandbox)
-        super().__init__(name=ENVIRONMENT, sandbox=self._spec, seconds=seconds or COMMAND_S, max_steps=max_steps)
+        given = COMMAND_S if seconds is None else seconds
+        super().__init__(name=ENVIRONMENT, sandbox=self._spec, seconds=given, max_steps=max_steps)
         self._has_own_seconds = seconds is not None
         limits = sandbox.get("limits") if isinstance(sandbox, Mapping) else None
         self._own_limits = frozenset(limits) if isinstance(limits, Mapping) else frozenset()

@@ -98,8 +98,14 @@ def test_nulls_of_merged_data_sets_are_columns_of_other_rows(workplace: Path) ->
     rows = [
         {"prompt": "a", "ground_truth": "1", "id": None},
         {"prompt": "b", "ground_truth": None, "id": None, "type": None, "reward_model": {"ground_truth": "4"}},
-        {"prompt": "c", "ground_truth": 0, "images": None, "reward_model": {"style": "rule", "ground_truth": None}},
-        {"prompt": "d", "ground_truth": "", "id": 0, "type": 0, "images": [], "reward_model": None},
+        {
+            "prompt": "c",
+            "ground_truth": 0,
+            "images": None,
+            "image": "",
+            "reward_model": {"style": "rule", "ground_truth": None},
+        },
+        {"prompt": "d", "ground_truth": "", "id": 0, "type": 0, "images": [None], "reward_model": None},
         {"prompt": [{"role": "user", "content": "e", "name": None, "tool_calls": None}], "ground_truth": False},
     ]
     table = workplace / "rows.parquet"

@@ -60,6 +60,14 @@ ROOMS = {
         ),
         goal=0.95,
     ),
+    "data_files": Room(
+        sources=("agentrl/data_file.py", "agentrl/chat_rows.py", "agentrl/builders/chat_file.py"),
+        tests=("tests/test_data_file.py", "tests/builders/test_chat_file.py", "tests/rollout/test_task_file.py"),
+        goal=0.95,
+    ),
+    "reward_functions": Room(
+        sources=("agentrl/rollout/reward_functions.py",), tests=("tests/rollout/test_reward_functions.py",), goal=0.95
+    ),
     "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
     "algorithms": Room(sources=("agentrl/algorithms",), tests=("tests/algorithms",), goal=0.95),
     "render": Room(sources=("agentrl/render",), tests=("tests/render", "tests/vision/test_rendering.py"), goal=0.90),

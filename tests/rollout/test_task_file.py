@@ -26,10 +26,26 @@ def test_parquet(tmp_path):
     ]
 
 
+def test_nulls_of_merged_task_files_are_columns_of_other_rows(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [
+        {"id": None, "seed": None, "options": {"size": 3, "level": None}, "max_turns": None, "columns": {"a": None}},
+        {"id": "b", "seed": 0, "options": None, "max_turns": 2, "columns": None},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    assert list(read_tasks(tmp_path / "t.parquet", environment="e")) == [
+        Task(id="1", environment="e", options={"size": 3}, columns={"a": None}),
+        Task(id="b", environment="e", max_turns=2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is empty"),
+        ('{"messages": []}', "line 1 has unknown columns: got messages"),
         ("{", "line 1 is not valid JSON"),
         ("3", "line 1 is not an object: got int"),
         ("[1]", "row 1 is not an object: got int"),
