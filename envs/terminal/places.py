@@ -35,6 +35,8 @@ class Places:
     """Folders with files of the task, besides the sandbox's own."""
     is_absolute: bool = True
     """Absolute paths are those of the task; otherwise everything lies below the sandbox's folder."""
+    has_own_folder: bool = False
+    """The sandbox's folder stands for the task's working folder, whatever its path."""
 
     def place_of(self, target: str, task: FolderTask) -> str:
         """Return the path of a task's file in the sandbox.
@@ -42,7 +44,7 @@ class Places:
         Raises:
             UsageError: sandboxes of this type cannot have it there.
         """
-        if self.is_absolute:
+        if not self.has_own_folder:
             return target
         if not PurePosixPath(target).is_relative_to(task.folder):
             raise _unreachable(task, target, self.spec)
@@ -77,11 +79,11 @@ def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozens
     env = {**filled_variables(task.variables, spec.env, f"task {task.name}"), **spec.env}
     spec = dataclasses.replace(spec, env=env, limits=_limits(spec.limits, task, limits))
     if spec.type not in WITH_PATHS or spec.options.get("unconfined"):
-        return Places(spec=spec, folder=None, is_absolute=False)
+        return Places(spec=spec, folder=None, is_absolute=False, has_own_folder=True)
     if spec.type == "docker":
         spec = dataclasses.replace(spec, image=task.image or spec.image)
         if task.image is not None:  # the image has the task's files and folders
-            return Places(spec=_writable(spec, [TESTS, LOGS, SOLUTION]), folder=None)
+            return Places(spec=_writable(spec, [TESTS, LOGS, SOLUTION]), folder=None, has_own_folder=True)
     main = _top(task.folder)
     further = sorted({_top(one.target) for one in task.files} - {main})
     if "/" in (main, *further) or any(one.target.count("/") < 2 for one in task.files):

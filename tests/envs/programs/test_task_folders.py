@@ -93,6 +93,18 @@ TASKS: dict[str, dict[str, str]] = {
         "solution/solve.sh": 'echo "$GREETING $LEVEL $(cat seed.txt other.txt ../notes/er/x.txt | xargs)" > out.txt\n'
         "test ! -e hidden.txt && test ! -e Dockerfile\n",
     },
+    "absolute-paths": {
+        "task.toml": 'version = "1.0"\n[metadata]\ndifficulty = "easy"\n[verifier]\ntimeout_sec = 120.0\n[agent]\n'
+        "timeout_sec = 120.0\n[environment]\nbuild_timeout_sec = 600.0\ncpus = 1\nmemory_mb = 512\nstorage_mb = 64\n",
+        "environment/Dockerfile": "FROM ubuntu:24.04\nWORKDIR /app\n",
+        "tests/test.sh": "#!/bin/bash\nif python3 /tests/test_state.py; then echo 1 > /logs/verifier/reward.txt\n"
+        "else echo 0 > /logs/verifier/reward.txt\nfi\n",
+        "tests/test_state.py": "from pathlib import Path\n"
+        "assert Path('/app/hello.txt').read_text().strip() == Path('/tests/right.txt').read_text().strip()\n",
+        "tests/right.txt": "Hello, world!\n",
+        "solution/solve.sh": "#!/bin/bash\ncp /solution/text.txt /app/hello.txt\n",
+        "solution/text.txt": "Hello, world!\n",
+    },
     "variables": {
         "task.toml": '[environment.env]\nMODE = "${MODE:-fast}"\n[verifier]\nenv = { WANTED = "fast sesame" }\n'
         '[solution.env]\nTOKEN = "sesame"\n',
@@ -164,8 +176,8 @@ async def played(world: Terminal, *commands: str) -> tuple[Any, ...]:
 async def test_a_task_pays_its_own_solution_in_full_and_nothing_without_it(
     tmp_path: Path, sandbox: str, name: str
 ) -> None:
-    if name == "dockerfile" and sandbox == "plain":
-        pytest.skip("its working folder is not the top of its files, which takes a sandbox with paths of its own")
+    if name in ("dockerfile", "absolute-paths") and sandbox == "plain":
+        pytest.skip("its absolute paths take a sandbox with folders of its own")
     world = Terminal(folders=written(tmp_path, name), sandbox=sandbox)
     assert (await played(world))[:4] == ("It is done.", 1.0, True, False)
     assert (await played(world, ""))[:4] == ("It is not done.", 0.0, True, False)
@@ -336,6 +348,10 @@ def test_an_image_has_the_files_of_its_task(tmp_path: Path) -> None:
     places = places_of(read_spec({"type": "docker", "image": "other"}), task)
     assert (task.files, places.spec.image, places.folder) == ((), "org/one:1", None)
     assert "folder" not in places.spec.options
+    (bare,) = read_folder(written(tmp_path / "bare", "files", **{"task.toml": toml})["test"])
+    places = places_of(read_spec({"type": "docker", "image": "other"}), bare)
+    placed = [places.place_of(one.target, bare) for one in bare.files]
+    assert placed == ["data/input.txt", "tool.sh"], "they go into the image's own working folder"
 
 
 async def test_files_outside_the_working_folder_reach_the_verifier(tmp_path: Path, sandbox: str) -> None:
