@@ -139,6 +139,7 @@ class External(AgentLoop):
     """
 
     follow_ups = ("user", "tool")
+    opens_with_task = False
 
     def __init__(
         self,

@@ -112,6 +112,8 @@ class Answer:
     """Content without tool calls and thinking; the calls and the thinking in their own fields."""
     raw_text: str
     """The whole answer as text, special tokens left out."""
+    opening: str = ""
+    """The mark with which the prompt itself opened the thinking; `raw_text` goes on after it."""
     problems: tuple[str, ...] = ()
     """What was malformed, in words that the model can act on; empty when all is well."""
     repairs: tuple[str, ...] = ()
@@ -353,6 +355,10 @@ class AgentLoop(ABC):
     repairs_calls: bool | None = None
     """Calls that are not quite in the model's notation are read where they are plain to see; ``False`` reads what an
     inference server would. ``None``: they are where the loop `offers_tools`. May be set by the constructor."""
+    opens_with_task: ClassVar[bool] = True
+    """Conversations begin with the messages of a task whose prompt is several, and `Episode.reset` returns the last of
+    them. ``False`` for loops whose conversations are written elsewhere: `Episode.reset` returns the text of all."""
+
     roles: Sequence[str] = ()
     """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""
     sequence_per_turn: ClassVar[bool] = False

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
 import random
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from agentrl.errors import UsageError
+from agentrl.message import Message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +22,9 @@ class Task:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     prompt: str | None = None
-    """Text put before the first observation."""
+    """Text put before the first observation; of `messages`, their texts."""
+    messages: tuple[Message, ...] = ()
+    """The prompt as messages, of which the last is the user's: the conversation begins with them."""
     ground_truth: Any = None
     """For reward functions; never shown to the policy."""
     columns: Mapping[str, Any] = field(default_factory=dict)
@@ -130,36 +131,3 @@ def _shuffled(seed: int, epoch: int, size: int) -> Sequence[int]:
     order = array("q", range(size))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
-
-
-def read_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """Read the rows of a file of tasks: JSON lines, or Parquet by its ending.
-
-    Raises:
-        UsageError: the file is not there, or cannot be read.
-    """
-    if not file.is_file():
-        raise UsageError(f"no task file {file}", expected="a .jsonl or .parquet file")
-    if file.suffix == ".parquet":
-        from pyarrow import ArrowException, parquet  # slow to import, and rarely needed
-
-        try:
-            rows = parquet.read_table(file).to_pylist()
-        except (ArrowException, OSError) as error:
-            raise UsageError(f"{file} cannot be read as Parquet", got=error) from error
-        yield from rows
-        return
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{file} cannot be read", got=error, expected="JSON lines in UTF-8") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{file} line {number} is not JSON", got=f"{error.msg} at column {error.colno}") from error
-        if not isinstance(row, dict):
-            raise UsageError(f"{file} line {number} is no task", got=type(row).__name__, expected="an object")
-        yield row

@@ -120,7 +120,7 @@ class Source(enum.IntEnum):
     FORCED = 4
     """Written for the policy, not sampled: demonstrations, prefilled answers."""
     MISTAKE = 5
-    """Deliberate mistake in a demonstration: the recovery is learned, the mistake is not."""
+    """Answer that is read and never learned: a deliberate mistake in a demonstration, or one of weight 0 in a file."""
 
 
 @dataclass(slots=True, kw_only=True)

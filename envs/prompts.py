@@ -1,14 +1,16 @@
 """Prompts of a file, each answered once: what a data set for TRL or verl is. Rewards come from `agent.reward`."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 
+from agentrl.chat_rows import read_messages, refuse_media
+from agentrl.data_file import Row, read_rows
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.task import Task, read_rows
+from agentrl.message import Message
+from agentrl.task import Task
 
 from .split_files import files_by_split
 
@@ -60,7 +62,7 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
             hint="to evaluate prompts of another file: agentrl eval --prompts FILE",
         )
     path = chosen[split]
-    found = list(_tasks(Path(path), split))
+    found = [_task(row, split, number) for number, row in enumerate(read_rows(path, "file of prompts"), start=1)]
     if not found:
         raise UsageError(f"the file of prompts {path} is empty", expected="at least one row")
     if len({task.id for task in found}) < len(found):
@@ -68,39 +70,43 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
     return found
 
 
-def _tasks(path: Path, split: str) -> Iterator[Task]:
-    for number, row in enumerate(read_rows(path), start=1):
-        place = f"{path} row {number}"
-        yield Task(
-            id=str(row.get("id", f"{split}-{number}")),
-            environment=NAME,
-            seed=number,
-            prompt=_prompt(row, place),
-            ground_truth=_ground_truth(row),
-            type=None if row.get("type") is None else str(row["type"]),
-            columns={name: value for name, value in row.items() if name not in OWN_COLUMNS},
-        )
+def _task(row: Row, split: str, number: int) -> Task:
+    refuse_media(row.values, row.place)
+    messages = _messages(row)
+    model = row.values.get("reward_model")  # where data sets of verl have it
+    truths = [row.values.get("ground_truth"), model.get("ground_truth") if isinstance(model, Mapping) else None]
+    given, kind = row.values.get("id"), row.values.get("type")
+    return Task(
+        id=f"{split}-{number}" if given is None else str(given),
+        environment=NAME,
+        seed=number,
+        prompt="\n\n".join(message.text for message in messages) if messages else str(row.values["prompt"]),
+        messages=messages,
+        ground_truth=next((truth for truth in truths if truth is not None), None),
+        type=None if kind is None else str(kind),
+        columns={name: value for name, value in row.values.items() if name not in OWN_COLUMNS},
+    )
 
 
-def _prompt(row: Mapping[str, Any], place: str) -> str:
-    """Text, or the contents of a system and a user message, as data sets of conversations have them."""
-    found = row.get("prompt")
+def _messages(row: Row) -> tuple[Message, ...]:
+    """Read the messages of a row whose prompt is a conversation; a prompt of text has none.
+
+    Raises:
+        UsageError: there is no prompt, or it is not one that the policy can answer.
+    """
+    found = row.values.get("prompt")
     if isinstance(found, str) and found.strip():
-        return found
-    expected = "text, or a list of a user message, and perhaps a system message before it"
-    if not isinstance(found, list) or not all(isinstance(message, Mapping) for message in found):
-        got = f"prompt: {found!r}" if "prompt" in row else f"the columns {', '.join(row)}"
-        raise UsageError(f"{place} has no prompt", got=got, expected=f"prompt: {expected}")
-    roles = [message.get("role") for message in found]
-    if roles not in (["user"], ["system", "user"]) or not all(isinstance(m.get("content"), str) for m in found):
-        raise UsageError(f"the prompt of {place} is no single question", got=f"messages of {roles}", expected=expected)
-    return "\n\n".join(message["content"] for message in found)
-
-
-def _ground_truth(row: Mapping[str, Any]) -> Any:
-    """The column of this name, or what data sets of verl have in its place."""
-    model = row.get("reward_model")
-    return row.get("ground_truth", model.get("ground_truth") if isinstance(model, Mapping) else None)
+        return ()
+    expected = "text, or a list of messages that ends with the user's"
+    if not isinstance(found, list) or not found or not all(isinstance(message, Mapping) for message in found):
+        got = f"prompt: {found!r:.80}" if "prompt" in row.values else f"the columns {', '.join(row.columns)}"
+        raise UsageError(f"{row.place} has no prompt", got=got, expected=f"prompt: {expected}")
+    messages = tuple(read_messages(found, row.place))
+    roles = [message.role for message in messages]
+    if roles[-1] != "user" or "system" in roles[1:] or not messages[-1].text.strip():
+        got = f"messages of {', '.join(roles)}" if messages[-1].text.strip() else "an empty last message"
+        raise UsageError(f"the prompt of {row.place} cannot be answered", got=got, expected=expected)
+    return messages
 
 
 SPEC = EnvironmentSpec(

@@ -19,8 +19,9 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"control_tokens", "errors", "tool_docstring"},
+            {"data_file"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
-            {"image", "task", "tool_value"},
+            {"chat_rows", "image", "task", "tool_value"},
             {"env", "tool", "trajectory"},
             {"engine", "reward"},
             {"agent_loop", "remote.chat"},
@@ -40,7 +41,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
 """From the bottom up: a part imports parts of lower levels only. A part is a file or a folder of `agentrl`, or one of a
 folder that is split: the server of environments stands above what plays them, and its client below."""
 
-CONTRACTS = {name for level in LEVELS[:6] for name in level} | {"", "sandbox", "gateway"}
+CONTRACTS = {name for level in LEVELS[:7] for name in level} | {"", "sandbox", "gateway"}
 """What environments, tools and agent loops may import."""
 
 EXCEPTIONS = {
@@ -67,7 +68,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
     "rich": ("agentrl/cli/", "agentrl/observe/", "tests/cli/"),
-    "pyarrow": ("agentrl/observe/", "tests/", "agentrl/task.py"),
+    "pyarrow": ("agentrl/observe/", "tests/", "agentrl/data_file.py"),
     "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
 }
 """A third-party package has one room: paths in which it may be imported."""

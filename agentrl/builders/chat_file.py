@@ -1,24 +1,24 @@
 """Conversations in a file as trajectories to learn from: what the assistant says there is what a demonstrator did.
 
-A line is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […]}``, as chat services take and give it.
+A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […]}``, as chat services take and give it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from agentrl.chat_rows import ToolSchema, read_messages, read_tools, refuse_media
+from agentrl.data_file import Row, read_rows
 from agentrl.errors import Outcome, UsageError
-from agentrl.message import Message, Role, ToolCall
+from agentrl.message import Message, Role
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import ToolSchema
-from agentrl.trajectory import Trajectory
+from agentrl.trajectory import Source, Trajectory
 
 ENVIRONMENT = "chat"
 """Stands for the environment in trajectories that come from a file."""
@@ -33,6 +33,8 @@ class Chat:
     messages: tuple[Message, ...]
     """Up to the last answer."""
     tools: tuple[ToolSchema, ...]
+    context_only: Set[int] = frozenset()
+    """Numbers of the answers among `messages` that are not trained on."""
 
     @property
     def follow_ups(self) -> set[Role]:
@@ -51,17 +53,12 @@ class Lessons:
 
 
 def read_chats(path: str | Path) -> list[Chat]:
-    """The conversations of a file of JSON lines.
+    """Read the conversations of a file of JSON lines or Parquet.
 
     Raises:
-        UsageError: the file cannot be read, or a line is no conversation with an answer; names the line.
+        UsageError: the file cannot be read, or a row is not a conversation with an answer; names the line.
     """
-    file = Path(path)
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}", got=error, expected="conversations as JSON lines, in UTF-8") from error
-    chats = [_chat(line, f"{file} line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    chats = [_chat(row) for row in read_rows(path, "conversations")]
     if not chats:
         raise UsageError(f"{path} is empty", expected="at least one conversation")
     return chats
@@ -108,79 +105,64 @@ def _written(chat: Chat, renderer: Renderer) -> Trajectory:
     first = next(number for number, message in enumerate(chat.messages) if message.role == "assistant")
     conversation = LedgerConversation(renderer, trajectory, chat.messages[:first], tools=chat.tools)
     calls = 0
-    for message in chat.messages[first:]:
+    for number, message in enumerate(chat.messages[first:], start=first):
         if message.role == "assistant":
-            conversation.demonstrate(renderer.answer_text(message, earlier_calls=calls))
+            source = Source.MISTAKE if number in chat.context_only else Source.FORCED
+            conversation.demonstrate(renderer.answer_text(message, earlier_calls=calls), source=source)
             calls += len(message.tool_calls)
         else:
             conversation.add([message])
     return trajectory
 
 
-def _chat(line: str, place: str) -> Chat:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{place} is not JSON", got=f"{error.msg} at column {error.colno}") from error
-    if not isinstance(row, dict) or not isinstance(row.get("messages"), list):
-        raise UsageError(f"{place} is no conversation", got=line[:80], expected='{"messages": [{"role": …}, …]}')
-    messages = list(_messages(row["messages"], place))
+def _chat(row: Row) -> Chat:
+    values, place = row.values, row.place
+    rows = values.get("messages")
+    if not isinstance(rows, list):
+        expected = '{"messages": [{"role": …}, …]}'
+        raise UsageError(
+            f"{place} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected
+        )
+    _refuse_untrained(row)
+    tools = read_tools(values.get("tools"), place)
+    messages = list(read_messages(rows, place, tools=tools))
     while messages and messages[-1].role != "assistant":
         messages.pop()
-    _check_answers(messages, place)
-    tools = row.get("tools") or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) and "function" in tool for tool in tools):
-        raise UsageError(f"{place}: tools are no list of schemas", got=str(tools)[:80], expected='[{"function": {…}}]')
-    return Chat(place=place, messages=tuple(messages), tools=tuple(tools))
+    context_only = frozenset(number for number in range(len(messages)) if not _is_learned(rows[number], place))
+    _check_answers(messages, context_only, place)
+    return Chat(place=place, messages=tuple(messages), tools=tools, context_only=context_only)
 
 
-def _check_answers(messages: Sequence[Message], place: str) -> None:
+def _refuse_untrained(row: Row) -> None:
+    """Refuse columns whose contents would be left out of what the model reads."""
+    refuse_media(row.values, row.place)
+    if row.values.get("functions"):
+        raise UsageError(f"{row.place} has functions", got="functions", expected='tools: [{"function": {…}}]')
+
+
+def _is_learned(row: Mapping[str, Any], place: str) -> bool:
+    """Read the ``weight`` of a message, as fine-tuning services have it: 0 makes an answer context only."""
+    weight = row.get("weight")
+    is_answer = row["role"] == "assistant"
+    if weight is None or weight == 0 or (weight == 1 and is_answer):
+        return not is_answer or weight != 0
+    expected = "0 (context only) or 1 (trained on)" if is_answer else "a weight of the assistant's messages only"
+    raise UsageError(
+        f"{place}: the weight of a message cannot be used", got=f"{row['role']}: {weight}", expected=expected
+    )
+
+
+def _check_answers(messages: Sequence[Message], context_only: Set[int], place: str) -> None:
     answers = [message.role == "assistant" for message in messages]
     if not any(answers):
         raise UsageError(f"{place} has nothing to learn", got="no answer", expected="a message of the role assistant")
+    if all(number in context_only for number, is_answer in enumerate(answers) if is_answer):
+        raise UsageError(
+            f"{place} has nothing to learn", got="weight 0 for every answer", expected="an answer of weight 1, or none"
+        )
     if any(not (one.content or one.tool_calls or one.reasoning) for one in messages if one.role == "assistant"):
         raise UsageError(
             f"{place} has an empty answer", expected="content or tool_calls in each of the assistant's messages"
         )
     if answers[0] or any(one and next_ for one, next_ in pairwise(answers)):
         raise UsageError(f"{place}: an answer answers nothing", expected="a user's or a tool's message before each")
-
-
-def _messages(rows: Sequence[Any], place: str) -> Iterator[Message]:
-    names: dict[str, str] = {}
-    for row in rows:
-        if not isinstance(row, dict) or row.get("role") not in get_args(Role):
-            raise UsageError(f"{place}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
-        calls = tuple(_call(call, place) for call in row.get("tool_calls") or ())
-        names |= {call.id: call.name for call in calls}
-        answered = row.get("tool_call_id")
-        yield Message(
-            role=row["role"],
-            content=_text(row.get("content"), place),
-            tool_calls=calls,
-            tool_call_id=answered,
-            name=(row.get("name") or names.get(answered or "")) if row["role"] == "tool" else None,
-            reasoning=row.get("reasoning_content") or row.get("reasoning"),
-        )
-
-
-def _text(content: Any, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
-        raise UsageError(f"{place}: a message is no text", got=str(content)[:80], expected="text, or parts of text")
-    return "".join(part["text"] for part in parts)
-
-
-def _call(call: Any, place: str) -> ToolCall:
-    """A tool call, its arguments written as JSON or as an object."""
-    try:
-        function: Mapping[str, Any] = call["function"]
-        arguments = function.get("arguments") or {}
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return ToolCall(name=function["name"], arguments=dict(parsed), id=call.get("id") or "")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(
-            f"{place}: a tool call cannot be read", got=str(call)[:80], expected='{"function": {"name", "arguments"}}'
-        ) from error

@@ -9,12 +9,13 @@ from typing import Any
 
 from agentrl.config.config import Config
 from agentrl.config.environment import EnvironmentConfig
+from agentrl.data_file import read_rows
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.errors import ConfigError, UsageError
-from agentrl.task import Task, TaskSource, read_rows
+from agentrl.task import Task, TaskSource
 
-_FIELDS = tuple(field.name for field in fields(Task))
+_FIELDS = tuple(field.name for field in fields(Task) if field.name != "messages")
 _CHECKED: Mapping[str, tuple[type, str]] = {
     "seed": (int, "a whole number"),
     "options": (Mapping, "an object"),
@@ -35,10 +36,8 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
     Raises:
         UsageError: the file cannot be read, a row has unknown columns, or two rows have one id.
     """
-    file = Path(path)
-    tasks = [
-        _task(row, f"{path} row {number}", number, environment) for number, row in enumerate(read_rows(file), start=1)
-    ]
+    rows = enumerate(read_rows(path, "task file"), start=1)
+    tasks = [_task(row.values, row.place, number, environment) for number, row in rows]
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
     if len({task.id for task in tasks}) < len(tasks):
@@ -54,6 +53,8 @@ def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> 
     for name, (kind, expected) in _CHECKED.items():
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
             raise UsageError(f"{name} of {place} is of a wrong type", got=repr(given[name]), expected=expected)
+    if "options" in given:  # merged data sets fill options of other rows with nulls
+        given["options"] = {name: value for name, value in given["options"].items() if value is not None}
     if given.get("max_turns", 1) < 1:
         raise UsageError(f"max_turns of {place} is too small", got=given["max_turns"], expected="at least 1")
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.builders.environments import task_source
 from agentrl.builders.service_tokens import token_breaker
 from agentrl.config.config import Config, ModelConfig
 from agentrl.config.derived import parts_of
@@ -30,7 +32,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
 from agentrl.rollout.waits import RolloutCounters
-from agentrl.task import Task
+from agentrl.task import Task, TaskSource
 from agentrl.training.reward_model import RewardModel
 from agentrl.trajectory import Trajectory
 
@@ -200,13 +202,13 @@ def check_rewards(config: Config) -> None:
 
     Raises:
         UnknownNameError: no such reward function.
-        ConfigError: a function that takes other arguments, or nothing rewards the episodes of an environment that gives
-            no rewards itself.
+        ConfigError: a function that takes other arguments or asks for columns that a task lacks, or nothing rewards the
+            episodes of an environment that gives no rewards itself.
     """
     for part in parts_of(config):
         agent, spec = part.config.agent, resolve_environment(part.config.sole_environment.name)
         _check_one(agent)
-        find_reward(agent, ThreadWorker())
+        check_columns(agent, partial(task_source, spec, part.config.sole_environment))
         if agent.judge is not None:
             make_judge(JudgeClient(ChatService(_settings(agent.judge)), agent.judge), agent.judge, lambda ids: "")
         is_scored = agent.judge is not None or agent.reward_model is not None
@@ -217,6 +219,29 @@ def check_rewards(config: Config) -> None:
                 expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
                 hint="see docs/reward-functions.md",
             )
+
+
+def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
+    """Check that tasks have the columns that reward functions ask for by the names of their parameters.
+
+    Args:
+        agent: Names the functions.
+        tasks: Finds the tasks, where a function asks for columns. All rows of a file are checked, and the first task of
+            those that are generated.
+
+    Raises:
+        UnknownNameError: no such reward function.
+        ConfigError: something that is not a reward function, or a task lacks a column.
+        UsageError: the tasks cannot be read.
+    """
+    scorer = find_reward(agent, ThreadWorker())
+    asking = [one for one in scorer.functions if one.needed] if isinstance(scorer, WeightedSum) else []
+    if not asking:
+        return
+    source = tasks()
+    for task in source if isinstance(source, list) else [source[0]]:
+        for function in asking:
+            function.check_columns(task)
 
 
 def judge_rows(config: Config) -> list[tuple[str, str, str]]:

@@ -24,7 +24,7 @@ from agentrl.builders.episodes import build_env_pool, build_loop
 from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.builders.resume_rules import Change, changes, check_same_run
-from agentrl.builders.rewards import check_rewards
+from agentrl.builders.rewards import check_columns, check_rewards
 from agentrl.builders.start_checks import check_start
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
@@ -145,7 +145,9 @@ def _check_panels(config: Config) -> None:
 def _check_panel(config: Config) -> None:
     spec = resolve_environment(config.sole_environment.name)
     split, asked = config.evaluation.split, config.evaluation.tasks
-    held = len(task_source(spec, config.sole_environment, split=split))
+    source = task_source(spec, config.sole_environment, split=split)
+    check_columns(config.agent, lambda: source)
+    held = len(source)
     if asked > held:
         raise ConfigError(
             "evaluation.tasks exceeds the split of evaluations",

@@ -6,12 +6,12 @@ request to /s/NAME/v1 ──► session NAME, an episode of its own ──► id
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import gymnasium
-import orjson
 
 from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config.config import Config
@@ -182,8 +182,9 @@ class LiveTraffic:
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:
+    line = json.dumps(row, ensure_ascii=False) + "\n"
     with writing(path), path.open("ab") as file:
-        file.write(orjson.dumps(row) + b"\n")
+        file.write(line.encode(errors="backslashreplace"))  # lone surrogates become escapes, as JSON writes them
 
 
 class _NoEnvironment(gymnasium.Env[str, str]):

@@ -23,7 +23,7 @@ LEGEND: dict[Source, str] = {
     Source.OBSERVATION: "observation",
     Source.SAMPLED: "sampled by the policy: carries loss",
     Source.FORCED: "written for the policy, not sampled",
-    Source.MISTAKE: "deliberate mistake in a demonstration: carries no loss",
+    Source.MISTAKE: "deliberate mistake, or answer of weight 0, in a demonstration: carries no loss",
 }
 
 

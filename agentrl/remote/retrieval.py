@@ -5,6 +5,7 @@ BM25 keeps an inverted index, for corpora of up to some hundred thousand passage
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from collections import Counter, defaultdict
@@ -73,6 +74,7 @@ def read_rows(path: str, what: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
         with Path(path).open("rb") as file:
             for number, line in enumerate(file, start=1):
+                line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield number, _read_row(line, f"line {number} of the {what} {path}")
     except OSError as error:
@@ -83,9 +85,9 @@ def _read_row(line: bytes, where: str) -> Mapping[str, Any]:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise UsageError(f"{where} is not JSON", got=error) from error
+        raise UsageError(f"{where} is not valid JSON", got=error) from error
     if not isinstance(row, dict):
-        raise UsageError(f"{where} is no object", got=type(row).__name__, expected="a JSON object")
+        raise UsageError(f"{where} is not an object", got=type(row).__name__, expected="a JSON object")
     return row
 
 

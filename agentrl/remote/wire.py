@@ -225,6 +225,7 @@ def write_task(task: Task) -> dict[str, Any]:
         "seed": task.seed,
         "options": dict(task.options),
         "prompt": task.prompt,
+        **({"messages": [write_message(message) for message in task.messages]} if task.messages else {}),
         "ground_truth": task.ground_truth,
         **({"columns": dict(task.columns)} if task.columns else {}),
         "type": task.type,
@@ -234,7 +235,8 @@ def write_task(task: Task) -> dict[str, Any]:
 
 def read_task(data: Mapping[str, Any], environment: str) -> Task:
     """Read what `write_task` wrote, as a task of `environment`."""
-    return Task(environment=environment, **data)
+    messages = tuple(read_message(message) for message in data.get("messages", ()))
+    return Task(environment=environment, **{**data, "messages": messages})
 
 
 def write_tool_result(result: ToolResult) -> dict[str, Any]:

@@ -90,6 +90,7 @@ class AnswerReader:
         self._marks = family.thinking
         self._channels = family.marks_answers
         self._opened = header.rstrip().endswith(self._marks.open)
+        self._opening = header[header.rindex(self._marks.open) :] if self._opened else ""
 
     def read(
         self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema], *, repairs_calls: bool = False
@@ -120,6 +121,7 @@ class AnswerReader:
             raw_text=text,
             problems=unclosed + parsed.problems,
             repairs=parsed.repairs,
+            opening="" if text.lstrip().startswith(self._marks.open) else self._opening,
             stop_reason=stop_reason,
         )
 

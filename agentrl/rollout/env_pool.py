@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import os
 import pickle
 import signal
@@ -69,13 +70,15 @@ class EnvHandle:
         self._step_timeout_s = step_timeout_s
         self._task = "none"
         self._steps = 0
+        self._longest_step_s = 0.0
         self.borrower = "nobody"
         """The id of the trajectory whose episode has it."""
 
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
-        self._task, self._steps = task.id, 0
+        self._task, self._steps, self._longest_step_s = task.id, 0, 0.0
         result = await self.call(RESET, task.seed, task.options)
+        self._longest_step_s = self._asked_step_s(result.info)
         for tool in result.tools:
             if isinstance(tool, RemoteTool) and tool.remote is None:
                 tool.remote = lambda name, arguments: self.call(CALL_TOOL, name, arguments)
@@ -85,6 +88,17 @@ class EnvHandle:
         """Take an action."""
         self._steps += 1
         return await self.call(STEP, action)
+
+    def _asked_step_s(self, info: Mapping[str, Any]) -> float:
+        """Return the seconds that the task's steps may take, where the environment says so."""
+        asked = info.get("step_timeout_s", 0.0)
+        if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 <= asked < math.inf:
+            raise EnvironmentFailure(
+                f'info["step_timeout_s"] of environment {self._name} cannot be used',
+                got=repr(asked),
+                expected="seconds",
+            )
+        return float(asked)
 
     async def close(self) -> None:
         """Release it; a failure is logged, for the episodes are over."""
@@ -98,7 +112,7 @@ class EnvHandle:
         name = method.name
         where = f"task {self._task}, step {self._steps}" if method is STEP else f"task {self._task}"
         what = f"{name} of environment {self._name} ({where})"
-        deadline_s = self._reset_timeout_s if method is RESET else self._step_timeout_s
+        deadline_s = self._reset_timeout_s if method is RESET else max(self._step_timeout_s, self._longest_step_s)
         with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{name} of {self._name}"):
             result: R = await self.backend.call(name, *arguments, deadline_s=deadline_s, what=what)
         return result

@@ -95,6 +95,9 @@ class RuntimeEpisode(Episode):
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
         self._shots = shots
+        opens_with_task = task.messages and loop.opens_with_task and not self.roles
+        self._history = task.messages[:-1] if opens_with_task else None
+        """Messages of the task before its last, where conversations begin with them."""
         self._opened = EpisodeTools(
             turns, tool_limits, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
         )
@@ -118,7 +121,8 @@ class RuntimeEpisode(Episode):
             observation=result.observation, reward=0.0, terminated=False, truncated=False, info=result.info
         )
         first = await self._let_others_speak(opened, None)
-        return _after_prompt(self.task.prompt, self._cut(first.observation))
+        prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
+        return _after_prompt(prompt, self._cut(first.observation))
 
     async def step(self, action: str) -> StepResult:
         """Take an action."""
@@ -311,9 +315,10 @@ class RuntimeEpisode(Episode):
                 expected="episode.open(messages, tools=list(episode.tools.values()))",
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
             )
+        messages = with_history(messages, self._history)
         shown = with_shots(messages, self._shots)
         opened = self._policy.open(self, shown, tools or ())
-        return RecordedConversation(opened, self.turns.trajectory, messages, self._shots)
+        return RecordedConversation(opened, self.turns.trajectory, messages, self._shots, history=self._history)
 
     def _open_for(
         self, role: AgentRole, messages: Sequence[Message], tools: Sequence[Tool] | None
@@ -470,8 +475,10 @@ class RecordedConversation(Conversation):
         shots: Sequence[Message] = (),
         role: AgentRole | None = None,
         is_kept: bool = True,
+        history: Sequence[Message] | None = None,
     ) -> None:
         self._conversation = conversation
+        self._history = history
         self._is_kept = is_kept
         self._role = role
         self._shots = shots
@@ -495,15 +502,18 @@ class RecordedConversation(Conversation):
             return answer
         self._messages.append(answer.message)
         self._trajectory.answers.append(answer.message)
-        self._trajectory.completions.append(answer.raw_text)
+        self._trajectory.completions.append(answer.opening + answer.raw_text)
         return answer
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
+        messages = with_history(messages, self._history)
         forked = self._conversation.fork(with_shots(messages, self._shots))
         if list(messages[: len(self._messages)]) == self._messages:  # it goes on with this one
             self._forget()
-        return RecordedConversation(forked, self._trajectory, messages, self._shots, self._role, self._is_kept)
+        return RecordedConversation(
+            forked, self._trajectory, messages, self._shots, self._role, self._is_kept, history=self._history
+        )
 
     def _forget(self) -> None:
         """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
@@ -548,6 +558,16 @@ def _shortened(content: tuple[ContentPart, ...], text: str, kept: int) -> Conten
             parts.append(TextPart(text=text[start:] if marked else part.text))
         start = end
     return tuple(parts)
+
+
+def with_history(messages: Sequence[Message], history: Sequence[Message] | None) -> Sequence[Message]:
+    """Return the first messages of a conversation with those of its task before them; there is one system message."""
+    if not history:
+        return messages
+    own = [message for message in messages[:1] if message.role == "system"]
+    given = [message for message in history[:1] if message.role == "system"]
+    text = "\n\n".join(message.text for message in (*given, *own))
+    return [*([system(text)] if text else []), *history[len(given) :], *messages[len(own) :]]
 
 
 def _after_prompt(prompt: str | None, observation: Content) -> Content:

@@ -2,14 +2,16 @@
 
 Functions written for TRL, verl and verifiers are recognised by the names of their parameters, and are called as there:
 
-=============== ==================================================================================================
-``completions`` TRL: ``f(prompts, completions, **columns)``, lists of one; gives a list of one
-``solution_str`` verl: ``f(data_source, solution_str, ground_truth, extra_info)``; gives a number, or ``{"score": …}``
-``completion``  verifiers: ``f(prompt, completion, answer, state, info)``, any of them
-=============== ==================================================================================================
+================= ================================================================================================
+``completions``   TRL: ``f(prompts, completions, **columns)``, lists of one; gives a list of one. Prompts and
+                  completions are texts where the row's prompt is text, and lists of messages otherwise
+``solution_str``  verl: ``f(data_source, solution_str, ground_truth, extra_info)``; gives a number, or ``{"score": …}``
+``solution_strs`` the same with lists of one, as verl's manager of batches calls it
+``completion``    verifiers: ``f(prompt, completion, answer, state, info, task, parser)``, and columns, any of them
+================= ================================================================================================
 
 A blocking function runs in a thread of its own, one call after the other; an ``async`` one runs in the
-event loop, concurrently with others. An exception, or a result that is no number, is an `RewardFailure`.
+event loop, concurrently with others. An exception, or a result that is not a number, is a `RewardFailure`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, RewardFailure, shortened
 from agentrl.message import Message
+from agentrl.registry import Kind, lookup
 from agentrl.reward import Definition, Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.tools import all_of
@@ -53,6 +57,11 @@ class WeightedSum(Scorer):
     def definitions(self) -> Mapping[str, Definition]:
         """Where all parts are defined."""
         return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
+
+    @property
+    def functions(self) -> Sequence[FunctionReward]:
+        """The parts that are functions."""
+        return [part.scorer for part in self._parts if isinstance(part.scorer, FunctionReward)]
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Return the sum over those parts that have something to say; ``None`` when none has."""
@@ -98,6 +107,8 @@ class FunctionReward(Scorer):
         self._function, self._options, self._thread, self._deadline_s = function, options, thread, deadline_s
         self._signature = _signature(function)
         self._convention = _convention(self._signature)
+        if self._convention is VERIFIERS and isinstance(options.get("parser"), str):
+            self._options = {**options, "parser": lookup(Kind.REWARD, options["parser"])}
         self._may_abstain = self._convention.may_abstain or _may_return_none(self._signature)
         self._check_arguments()
 
@@ -145,6 +156,40 @@ class FunctionReward(Scorer):
         takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._signature.parameters.values())
         names = given if takes_all else self._signature.parameters
         return self._function(**{name: given[name] for name in names if name in given})
+
+    @property
+    def needed(self) -> Sequence[str]:
+        """Names of the parameters that only a task's row can fill."""
+        if self._convention is NATIVE:
+            return ()
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return [
+            name
+            for name, parameter in self._signature.parameters.items()
+            if parameter.default is inspect.Parameter.empty
+            and parameter.kind not in variable
+            and name not in self._options
+            and name not in self._convention.always
+        ]
+
+    def check_columns(self, task: Task) -> None:
+        """Check that a task's row has every column that the function needs; a null is a value.
+
+        Raises:
+            ConfigError: it lacks some.
+        """
+        columns = {*task.columns, *(("ground_truth",) if task.ground_truth is not None else ())}
+        aliases = {"ground_truths", "answer" if self._convention is VERIFIERS else "ground_truth"}
+        known = columns | (aliases if "ground_truth" in columns else set())
+        missing = [name for name in self.needed if name not in known]
+        if missing:
+            raise ConfigError(
+                f"{self._where} needs columns that task {task.id} does not have",
+                got=f"the columns {', '.join(sorted(columns)) or 'prompt alone'}",
+                expected=", ".join(missing),
+                hint="rename the columns of the file, give the function's parameters defaults, or write null where a "
+                "column does not apply",
+            )
 
     def _call_named(self, what: str, trajectory: Trajectory, task: Task) -> Any:
         with failures_named(what, self._place, subject=self._subject):
@@ -212,6 +257,8 @@ class Convention:
     """All arguments on offer, by parameter name."""
     read: Callable[[Any], Any]
     """Extracts the number from the returned value."""
+    always: frozenset[str] = frozenset()
+    """Arguments that do not depend on the columns of the task's row."""
     may_abstain: bool = False
 
 
@@ -220,15 +267,29 @@ def _convention(signature: inspect.Signature) -> Convention:
 
 
 def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
-    prompt, completion = _split(trajectory)
+    conversation = _split(trajectory)
+    is_text = task.prompt is not None and not task.messages
     columns = {"ground_truth": task.ground_truth, **task.columns}
     return {
         **{name: [value] for name, value in columns.items()},
-        "prompts": [prompt],
-        "completions": [completion],
+        "prompts": [task.prompt if is_text else conversation.prompt],
+        "completions": [_text(trajectory, conversation.completion) if is_text else conversation.completion],
         "completion_ids": [[int(i) for s in trajectory.sequences for i in s.token_ids[s.loss_mask]]],
         "trainer_state": None,
+        "log_metric": _ignored,
+        "log_extra": _ignored,
     }
+
+
+def _ignored(_name: str, _value: Any) -> None:
+    """Take what a function for TRL wants to be logged."""
+
+
+def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> str:
+    """Return a completion as text: the one answer, or all that was said from the first answer on."""
+    if len(completion) == len(trajectory.completions) == 1:
+        return trajectory.completions[0]
+    return "\n".join(str(message["content"]) for message in completion)
 
 
 def _only(returned: Any) -> Any:
@@ -237,28 +298,82 @@ def _only(returned: Any) -> Any:
     return returned[0]
 
 
+def _score(returned: Any) -> Any:
+    return returned["score"] if isinstance(returned, Mapping) else returned
+
+
 def _verl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
+    source, extra = task.columns.get("data_source"), task.columns.get("extra_info")
     return {
-        "data_source": task.columns.get("data_source", task.type),
+        "data_source": task.type if source is None else source,
         "solution_str": trajectory.completions[-1] if trajectory.completions else "",
         "ground_truth": task.ground_truth,
-        "extra_info": task.columns.get("extra_info"),
+        "extra_info": {} if extra is None else extra,
     }
 
 
+def _verl_batch_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
+    found = _verl_arguments(trajectory, task)
+    plural = {"data_source": "data_sources", "solution_str": "solution_strs", "ground_truth": "ground_truths"}
+    return {plural.get(name, "extra_infos"): [value] for name, value in found.items()}
+
+
 def _verifiers_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
-    prompt, completion = _split(trajectory)
-    found = {"prompt": prompt, "completion": completion, "answer": task.ground_truth, "info": dict(task.columns)}
-    return {**found, "task": task.type or "", "state": dict(found)}
+    conversation = _split(trajectory)
+    columns = {name: value for name, value in task.columns.items() if value is not None}
+    truth = "" if task.ground_truth is None else task.ground_truth
+    found = {
+        "prompt": conversation.prompt,
+        "completion": conversation.completion,
+        "answer": columns.get("answer", truth),
+        "info": _information(columns),
+        "task": columns.get("task", task.type or "default"),
+    }
+    steps = [{"completion": [m]} for m in conversation.completion if m["role"] == "assistant"]
+    state = {**found, "id": task.id, "input": dict(columns), "turn": len(steps), "trajectory": steps}
+    return {**columns, **found, "state": state, "parser": AnswerParser()}
 
 
-def _split(trajectory: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The messages up to the policy's first answer, and from there on, as dictionaries with roles and contents."""
+def _information(columns: Mapping[str, Any]) -> Any:
+    """Return the column ``info``, which may be JSON text, or else all columns."""
+    info = columns.get("info", dict(columns))
+    return json.loads(info) if isinstance(info, str) else info
+
+
+class AnswerParser:
+    """Parser that functions of verifiers get where their options name none: it returns texts as they are."""
+
+    def parse(self, text: str) -> str:
+        """Return the text."""
+        return text
+
+    def get_assistant_messages(self, completion: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Return the answers of a completion."""
+        return [message for message in completion if message["role"] == "assistant"]
+
+    def parse_answer(self, completion: str | Sequence[Mapping[str, Any]]) -> str | None:
+        """Return the text of the last answer; ``None`` without one."""
+        if isinstance(completion, str):
+            return self.parse(completion)
+        answers = self.get_assistant_messages(completion)
+        return self.parse(str(answers[-1]["content"])) if answers else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitConversation:
+    """A conversation as messages with roles and contents."""
+
+    prompt: list[dict[str, Any]]
+    """Up to the policy's first answer."""
+    completion: list[dict[str, Any]]
+
+
+def _split(trajectory: Trajectory) -> SplitConversation:
     whole = {id(answer): text for answer, text in zip(trajectory.answers, trajectory.completions, strict=True)}
     messages = trajectory.messages
-    first = next((i for i, message in enumerate(messages) if message.role == "assistant"), len(messages))
+    first = next((i for i, message in enumerate(messages) if id(message) in whole), len(messages))
     written = [_written(message, whole.get(id(message))) for message in messages]
-    return written[:first], written[first:]
+    return SplitConversation(prompt=written[:first], completion=written[first:])
 
 
 def _written(message: Message, completion: str | None) -> dict[str, Any]:
@@ -269,11 +384,26 @@ def _written(message: Message, completion: str | None) -> dict[str, Any]:
 
 
 NATIVE = Convention(arguments=lambda trajectory, task: {}, read=lambda returned: returned)
+VERIFIERS = Convention(
+    arguments=_verifiers_arguments,
+    read=lambda returned: returned,
+    always=frozenset({"prompt", "completion", "state", "info", "task", "parser"}),
+)
 CONVENTIONS: Mapping[str, Convention] = {
-    "completions": Convention(arguments=_trl_arguments, read=_only, may_abstain=True),
-    "solution_str": Convention(
-        arguments=_verl_arguments, read=lambda found: found["score"] if isinstance(found, Mapping) else found
+    "completions": Convention(
+        arguments=_trl_arguments,
+        read=_only,
+        always=frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
+        may_abstain=True,
     ),
-    "completion": Convention(arguments=_verifiers_arguments, read=lambda returned: returned),
+    "solution_str": Convention(
+        arguments=_verl_arguments, read=_score, always=frozenset({"data_source", "solution_str", "extra_info"})
+    ),
+    "solution_strs": Convention(
+        arguments=_verl_batch_arguments,
+        read=lambda returned: _score(_only(returned)),
+        always=frozenset({"data_sources", "solution_strs", "extra_infos"}),
+    ),
+    "completion": VERIFIERS,
 }
 """By a parameter that only functions of this library have."""

@@ -33,6 +33,9 @@ _HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 _CERTIFICATES = ("/etc/ssl/certs", "/etc/pki")
 _NETWORK_SETTINGS = ("/etc/resolv.conf", *_CERTIFICATES)
+_SYSTEM_FOLDERS = frozenset(
+    {"bin", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "tmp", "usr", "var"}
+)
 _HIDDEN_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "config.gz")
 _HIDDEN_FOLDERS = ("acpi", "asound", "scsi")
 INSTALLED_IN = (PREFIX, Path("/usr"), Path("/usr/local"))
@@ -78,7 +81,14 @@ def _try(bubblewrap: str) -> str:
     return "" if tried.returncode == 0 else tried.stderr.decode(errors="replace").strip() or f"exit {tried.returncode}"
 
 
-def arguments(user: int, network: str | Sequence[str], *, disk_bytes: int, readable: Sequence[str] = ()) -> list[str]:
+def arguments(
+    user: int,
+    network: str | Sequence[str],
+    *,
+    disk_bytes: int,
+    readable: Sequence[str] = (),
+    writable: Sequence[str] = (),
+) -> list[str]:
     """Make bubblewrap's options; the command to run comes after them.
 
     Args:
@@ -86,6 +96,7 @@ def arguments(user: int, network: str | Sequence[str], *, disk_bytes: int, reada
         network: As in `SandboxSpec.network`.
         disk_bytes: Size of each writable folder.
         readable: Folders of the host that can be read inside, under the same names.
+        writable: Further folders that can be written, empty at the start.
     """
     words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
     words += ["--die-with-parent", "--new-session", "--clearenv"]
@@ -94,7 +105,7 @@ def arguments(user: int, network: str | Sequence[str], *, disk_bytes: int, reada
         words += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
     else:
         words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
-    words += [*_system(network), *_kernel_files(), *_writable(disk_bytes), *_read_only(readable)]
+    words += [*_system(network), *_kernel_files(), *_writable(disk_bytes, writable), *_read_only(readable)]
     return [*words, *_without_own_code(readable), "--remount-ro", "/", "--chdir", HOME]
 
 
@@ -159,11 +170,22 @@ def _kernel_files() -> list[str]:
     return words
 
 
-def _writable(disk_bytes: int) -> list[str]:
+def is_free(path: str) -> bool:
+    """Return whether a folder can be made in a sandbox: its path is absolute and none of the system's."""
+    parts = path.strip("/").split("/")
+    if not path.startswith("/") or not parts[0] or {"", ".", ".."} & set(parts) or "\0" in path:
+        return False
+    return parts[0] not in _SYSTEM_FOLDERS and not any(held.is_relative_to(path) for held in (PREFIX, Path(HOME)))
+
+
+def _writable(disk_bytes: int, further: Sequence[str]) -> list[str]:
     """Memory file systems of a limited size; bubblewrap's own, under ``/`` and ``/dev``, become read-only."""
     size, shared = str(disk_bytes), str(min(_SHARED_MEMORY, disk_bytes))
     words = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
-    words += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--size", size, "--perms", "0755", "--tmpfs", HOME]
+    parents = dict.fromkeys(str(parent) for path in further for parent in reversed(Path(path).parents[:-1]))
+    made = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
+    words += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", *made]
+    words += [word for path in (HOME, *further) for word in ("--size", size, "--perms", "0755", "--tmpfs", path)]
     return [*words, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
 
 

@@ -16,17 +16,20 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox.control_groups import ControlGroup, find_hierarchy
 from agentrl.sandbox.isolation import (
+    HOME,
     PREFIX,
     PYTHON,
     account_files,
     arguments,
     filter_program,
     find_bubblewrap,
+    is_free,
     new_user,
 )
 from agentrl.sandbox.spec import ANY_NETWORK, MIB, SandboxSpec
@@ -167,6 +170,10 @@ class LocalOptions:
 
     readable: tuple[str, ...] = ()
     """Folders of the host that can be read inside, under the same names."""
+    writable: tuple[str, ...] = ()
+    """Further folders that can be written, empty at the start."""
+    folder: str = HOME
+    """Where commands start."""
     unconfined: str = ""
     """Run without any walls; only `UNCONFINED` does."""
 
@@ -184,6 +191,7 @@ class LocalSandbox(SupervisedSandbox):
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
         self._options = _read_options(spec)
+        self.folder = self._options.folder
         self._program: Program | None = None
         self._group: ControlGroup | None = None
         self._is_open = False  # without walls, where processes of this process's own user would be counted
@@ -228,11 +236,18 @@ class LocalSandbox(SupervisedSandbox):
             command += ["--perms", "0444", "--ro-bind-data", str(fd), path]
         for name, value in self._variables().items():
             command += ["--setenv", name, value]
-        room, readable = self.spec.limits.disk_bytes or MIB, self._options.readable
-        command += arguments(user, self.spec.network, disk_bytes=room, readable=readable)
+        folders = list(dict.fromkeys([*self._options.writable, self.folder]))
+        command += arguments(
+            user,
+            self.spec.network,
+            disk_bytes=self.spec.limits.disk_bytes or MIB,
+            readable=self._options.readable,
+            writable=[path for path in folders if path != HOME],
+        )
         passed = [filters, *accounts.values(), *groups]
         self._program = Program(control.fileno(), command, passed=passed, variables={})
-        return {"user": user, "groups": groups, "folder": self.folder, "answers": CONTROL}
+        owned = list(dict.fromkeys([HOME, *folders]))
+        return {"user": user, "groups": groups, "folder": self.folder, "owned": owned, "answers": CONTROL}
 
     def _why_lost(self) -> str:
         return "it is closed" if self._program is None else self._program.last_words()
@@ -265,15 +280,18 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
     for name in ("image", "url"):
         if getattr(spec, name) is not None:
             raise UsageError(f"a local sandbox has no {name}", got=getattr(spec, name), hint="remove it")
-    readable = spec.options.get("readable", ())
-    if isinstance(readable, str) or not all(isinstance(path, str) for path in readable):
-        raise UsageError("readable folders of a sandbox are not understood", got=repr(readable), expected="a list")
+    lists = {name: spec.options.get(name, ()) for name in ("readable", "writable")}
+    for name, paths in lists.items():
+        if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
+            raise UsageError(f"{name} folders of a sandbox are not understood", got=repr(paths), expected="a list")
     try:
-        options = LocalOptions(**{**spec.options, "readable": tuple(readable)})
+        options = LocalOptions(**{**spec.options, **{name: tuple(paths) for name, paths in lists.items()}})
     except TypeError as error:
-        raise UsageError(
-            "an option of local sandboxes is not understood", got=error, expected="readable, unconfined"
-        ) from error
+        expected = "readable, writable, folder, unconfined"
+        raise UsageError("an option of local sandboxes is not understood", got=error, expected=expected) from error
+    if not isinstance(options.folder, str):
+        raise UsageError("the folder of a sandbox is not understood", got=repr(options.folder), expected="a path")
+    _check_folders(options)
     if options.unconfined not in ("", UNCONFINED):
         raise UsageError(
             "a sandbox without walls must be asked for in these words", got=options.unconfined, expected=UNCONFINED
@@ -285,10 +303,23 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
             expected=f"network {ANY_NETWORK}",
             hint=f"say so (network: {ANY_NETWORK}), or remove options.unconfined",
         )
+    return options
+
+
+def _check_folders(options: LocalOptions) -> None:
     for path in options.readable:
         if not (path.startswith("/") and os.path.exists(path)):
             raise UsageError("a readable folder of a sandbox is not there", got=path, expected="an absolute path")
-    return options
+    made = [*options.writable, *([] if options.folder == HOME else [options.folder])]
+    for path in made:
+        others = [*options.readable, *(other for other in made if other != path)]
+        is_nested = any(Path(path).is_relative_to(other) or Path(other).is_relative_to(path) for other in others)
+        if not is_free(path) or is_nested:
+            raise UsageError(
+                "a folder of a sandbox cannot be made writable",
+                got=path,
+                expected="an absolute path such as /app: outside the system's folders, and not inside another of these",
+            )
 
 
 async def _until(is_done: Callable[[], bool]) -> None:

@@ -1,15 +1,14 @@
-"""Problems of JSONL files in the form of MBPP or HumanEval."""
+"""Problems of data files in the form of MBPP or HumanEval."""
 
 from __future__ import annotations
 
 import ast
 import functools
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from agentrl.errors import UsageError
+from agentrl.data_file import Row, read_rows
+from agentrl.errors import UsageError, described_error
 
 from .problem import Problem
 
@@ -21,32 +20,26 @@ _EXPECTED = (
 
 @functools.lru_cache(maxsize=16)
 def read_problems(path: str, split: str, shown: int) -> Mapping[str, Problem]:
-    """The problems of a file by task id.
+    """Read the problems of a file, by task id.
 
     Raises:
-        UsageError: there is no such file, or a line holds no problem.
+        UsageError: the file cannot be read, or a row is not a problem.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError("there is no file of problems here", got=path, expected="a JSONL file")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not numbered:
+    rows = list(read_rows(path, "file of problems"))
+    if not rows:
         raise UsageError("the file of problems is empty", got=path)
-    problems = (_problem(line, f"{split}-{n}", shown, f"{path}:{number}") for n, (number, line) in enumerate(numbered))
+    problems = (_problem(row, f"{split}-{number}", shown) for number, row in enumerate(rows))
     return {problem.id: problem for problem in problems}
 
 
-def _problem(line: str, task_id: str, shown: int, where: str) -> Problem:
+def _problem(row: Row, task_id: str, shown: int) -> Problem:
+    values = {name: value for name, value in row.values.items() if value is not None}
     try:
-        row = json.loads(line)
-        if {"prompt", "entry_point", "test"} <= row.keys():
-            return _of_human_eval(row, task_id)
-        return _of_mbpp(row, task_id, shown)
-    except json.JSONDecodeError as error:
-        raise UsageError("a line of a file of problems is no JSON", got=f"{where}: {error}") from error
-    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError) as error:
-        raise UsageError("a line of a file of problems is no problem", got=where, expected=_EXPECTED) from error
+        if {"prompt", "entry_point", "test"} <= values.keys():
+            return _of_human_eval(values, task_id)
+        return _of_mbpp(values, task_id, shown)
+    except (KeyError, TypeError, AttributeError, ValueError, SyntaxError, StopIteration, RecursionError) as error:
+        raise UsageError(f"{row.place} is not a problem", got=described_error(error), expected=_EXPECTED) from error
 
 
 def _of_human_eval(row: Mapping[str, Any], task_id: str) -> Problem:

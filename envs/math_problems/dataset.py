@@ -1,12 +1,11 @@
-"""Problems of JSONL files, in the forms of GSM8K and MATH."""
+"""Problems of data files, in the forms of GSM8K and MATH."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from agentrl.data_file import Row, read_rows
 from agentrl.errors import UsageError
 from agentrl.task import Task
 
@@ -53,39 +52,35 @@ class FileTasks:
 
 
 def read_problems(path: str) -> list[Problem]:
-    """The problems of a JSONL file; lines that are empty are left out.
+    """Read the problems of a file.
 
     Raises:
-        UsageError: the file is missing, or a line is no problem.
+        UsageError: the file cannot be read, or a row is not a problem.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError("there is no file of problems here", got=path, expected="a JSONL file")
-    lines = file.read_text(encoding="utf-8").splitlines()
-    problems = [_problem(line, file.stem, f"{path}:{n}") for n, line in enumerate(lines, 1) if line.strip()]
+    kind = Path(path).stem
+    problems = [_problem(row, kind) for row in read_rows(path, "file of problems")]
     if not problems:
         raise UsageError("the file of problems is empty", got=path)
     return problems
 
 
-def _problem(line: str, kind: str, where: str) -> Problem:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UsageError("a line of a file of problems is no JSON", got=f"{where}: {error}") from error
-    question = row.get("question") or row.get("problem") if isinstance(row, Mapping) else None
-    answer = _answer(row) if question else None
+def _problem(row: Row, kind: str) -> Problem:
+    question, answer = row.first("question", "problem"), _answer(row)
     if not question or not answer:
         raise UsageError(
-            "a line of a file of problems is no problem",
-            got=where,
+            f"{row.place} is not a problem",
+            got=f"the columns {', '.join(row.columns)}" if question is None else f"no answer to {str(question)[:60]!r}",
             expected='"question" or "problem", and "answer" (GSM8K: behind ####) or "solution" with \\boxed{}',
         )
-    return Problem(question=str(question), answer=answer, kind=str(row.get("type") or row.get("subject") or kind))
+    given = row.first("type", "subject")
+    return Problem(question=str(question), answer=answer, kind=kind if given is None else str(given))
 
 
-def _answer(row: Mapping[str, Any]) -> str:
-    """The answer alone: worked solutions state it behind ``####`` or in a box."""
-    told = str(row.get("answer") or row.get("solution") or "")
-    worked = "####" in told or "\\boxed{" in told
-    return (stated_answer(told) or "" if worked else told if "answer" in row else "").strip()
+def _answer(row: Row) -> str:
+    """Return the answer alone: worked solutions state it behind ``####`` or in a box, and 0 is an answer."""
+    given = row.values.get("answer")
+    is_alone = given is not None and given != ""
+    text = str(given if is_alone else row.first("solution") or "")
+    if "####" in text or "\\boxed{" in text:
+        return (stated_answer(text) or "").strip()
+    return text.strip() if is_alone else ""

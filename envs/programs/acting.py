@@ -60,6 +60,7 @@ async def run_command(
     *,
     seconds: float,
     stdin: bytes = b"",
+    cwd: str | None = None,
     env: Mapping[str, str] = NO_VARIABLES,
 ) -> ExecResult:
     """Run a command to its end or its limit.
@@ -70,9 +71,17 @@ async def run_command(
     limits = Limits(seconds=seconds)
     try:
         async with asyncio.timeout(seconds + GRACE_S):
-            return await sandbox.exec(command, stdin=stdin, env=env, limits=limits)
+            return await sandbox.exec(command, stdin=stdin, cwd=cwd, env=env, limits=limits)
     except TimeoutError as error:
         raise SandboxError("a sandbox hangs", got=f"no end of a command in {seconds + GRACE_S:g} s") from error
+
+
+_SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
+
+
+def in_bash(command: str) -> list[str]:
+    """Return the words that run a command in bash; in ``sh`` where a sandbox has no bash."""
+    return ["sh", "-c", _SHELL, command]
 
 
 async def visible(sandbox: Sandbox, *, seconds: float) -> dict[str, str]:

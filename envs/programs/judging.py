@@ -65,6 +65,19 @@ class Verdict:
 
     problems: tuple[str, ...]
     """What was wrong, by test; empty where nothing was."""
+    given: Mapping[str, float] | None = None
+    """Rewards that a checking script gave, of which ``reward`` counts; ``None``: all tests count."""
+
+    @property
+    def reward(self) -> float:
+        """The reward: what the script gave, or 1 where all tests passed."""
+        return float(self.is_right) if self.given is None else self.given["reward"]
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Parts of the reward, by name."""
+        given = {} if self.given is None else {name: one for name, one in self.given.items() if name != "reward"}
+        return {**given, "checks": self.share if self.given is None else self.reward}
 
     @property
     def passed(self) -> int:
@@ -83,16 +96,19 @@ class Verdict:
 
 
 @asynccontextmanager
-async def fresh_sandbox(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-    """A sandbox that nobody has used, without a network where it has walls, holding the judging programs.
+async def fresh_sandbox(spec: SandboxSpec, *, keeps_network: bool = False) -> AsyncIterator[Sandbox]:
+    """Open a sandbox that nothing has run in, holding the judging programs; it is closed at the end.
 
-    It is closed at the end.
+    Args:
+        spec: What it is like.
+        keeps_network: Leave it the spec's network; otherwise it has none where it has walls.
 
     Raises:
         SandboxError: it does not start, or is lost.
     """
-    network = ANY_NETWORK if spec.options.get("unconfined") else NO_NETWORK
-    sandbox = open_sandbox(dataclasses.replace(spec, network=network))
+    if not keeps_network:
+        spec = dataclasses.replace(spec, network=ANY_NETWORK if spec.options.get("unconfined") else NO_NETWORK)
+    sandbox = open_sandbox(spec)
     try:
         await begin(sandbox, send_programs)
         yield sandbox

@@ -17,7 +17,7 @@ from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool
 
 from ..task_ids import asked_task
-from .acting import ActingSandbox, run_command, show_result, visible
+from .acting import ActingSandbox, in_bash, run_command, show_result, visible
 from .judging import Verdict
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -138,8 +138,22 @@ class ShellEnv(AsyncEnv):
         return said, 0.0, False, False, {**self._info(), "valid": valid}
 
     async def _run(self, command: str) -> str:
-        result = await run_command(await self._acting.get(), command, seconds=self.seconds)
-        return show_result(result, seconds=self.seconds)
+        seconds = self.command_seconds
+        result = await run_command(await self._acting.get(), in_bash(command), seconds=seconds, cwd=self.working_folder)
+        return show_result(result, seconds=seconds)
+
+    @property
+    def command_seconds(self) -> float:
+        """Time limit of a command of the policy."""
+        return self.seconds
+
+    @property
+    def working_folder(self) -> str | None:
+        """Where the policy's commands start, if that is not the sandbox's own folder."""
+        return None
+
+    def _at(self, path: str) -> str:
+        return path if self.working_folder is None else f"{self.working_folder}/{path}" if path[:1] != "/" else path
 
     async def _end(self, said: str, *, is_submitted: bool, valid: bool) -> Step:
         """Judge what there is; the last command's output is shown where nothing was submitted."""
@@ -147,10 +161,10 @@ class ShellEnv(AsyncEnv):
         await self._acting.close()
         self._over = True
         right = "It is done." if verdict.is_right else "It is not done."
-        components = {"checks": verdict.share}
+        components = verdict.components
         info = {**self._info(), "success": verdict.is_right, "valid": valid, "reward_components": components}
         text = right if is_submitted else f"{said}\n{right}"
-        return text, float(verdict.is_right), is_submitted, not is_submitted, info
+        return text, verdict.reward, is_submitted, not is_submitted, info
 
     async def bash(self, command: str) -> str:
         """Runs a shell command and gives back what it prints.
@@ -166,7 +180,7 @@ class ShellEnv(AsyncEnv):
         Args:
             path: Where it is.
         """
-        return (await (await self._acting.get()).read(path, most=64 * 1024)).decode(errors="replace")
+        return (await (await self._acting.get()).read(self._at(path), most=64 * 1024)).decode(errors="replace")
 
     async def write_file(self, path: str, content: str) -> str:
         """Writes a file, in place of what was there.
@@ -175,7 +189,7 @@ class ShellEnv(AsyncEnv):
             path: Where it goes.
             content: All of it.
         """
-        await (await self._acting.get()).write(path, content.encode(errors="replace"))
+        await (await self._acting.get()).write(self._at(path), content.encode(errors="replace"))
         return f"{path} is written."
 
     def tool_message(self, action: str) -> Message:

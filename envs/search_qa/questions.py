@@ -89,12 +89,13 @@ def _load(path: str, split: str) -> tuple[Question, ...]:
 
 
 def _read(row: Mapping[str, Any], question_id: str, path: str) -> Question:
-    text, golden = row.get("question"), row.get("golden_answers", row.get("answer"))
-    answers = (golden,) if isinstance(golden, str) else golden
-    if not isinstance(text, str) or not isinstance(answers, list | tuple) or not answers:
+    text, golden = row.get("question"), row.get("golden_answers")
+    golden = row.get("answer") if golden is None else golden
+    answers = [golden] if isinstance(golden, str | int | float) else golden
+    if not isinstance(text, str) or not isinstance(answers, list) or not answers or None in answers:
         raise UsageError(
             f"question {question_id} of {path} cannot be read",
             got=f"keys {', '.join(row)}",
-            expected='"question" and "golden_answers", a list of texts',
+            expected='"question" and "golden_answers", a list of texts or numbers',
         )
-    return Question(question_id, text.strip(), tuple(map(str, answers)), str(row.get("type", FROM_FILE)))
+    return Question(question_id, text.strip(), tuple(map(str, answers)), str(row.get("type") or FROM_FILE))

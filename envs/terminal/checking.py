@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
+import logging
 import math
-import secrets
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from agentrl.sandbox import Limits, Sandbox, SandboxFileError, SandboxSpec
+from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxFileError, SandboxSpec
 
 from ..programs.acting import GRACE_S, run_command
 from ..programs.judging import Verdict, fresh_sandbox
 from ..programs.pipes import Deadline, Late
+from .dockerfile import filled_variables
 from .folders import FolderTask
 from .kinds import Check
+from .places import LOGS, TESTS, Places, hidden_folder
 
 MOST_BYTES = 256 * 1024
+LONGEST_REWARD = 64 * 1024
 RUN_SECONDS = 5.0
+_log = logging.getLogger(__name__)
 
 
 async def check_errand(spec: SandboxSpec, acted: Sandbox, checks: Sequence[Check]) -> Verdict:
@@ -66,58 +72,115 @@ def _plain(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
 
-async def check_folder(spec: SandboxSpec, acted: Sandbox, task: FolderTask) -> Verdict:
+async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verdict:
     """Run the script of a task folder on a copy of the working folder, with the tests beside it.
 
-    The script finds the tests in ``$TEST_DIR`` (``/tests`` in a container). Its exit code decides, or the number that
-    it writes to ``$LOGS_DIR/verifier/reward.txt`` (``/logs`` in a container). What it runs of the policy's runs beside
-    the tests here: how much that may be trusted is up to the script.
+    The script is run as a program, so that its first line decides what runs it. It finds the tests in ``$TEST_DIR``
+    (``/tests`` where the sandbox allows any path). What it writes to ``$LOGS_DIR/verifier/reward.json`` or
+    ``reward.txt`` (``/logs``) is the reward; without these, pytest's summary or its exit code decides. Programs of the
+    policy that it runs are run beside the tests: how far they are trusted is up to the script.
 
     Raises:
         SandboxError: a sandbox does not start, or is lost.
     """
     try:
+        await places.pack(acted)
         left = await acted.snapshot()
     except SandboxFileError as error:
         return Verdict(problems=(str(error),))
-    async with fresh_sandbox(_with_places(spec)) as fresh:
+    async with fresh_sandbox(places.spec, keeps_network=True) as fresh:
         try:
             await fresh.restore(left)
         except SandboxFileError as error:
             return Verdict(problems=(str(error),))
-        place = "" if spec.image is not None else f"{fresh.folder.rstrip('/')}/.{secrets.token_hex(8)}"
-        await write_folder(fresh, task.tests, f"{place}/tests")
-        await fresh.write(f"{place}/tests/{task.script.name}", task.script.read_bytes(), executable=True)
-        await fresh.write(f"{place}/logs/verifier/.keep", b"")
-        variables = {"TEST_DIR": f"{place}/tests", "LOGS_DIR": f"{place}/logs"}
-        command = ["sh", f"{place}/tests/{task.script.name}"]
-        result = await run_command(fresh, command, seconds=task.seconds, env=variables)
-        reward = await _reward(fresh, f"{place}/logs/verifier")
-    solved = result.succeeded if reward is None else reward >= 1
-    return Verdict(problems=("" if solved else "the checking script does not agree",))
+        await places.unpack(fresh)
+        hidden = hidden_folder(fresh, places)
+        result = await _run_script(fresh, places, task, hidden)
+        rewards = await _rewards(fresh, f"{hidden}{LOGS}/verifier", task)
+    if rewards is None:
+        solved = _passed(result, task)
+        rewards = {"reward": float(solved)}
+        if result.timed_out:
+            _warn(task.name, f"its verifier was stopped after its limit of {task.verifier_seconds:g} s: reward 0")
+    right = rewards["reward"] >= 1
+    return Verdict(problems=("" if right else "the checking script does not agree",), given=rewards)
 
 
-def _with_places(spec: SandboxSpec) -> SandboxSpec:
-    """Where the system is read-only, the folders of the script are asked for."""
-    if spec.type != "docker" or spec.image is None:
-        return spec
-    places = [*spec.options.get("writable", ()), "/tests", "/logs"]
-    return dataclasses.replace(spec, options={**spec.options, "writable": places})
+async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden: str) -> ExecResult:
+    tests, logs = f"{hidden}{TESTS}", f"{hidden}{LOGS}"
+    await write_folder(sandbox, task.tests, tests)
+    await sandbox.write(f"{logs}/verifier/.keep", b"")
+    known = places.spec.env
+    own = filled_variables(task.verifier_variables, known, f"the verifier of task {task.name}")
+    variables = {"TEST_DIR": tests, "LOGS_DIR": logs, **own}
+    command: list[str] = ["python3", "-m", "pytest", "-rA", tests]
+    if task.script is not None:
+        content = task.script.read_bytes()
+        await sandbox.write(f"{tests}/{task.script.name}", content, executable=True)
+        command = [f"{tests}/{task.script.name}"]
+        if not content.startswith(b"#!"):
+            command = ["sh", "-c", 'command -v bash >/dev/null && exec bash "$0"; exec sh "$0"', *command]
+    return await run_command(sandbox, command, seconds=task.verifier_seconds, cwd=places.folder, env=variables)
 
 
-async def _reward(sandbox: Sandbox, folder: str) -> float | None:
-    """What the script wrote, if it did."""
-    for name in ("reward.txt", "reward.json"):
-        try:
-            text = (await sandbox.read(f"{folder}/{name}", most=4096)).decode(errors="replace")
-            value = json.loads(text)
-            number = float(value.get("reward", 0) if isinstance(value, dict) else value)
-        except SandboxFileError:
-            continue
-        except (ValueError, TypeError):
-            return 0.0
-        return number if math.isfinite(number) else 0.0
-    return None
+def _passed(result: ExecResult, task: FolderTask) -> bool:
+    """Read pytest's summary where the script prints one, for ``pytest | tee`` hides its exit code."""
+    if task.reads_pytest:
+        summary = result.stdout.decode(errors="replace").rpartition("short test summary info")[2]
+        found = _RESULT.findall(summary)
+        if found:
+            return not result.timed_out and set(found) <= {"PASSED", "XFAIL", "SKIPPED"} and "PASSED" in found
+    return result.succeeded
+
+
+_RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILINE)
+
+
+async def _rewards(sandbox: Sandbox, folder: str, task: FolderTask) -> dict[str, float] | None:
+    """Read what the script wrote: the reward and its parts; ``None`` if it wrote nothing."""
+    parts, text = await _written(sandbox, f"{folder}/reward.json"), await _written(sandbox, f"{folder}/reward.txt")
+    if parts is None and text is None:
+        return None
+    found = {} if parts is None else _numbers(parts)
+    if "reward" not in found and text is not None:
+        found |= _numbers(text)
+    if "reward" not in found:  # parts without a whole count alike
+        if not found:
+            _warn(task.name, f"its verifier wrote a reward that is not a number: {(parts or text or '')[:80]!r}")
+        found["reward"] = math.fsum(found.values()) / len(found) if found else 0.0
+    return found
+
+
+async def _written(sandbox: Sandbox, path: str) -> str | None:
+    try:
+        return (await sandbox.read(path, most=LONGEST_REWARD)).decode(errors="replace").strip("\ufeff\0 \t\r\n")
+    except SandboxFileError:
+        return None
+
+
+def _numbers(text: str) -> dict[str, float]:
+    """Read a number, or the numbers of an object by name."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    rows = value.items() if isinstance(value, dict) else [("reward", value)]
+    found = {str(name): _number(one) for name, one in rows}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+@functools.cache
+def _warn(task: str, problem: str) -> None:
+    """Warn once of what a user cannot see in a reward."""
+    _log.warning("task %s: %s", task, problem)
 
 
 async def write_folder(sandbox: Sandbox, folder: Path, place: str = ".") -> None:

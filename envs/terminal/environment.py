@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,17 +9,22 @@ from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Sandbox, read_spec
 
-from ..programs.acting import ActingSandbox, run_command
+from ..programs.acting import ActingSandbox, in_bash, run_command
 from ..programs.judging import Verdict
 from ..programs.shell import FENCED, ShellEnv
 from ..task_ids import SPLITS, TRAIN
-from .checking import check_errand, check_folder, write_folder
+from .checking import check_errand, check_folder
 from .folders import FolderTask
 from .kinds import Errand
+from .places import Places, places_of
+from .solutions import solving_commands
 from .tasks import ENVIRONMENT, TerminalTasks, errand_of, folder_task_of
 
 MAX_STEPS = 12
-SETUP = "setup.sh"
+COMMAND_S = 10.0
+STARTS_S = 90.0
+"""For two sandboxes to start and to be filled, besides the task's own limits."""
+SETUP, KEPT = "setup.sh", ".kept"
 
 
 class Terminal(ShellEnv):
@@ -34,9 +38,10 @@ class Terminal(ShellEnv):
         folders: Split to a folder of task folders, in the form of Harbor or terminal-bench; tasks are generated when
             left out.
         max_steps: Commands after which what there is is checked.
-        seconds: For a command.
+        seconds: Time limit of a command; without it 10 seconds, or what a task folder gives its agent.
         sandbox: What sandboxes are like: a back end's name, or its settings. A back end with images takes the task's
-            own, where it names one.
+            own, where it names one. A task folder's limits of time, memory and disk apply unless these settings have
+            their own.
     """
 
     def __init__(
@@ -44,12 +49,17 @@ class Terminal(ShellEnv):
         *,
         folders: Mapping[str, str] | None = None,
         max_steps: int = MAX_STEPS,
-        seconds: float = 10.0,
+        seconds: float | None = None,
         sandbox: Any = "local",
     ) -> None:
         self._spec = read_spec(sandbox)
-        super().__init__(name=ENVIRONMENT, sandbox=self._spec, seconds=seconds, max_steps=max_steps)
+        given = COMMAND_S if seconds is None else seconds
+        super().__init__(name=ENVIRONMENT, sandbox=self._spec, seconds=given, max_steps=max_steps)
+        self._has_own_seconds = seconds is not None
+        limits = sandbox.get("limits") if isinstance(sandbox, Mapping) else None
+        self._own_limits = frozenset(limits) if isinstance(limits, Mapping) else frozenset()
         self.folders = dict(folders) if folders else None
+        self._places: Places | None = None
         self._task: Errand | FolderTask | None = None
 
     @property
@@ -68,9 +78,8 @@ class Terminal(ShellEnv):
             self._task = errand_of(task_id)
         else:
             self._task = folder_task_of(task_id, self.folders)
-            if self._spec.type != "local":
-                spec = dataclasses.replace(self._spec, image=self._task.image or self._spec.image)
-                self._acting = ActingSandbox(spec, self._prepare)
+            self._places = places_of(self._spec, self._task, limits=self._own_limits)
+            self._acting = ActingSandbox(self._places.spec, self._prepare)
         self._content = repr(self._task)
         return self._task.instruction
 
@@ -81,34 +90,69 @@ class Terminal(ShellEnv):
         if isinstance(self.task, Errand):
             for path, text in self.task.files.items():
                 await sandbox.write(path, text.encode())
-        elif self.task.start is not None:
-            await write_folder(sandbox, self.task.start)
-            if (self.task.start / SETUP).is_file():
-                result = await run_command(sandbox, f"sh ./{SETUP} && rm {SETUP}", seconds=self.seconds)
-                if not result.succeeded:
-                    said = result.stderr.decode(errors="replace")[-300:]
-                    raise SandboxError(f"the set-up of task {self.task.name} failed", got=said)
+        else:
+            await self._prepare_folder(sandbox, self.task, self.places)
+
+    async def _prepare_folder(self, sandbox: Sandbox, task: FolderTask, places: Places) -> None:
+        if places.folder is not None:
+            await sandbox.write(f"{places.folder}/{KEPT}", b"")
+            await run_command(sandbox, ["rm", KEPT], seconds=self.seconds, cwd=places.folder)
+        for file in task.files:
+            is_program = bool(file.source.stat().st_mode & 0o100)
+            await sandbox.write(places.place_of(file.target, task), file.source.read_bytes(), executable=is_program)
+        if task.setup:
+            command = in_bash(f"bash ./{SETUP} && rm {SETUP}")
+            result = await run_command(sandbox, command, seconds=self.seconds, cwd=places.folder)
+            if not result.succeeded:
+                said = result.stderr.decode(errors="replace")[-300:]
+                raise SandboxError(f"the set-up of task {task.name} failed", got=said)
+
+    @property
+    def places(self) -> Places:
+        """Where the parts of the current task folder are.
+
+        Raises:
+            UsageError: `reset` was not called yet, or tasks are generated.
+        """
+        if self._places is None:
+            raise UsageError("the terminal environment plays no task folder", expected="reset before anything else")
+        return self._places
+
+    @property
+    def command_seconds(self) -> float:
+        """Time limit of a command of the policy."""
+        if isinstance(self._task, FolderTask) and not self._has_own_seconds:
+            return self._task.agent_seconds
+        return self.seconds
+
+    @property
+    def working_folder(self) -> str | None:
+        """Where the policy's commands start, if that is not the sandbox's own folder."""
+        return self._places.folder if self._places is not None else None
 
     async def _judge(self, sandbox: Sandbox) -> Verdict:
         if isinstance(self.task, Errand):
             return await check_errand(self._acting.spec, sandbox, self.task.checks)
-        return await check_folder(self._acting.spec, sandbox, self.task)
+        return await check_folder(self.places, sandbox, self.task)
 
     def _expert_commands(self) -> list[str]:
         if isinstance(self.task, Errand):
             return list(self.task.commands)
-        if self.task.solution is None:
-            raise UsageError(f"task {self.task.name} brings no solution", hint="give it solution/solve.sh")
-        return [self.task.solution]
+        return solving_commands(self.task, self.places)
 
     def secrets(self) -> list[str]:
         """The solution, and the tests of a task folder."""
         if isinstance(self.task, Errand):
             return [*self.task.commands, *(check.stdin for check in self.task.checks if check.stdin)]
-        return [self.task.script.read_text(encoding="utf-8"), *filter(None, [self.task.solution])]
+        files = [path for path in (self.task.script, self.task.solution) if path is not None]
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in files]
+        return [*texts, *([self.task.solution_commands] if self.task.solution_commands else [])]
 
     def _info(self) -> dict[str, Any]:
-        return {"success": False, "task_type": self.task.kind if isinstance(self.task, Errand) else self.task.name}
+        if isinstance(self.task, Errand):
+            return {"success": False, "task_type": self.task.kind}
+        longest = self.command_seconds + self.task.verifier_seconds + STARTS_S
+        return {"success": False, "task_type": self.task.name, "step_timeout_s": longest}
 
 
 def tasks(split: str, *, folders: Mapping[str, str] | None = None, **_options: Any) -> TerminalTasks:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,15 @@ import yaml
 
 from agentrl.errors import UsageError
 
-CHECK_SECONDS = 15.0
-"""The most that a checking script gets."""
+from .dockerfile import CopiedFile, Recipe, compose_variables, files_below, read_dockerfile
+
+FOLDER = "/app"
+"""Working folder of tasks that name none."""
+HARBOR_VERIFIER_S, HARBOR_AGENT_S = 600.0, 600.0
+BENCH_VERIFIER_S, BENCH_AGENT_S = 60.0, 360.0
+"""What the formats give a task that sets no limits; Harbor sets none to the agent."""
+MIB = 2**20
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +34,38 @@ class FolderTask:
     instruction: str
     tests: Path
     """A folder that only the judging sandbox gets."""
-    script: Path
-    """Which file decides; it is put beside the tests."""
+    script: Path | None
+    """The file that decides, put beside the tests; ``None`` runs pytest on them."""
+    reads_pytest: bool
+    """The summary that pytest prints decides, where there is one: scripts hide its exit code."""
     image: str | None
-    """The container image, for back ends that have such."""
-    start: Path | None
-    """A folder that is copied into the working folder; its ``setup.sh`` is run there."""
-    solution: str | None
-    """A shell script that solves the task."""
-    seconds: float
-    """For the checking script."""
+    """The container image, for back ends that have images."""
+    folder: str
+    """Working folder: an absolute path."""
+    files: Sequence[CopiedFile]
+    """What the working sandbox begins with."""
+    setup: bool
+    """The files include a ``setup.sh`` in the working folder, which is run and removed."""
+    solution: Path | None
+    """A script that solves the task."""
+    solution_files: Sequence[Path] = ()
+    """What it needs besides: files of its folder."""
+    solution_commands: str | None = None
+    """Commands that solve the task, in place of a script."""
+    verifier_seconds: float
+    agent_seconds: float
+    """For a command of the policy."""
+    memory_bytes: int | None = None
+    disk_bytes: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Environment variables of all commands."""
+    verifier_variables: Mapping[str, Any] = field(default_factory=dict)
+    solution_variables: Mapping[str, Any] = field(default_factory=dict)
 
 
 @functools.lru_cache(maxsize=16)
 def read_folder(path: str) -> Sequence[FolderTask]:
-    """The tasks below a folder, sorted by name.
+    """Read the tasks below a folder, sorted by name.
 
     Raises:
         UsageError: there is no such folder, or a task is incomplete.
@@ -62,70 +88,157 @@ def _read_task(folder: Path) -> FolderTask:
 
 
 def _of_harbor(folder: Path) -> FolderTask:
-    """``task.toml``, ``instruction.md``, ``environment/``, ``tests/test.sh``, ``solution/solve.sh``."""
+    """Read ``task.toml``, ``instruction.md``, ``environment/``, ``tests/test.sh``, ``solution/solve.sh``."""
+    file = folder / "task.toml"
     try:
-        settings = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+        settings = tomllib.loads(_text(file, "a task.toml cannot be read"))
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         raise UsageError("a task.toml cannot be read", got=f"{folder}: {error}") from error
-    return _task(
-        folder,
-        instruction=_text(folder / "instruction.md"),
-        script=folder / "tests" / "test.sh",
+    if settings.get("steps"):
+        raise UsageError(
+            "a task has several steps", got=f"steps in {file}", expected="one instruction and one verifier"
+        )
+    environment, verifier = _section(settings, "environment", file), _section(settings, "verifier", file)
+    agent, solution = _section(settings, "agent", file), _section(settings, "solution", file)
+    script, context = folder / "tests" / "test.sh", folder / "environment"
+    if not script.is_file():
+        raise UsageError("a task folder has no checking script", got=folder, expected="tests/test.sh")
+    recipe = _recipe(context / "Dockerfile")
+    working = recipe.folder or FOLDER
+    image = environment.get("docker_image")
+    files = recipe.copies if recipe.has_copies else list(files_below(context, working))
+    solve = folder / "solution" / "solve.sh"
+    return FolderTask(
+        name=folder.name,
+        instruction=_text(folder / "instruction.md", "a task folder has no instruction").strip(),
         tests=folder / "tests",
-        image=settings.get("environment", {}).get("docker_image"),
-        start=folder / "environment",
-        solution=folder / "solution" / "solve.sh",
-        seconds=settings.get("verifier", {}).get("timeout_sec", CHECK_SECONDS),
+        script=script,
+        reads_pytest=False,
+        image=image,
+        folder=working,
+        files=files if image is None or not (context / "Dockerfile").is_file() else (),
+        setup=any(one.target == f"{working}/setup.sh" for one in files),
+        solution=solve if solve.is_file() else None,
+        solution_files=[one for one in sorted(solve.parent.rglob("*")) if one.is_file() and one != solve],
+        verifier_seconds=_seconds(verifier.get("timeout_sec"), HARBOR_VERIFIER_S, file),
+        agent_seconds=_seconds(agent.get("timeout_sec"), HARBOR_AGENT_S, file),
+        memory_bytes=_size(environment, "memory", file),
+        disk_bytes=_size(environment, "storage", file),
+        variables={**recipe.variables, **environment.get("env", {})},
+        verifier_variables=verifier.get("env", {}),
+        solution_variables=solution.get("env", {}),
     )
 
 
 def _of_terminal_bench(folder: Path) -> FolderTask:
-    """``task.yaml``, ``Dockerfile``, ``run-tests.sh``, ``tests/``, ``solution.sh``."""
-    try:
-        settings = yaml.safe_load((folder / "task.yaml").read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UsageError("a task.yaml cannot be read", got=f"{folder}: {error}") from error
-    if not isinstance(settings, Mapping) or not settings.get("instruction"):
+    """Read ``task.yaml``, ``Dockerfile``, ``run-tests.sh``, ``tests/``, ``solution.sh`` or ``solution.yaml``."""
+    file = folder / "task.yaml"
+    settings = _yaml(file)
+    instruction = _instruction(settings) if isinstance(settings, Mapping) else ""
+    if not isinstance(settings, Mapping) or not instruction:
         raise UsageError("a task.yaml has no instruction", got=folder)
-    script = folder / "run-tests.sh"
-    return _task(
-        folder,
-        instruction=str(settings["instruction"]),
-        script=script if script.is_file() else folder / "tests" / "run-tests.sh",
-        tests=folder / "tests",
-        image=settings.get("image"),
-        start=folder / "environment",
-        solution=folder / "solution.sh",
-        seconds=settings.get("max_test_timeout_sec", CHECK_SECONDS),
-    )
-
-
-def _task(
-    folder: Path,
-    *,
-    instruction: str,
-    script: Path,
-    tests: Path,
-    image: str | None,
-    start: Path,
-    solution: Path,
-    seconds: Any,
-) -> FolderTask:
-    if not script.is_file():
-        raise UsageError("a task folder has no checking script", got=folder, expected=script.relative_to(folder))
+    tests = folder / "tests"
+    script = next((path for path in (folder / "run-tests.sh", tests / "run-tests.sh") if path.is_file()), None)
+    if script is None and not list(tests.glob("test_*.py")):
+        raise UsageError(
+            "a task folder has no checking script", got=folder, expected="run-tests.sh, or tests/test_*.py"
+        )
+    recipe = _recipe(folder / "Dockerfile")
+    working = recipe.folder or FOLDER
+    context = folder / "environment"
+    files = recipe.copies if recipe.has_copies else list(files_below(context, working))
+    compose = next((path for path in folder.glob("docker-compose.y*ml") if path.is_file()), None)
+    solution = folder / "solution.sh"
     return FolderTask(
         name=folder.name,
         instruction=instruction.strip(),
         tests=tests,
         script=script,
-        image=image,
-        start=start if start.is_dir() else None,
-        solution=solution.read_text(encoding="utf-8") if solution.is_file() else None,
-        seconds=min(float(seconds), CHECK_SECONDS),
+        reads_pytest=settings.get("parser_name", "pytest") == "pytest",
+        image=settings.get("image"),
+        folder=working,
+        files=files,
+        setup=any(one.target == f"{working}/setup.sh" for one in files),
+        solution=solution if solution.is_file() else None,
+        solution_commands=None if solution.is_file() else _typed_solution(folder / "solution.yaml"),
+        verifier_seconds=_seconds(settings.get("max_test_timeout_sec"), BENCH_VERIFIER_S, file),
+        agent_seconds=_seconds(settings.get("max_agent_timeout_sec"), BENCH_AGENT_S, file),
+        variables={**recipe.variables, **(compose_variables(compose) if compose else {})},
     )
 
 
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise UsageError("a task folder has no instruction", got=path)
-    return path.read_text(encoding="utf-8")
+def _instruction(settings: Mapping[str, Any]) -> str:
+    """Find the instruction; the first tasks of terminal-bench have several descriptions, of which one is the base."""
+    given, descriptions = settings.get("instruction"), settings.get("descriptions")
+    if given is None and isinstance(descriptions, list):
+        texts = {one.get("key"): one.get("description") for one in descriptions if isinstance(one, Mapping)}
+        given = texts.get("base", next(iter(texts.values()), None))
+    return "" if given is None else str(given)
+
+
+def _typed_solution(file: Path) -> str | None:
+    """Join the commands of a ``solution.yaml``."""
+    if not file.is_file():
+        return None
+    rows = _yaml(file)
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "command" in row for row in rows):
+        raise UsageError(f"{file} cannot be read", got=str(rows)[:80], expected="a list of commands: [{command: …}]")
+    return "\n".join(str(row["command"]) for row in rows)
+
+
+def _recipe(dockerfile: Path) -> Recipe:
+    if not dockerfile.is_file():
+        return Recipe()
+    recipe = read_dockerfile(dockerfile)
+    if recipe.commands and not (dockerfile.parent / "setup.sh").is_file():
+        _log.warning(
+            "%s has %d RUN instructions, which are not run: images are not built; name one that was built from it "
+            "(docker_image in task.toml), or put the commands into setup.sh",
+            dockerfile,
+            len(recipe.commands),
+        )
+    return recipe
+
+
+def _yaml(file: Path) -> Any:
+    try:
+        return yaml.safe_load(_text(file, f"a {file.name} cannot be read"))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError(f"a {file.name} cannot be read", got=f"{file.parent}: {error}") from error
+
+
+def _section(settings: Mapping[str, Any], name: str, file: Path) -> Mapping[str, Any]:
+    found = settings.get(name, {})
+    if not isinstance(found, Mapping):
+        raise UsageError(f"{name} of {file} is not a table", got=repr(found)[:80], expected=f"[{name}]")
+    return found
+
+
+def _seconds(given: Any, default: float, file: Path) -> float:
+    seconds = default if given is None else given
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise UsageError(f"a time limit of {file} cannot be used", got=repr(given), expected="seconds above 0")
+    return float(seconds)
+
+
+def _size(environment: Mapping[str, Any], name: str, file: Path) -> int | None:
+    """Read ``memory_mb``, or the older ``memory = "2G"``, in bytes."""
+    given = environment.get(f"{name}_mb", environment.get(name))
+    if given is None:
+        return None
+    text = str(given).strip().upper().removesuffix("B")
+    unit = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}.get(text[-1:])
+    try:
+        megabytes = float(text if unit is None else text[:-1]) * (unit or 1.0)
+    except ValueError:
+        megabytes = math.nan
+    if not 0 < megabytes < math.inf:
+        raise UsageError(f"{name} of {file} cannot be used", got=repr(given), expected=f"{name}_mb = 2048")
+    return int(megabytes * MIB)
+
+
+def _text(path: Path, problem: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(problem, got=f"{path}: {error}") from error

@@ -2,12 +2,17 @@
 
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from support.tokenizers import build_tokenizer
 
 from agentrl.builders.chat_file import lessons, read_chats
+from agentrl.data_file import read_rows
 from agentrl.errors import UsageError
+from agentrl.evaluation.live_traffic import _append
 from agentrl.render.renderer import Renderer
+from agentrl.training.sft import _lessons
 from agentrl.trajectory import Source
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
@@ -103,22 +108,135 @@ def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{", "is not JSON"),
-        ({"text": "x"}, "is no conversation"),
+        ("{", "is not valid JSON"),
+        ({"text": "x"}, "is not a conversation: got the columns text"),
         ({"messages": [{"role": "boss", "content": "x"}]}, "no known role"),
         ({"messages": [{"role": "user", "content": "x"}]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]}, "an empty answer"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "an answer answers nothing"),
         ({"messages": [*PLAIN["messages"][:3], {"role": "assistant", "content": "x"}]}, "an answer answers nothing"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *PLAIN["messages"][2:]]}, "is no text"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *PLAIN["messages"][2:]]}, "is not text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}]},
          "call cannot be read"),
-        ({**PLAIN, "tools": ["look"]}, "no list of schemas"),
+        ({**PLAIN, "tools": ["look"]}, "not a list of schemas"),
+        ({**PLAIN, "tools": [{"function": "look"}]}, "not a list of schemas"),
+        ({**PLAIN, "tools": "[{"}, "not a list of schemas"),
+        ({**PLAIN, "tools": 3}, "not a list of schemas"),
+        ({**PLAIN, "tools": {"function": {"name": "look"}}}, "not a list of schemas"),
+        ({**PLAIN, "images": ["a.png"]}, "has a column images: got images, which the model would not see"),
+        ({**PLAIN, "image": "a.png"}, "has a column image"),
+        ({**PLAIN, "functions": [{"name": "look"}]}, "has functions"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "x"}}]}, "has a function_call"),
+        ({"messages": [{"role": "assistant", "tool_calls": {"function": {}}}]}, "tool_calls are not a list"),
+        ({"messages": [{"role": "tool", "tool_call_id": ["c"]}]}, "tool_call_id of a message is not text"),
+        ({"messages": [{"role": ["user"]}]}, "no known role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "is not text"),
+        ({"messages": [{"role": "assistant", "reasoning": 3}]}, "reasoning of a message is not text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}]}, "call cannot be read"),
+        ({"messages": [{"role": "assistant", "tool_calls": [
+            {"function": {"name": "x", "arguments": "[" * 100_000}}]}]}, "call cannot be read"),
+        ({"messages": [{"role": "assistant", "tool_calls": [
+            {"function": {"name": "x", "arguments": '{"a": ' + "9" * 5000 + "}"}}]}]}, "call cannot be read"),
     ],
 )  # fmt: skip
 def test_lines_that_cannot_be_used_are_named(tmp_path, row, message):
     with pytest.raises(UsageError, match=rf"chats\.jsonl line 2.*{message}"):
         read_chats(write(tmp_path, PLAIN, row))
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path, renderer):
+    rows = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "bad answer", "weight": 0},
+        {"role": "user", "content": "again", "weight": None},
+        {"role": "assistant", "content": "good", "weight": 1},
+    ]
+    (trajectory,) = lessons(read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=500).trajectories
+    (sequence,), ids = trajectory.sequences, trajectory.sequences[0].ids_list()
+    of = lambda kind: renderer.encoder.decode([i for i, s in zip(ids, sequence.sources, strict=True) if s == kind])  # noqa: E731
+    assert of(Source.MISTAKE) == "bad answer<|im_end|>"
+    assert of(Source.FORCED) == "good<|im_end|>"
+    for everything in (False, True):  # neither as an answer, nor as an observation with a weight of its own
+        (lesson,) = _lessons([trajectory], everything=everything)
+        learned = lesson.scored.targets.tolist()
+        assert "bad answer" not in renderer.encoder.decode(learned)
+        assert "good<|im_end|>" in renderer.encoder.decode(learned)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([None, 0.5], "weight of a message cannot be used: got assistant: 0.5, expected 0 .context only. or 1"),
+        ([None, "1"], "weight of a message cannot be used"),
+        ([1, 1], "weight of a message cannot be used: got user: 1"),
+        ([None, 0], "nothing to learn: got weight 0 for every answer"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused(tmp_path, weights, message):
+    rows = [
+        {"role": role, "content": "x", "weight": weight}
+        for role, weight in zip(("user", "assistant"), weights, strict=True)
+    ]
+    with pytest.raises(UsageError, match=rf"chats\.jsonl line 2.*{message}"):
+        read_chats(write(tmp_path, PLAIN, {"messages": rows}))
+
+
+def test_nulls_of_merged_data_sets_are_keys_of_other_rows(tmp_path, renderer):
+    call = {
+        "id": "c1",
+        "type": None,
+        "function": {"name": "look", "arguments": {"at": "door", "how": None, "near": None}},
+    }
+    schema = {"type": "object", "description": None, "properties": {
+        "at": {"type": "string", "enum": None}, "how": {"type": "integer"},
+        "near": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}  # fmt: skip
+    tool = {"type": "function", "function": {"name": "look", "strict": None, "parameters": schema}}
+    empty = {"tool_calls": None, "tool_call_id": None, "name": None, "reasoning_content": None, "weight": None}
+    rows = [
+        {**empty, "role": "user", "content": "Look."},
+        {**empty, "role": "assistant", "content": None, "tool_calls": [call]},
+        {**empty, "role": "tool", "content": "Shut.", "tool_call_id": "c1"},
+        {**empty, "role": "assistant", "content": "It is shut."},
+    ]
+    merged = {"messages": rows, "tools": [tool], "images": None, "functions": None}
+    table = tmp_path / "chats.parquet"
+    parquet.write_table(pa.Table.from_pylist([merged]), table)
+    for file in (
+        write(tmp_path, merged),
+        table,
+        write(tmp_path, {**merged, "tools": json.dumps([tool]), "images": []}),
+    ):
+        (chat,) = read_chats(file)
+        assert [message.name for message in chat.messages] == [None, None, "look", None]
+        assert chat.messages[1].tool_calls[0].arguments == {"at": "door", "near": None}
+        assert "null" not in json.dumps(chat.tools[0]).replace('{"type": "null"}', "")
+        lessons([chat], renderer, max_tokens=2000)
+
+
+def test_an_argument_without_a_declared_type_may_be_null(tmp_path):
+    call = {"function": {"name": "look", "arguments": {"at": None, "other": None}}}
+    rows = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    for schema, kept in [({}, {"at"}), ({"type": ["string", "null"]}, {"at"}), ({"type": "string"}, set()),
+                         ({"type": "string", "nullable": True}, {"at"}), (None, set())]:  # fmt: skip
+        properties = None if schema is None else {"at": schema}
+        tool = {"function": {"name": "look", "parameters": {"type": "object", "properties": properties}}}
+        (chat,) = read_chats(write(tmp_path, {"messages": rows, "tools": [tool]}))
+        assert set(chat.messages[1].tool_calls[0].arguments) == kept
+    (chat,) = read_chats(write(tmp_path, {"messages": rows}))
+    assert set(chat.messages[1].tool_calls[0].arguments) == {"at", "other"}
+
+
+def test_what_a_gateway_records_is_read_again_with_its_separators_and_surrogates(tmp_path):
+    rows = [
+        {"role": "user", "content": "one\u2028two\u0085three \ud83d"},
+        {"role": "assistant", "content": "so\u2029it is"},
+    ]
+    _append(tmp_path / "conversations.jsonl", {"messages": rows, "tools": [], "session": "a"})
+    _append(tmp_path / "conversations.jsonl", {"messages": rows[::-1] + rows[1:], "tools": []})
+    first, second = (list(row.values["messages"]) for row in read_rows(tmp_path / "conversations.jsonl"))
+    assert first == rows
+    assert second == rows[::-1] + rows[1:]
+    assert "two\u0085three" in read_chats(write(tmp_path, {"messages": rows}))[0].messages[0].text
 
 
 def test_files_that_cannot_be_used(tmp_path):

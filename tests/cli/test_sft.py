@@ -56,7 +56,7 @@ def test_a_file_of_conversations_is_learnt_with_adapters(agentrl: Cli, trained_r
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("sft", "--data", "none.jsonl", "--model", "x/y"), "cannot read none.jsonl"),
+        (("sft", "--data", "none.jsonl", "--model", "x/y"), "cannot read conversations none.jsonl"),
         (("sft", "--data", "chats.jsonl"), "sft.data needs a model"),
         (("sft", "--data", "chats.jsonl", "--model", "x/y", "sft.episodes=3"), "sft.episodes is ignored with sft.data"),
         (("train", "--model", "x/y", "sft.data=chats.jsonl"), "no environment to train in"),

@@ -325,10 +325,10 @@ def test_an_agent_with_tools_is_told_of_them() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "is no JSON"),
-        ("[1]", "is no problem"),
-        ('{"question": "why?"}', "is no problem"),
-        ('{"problem": "p", "solution": "no box"}', "is no problem"),
+        ("{", "line 1 is not valid JSON"),
+        ("[1]", "row 1 is not an object"),
+        ('{"question": "why?"}', "line 1 is not a problem"),
+        ('{"problem": "p", "solution": "no box"}', "line 1 is not a problem"),
         ("", "is empty"),
     ],
 )
@@ -337,7 +337,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, line: str, message: s
     file.write_text(line)
     with pytest.raises(UsageError, match=message):
         read_problems(str(file))
-    with pytest.raises(UsageError, match="no file of problems"):
+    with pytest.raises(UsageError, match="cannot read file of problems"):
         read_problems(str(tmp_path / "missing.jsonl"))
 
 

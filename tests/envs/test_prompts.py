@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
+import agentrl as package
 from agentrl.cli import main
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.settings import evaluation_config
+from agentrl.message import system, user
 from agentrl.observe.metrics import read_metrics
 from agentrl.task import TaskSource
 
@@ -62,6 +67,7 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
     first, second, third = list(tasks_of(written(workplace, *ROWS)))
     assert (first.prompt, first.ground_truth, first.id) == ("2 + 2?", "4", "train-1")
     assert (second.prompt, second.ground_truth) == ("Be brief.\n\n3 + 4?", None)
+    assert (first.messages, second.messages) == ((), (system("Be brief."), user("3 + 4?")))
     assert second.columns == {"solution": "7"}
     assert (third.prompt, third.ground_truth, third.id, third.type) == ("1 + 4?", "5", "7", "sum")
 
@@ -69,20 +75,117 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"question": "?"}], "row 1 has no prompt: got the columns question"),
-        ([{"prompt": " "}], "row 1 has no prompt"),
-        ([{"prompt": 3}], "row 1 has no prompt: got prompt: 3"),
-        ([{"prompt": "a"}, {"prompt": []}], "prompt of .* row 2 is no single question"),
-        ([{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "no single question"),
-        ([{"prompt": [{"role": "user", "content": None}]}], "no single question"),
+        ([{"question": "?"}], "line 1 has no prompt: got the columns question"),
+        ([{"prompt": " "}], "line 1 has no prompt"),
+        ([{"prompt": 3}], "line 1 has no prompt: got prompt: 3"),
+        ([{"prompt": "a"}, {"prompt": []}], r"line 2 has no prompt: got prompt: \[\]"),
+        (
+            [{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+            "cannot be answered: got messages of user, a",
+        ),
+        ([{"prompt": [{"role": "user", "content": None}]}], "cannot be answered: got an empty last message"),
         ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows of one id"),
         ([], "is empty"),
-        (["a"], "is no task: got str"),
+        (["a"], "line 1 is not an object: got str"),
     ],
 )
 def test_a_file_without_prompts_is_refused_with_its_row(workplace: Path, rows: list[object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         tasks_of(written(workplace, *rows))
+
+
+def test_nulls_of_merged_data_sets_are_columns_of_other_rows(workplace: Path) -> None:
+    rows = [
+        {"prompt": "a", "ground_truth": "1", "id": None},
+        {"prompt": "b", "ground_truth": None, "id": None, "type": None, "reward_model": {"ground_truth": "4"}},
+        {
+            "prompt": "c",
+            "ground_truth": 0,
+            "images": None,
+            "image": "",
+            "reward_model": {"style": "rule", "ground_truth": None},
+        },
+        {"prompt": "d", "ground_truth": "", "id": 0, "type": 0, "images": [None], "reward_model": None},
+        {"prompt": [{"role": "user", "content": "e", "name": None, "tool_calls": None}], "ground_truth": False},
+    ]
+    table = workplace / "rows.parquet"
+    texts = [json.loads(json.dumps(row)) for row in rows[:2]]
+    parquet.write_table(pa.Table.from_pylist([{**texts[1], **texts[0]}, texts[1]]), table)
+    found = tasks_of(written(workplace, *rows))
+    assert [(t.id, t.ground_truth, t.type) for t in found] == [
+        ("train-1", "1", None),
+        ("train-2", "4", None),
+        ("train-3", 0, None),
+        ("0", "", "0"),
+        ("train-5", False, None),
+    ]
+    assert [(t.id, t.ground_truth) for t in tasks_of(str(table))] == [("train-1", "1"), ("train-2", "4")]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "a", "images": ["x.png"]}, "line 1 has a column images"),
+        ({"prompt": "a", "image": {"bytes": "x"}}, "line 1 has a column image"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "line 1: a message is not text"),
+        ({"prompt": [{"role": "boss", "content": "x"}]}, "line 1: a message has no known role"),
+        ({"prompt": [*ROWS[1]["prompt"], {"role": "system", "content": "Again."}]}, "messages of system, user, system"),
+        ({"prompt": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"},
+                     {"role": "user", "content": "c"}]}, "messages of user, system, user"),
+        ({"prompt": ["a"]}, "line 1 has no prompt"),
+    ],
+)  # fmt: skip
+def test_prompts_that_would_lose_a_part_are_refused(workplace: Path, row: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tasks_of(written(workplace, row))
+
+
+def test_a_function_for_trl_gets_the_text_of_a_plain_prompt(workplace: Path) -> None:
+    lengths: list[int] = []
+
+    def reward_len(completions: list[str], **kwargs: object) -> list[float]:
+        lengths.extend(map(len, completions))
+        assert kwargs["prompts"] == ["Summarize: the cat sat on the mat."]
+        return [-abs(20.0 - len(completion)) for completion in completions]
+
+    file = written(workplace, {"prompt": "Summarize: the cat sat on the mat."})
+    result = package.evaluate(prompts=file, policy="random", reward=reward_len, samples=3)
+    assert len(lengths) == 3
+    assert min(lengths) > 1
+    assert result.reward is not None
+    assert result.reward.mean == pytest.approx(sum(-abs(20 - length) for length in lengths) / 3)
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_columns_that_a_function_needs_are_checked_before_there_is_a_folder(
+    workplace: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (workplace / "needy_rewards.py").write_text("def f(completions, solution):\n    return [1.0]\n")
+    rows = [{"prompt": "a", "solution": "1"}, {"prompt": "b", "answer": "2"}]
+    file = written(workplace, *rows)
+    words = (
+        ["--tasks", file, "--model", "scratch", *SMALL]
+        if command == "train"
+        else ["--prompts", file, "--policy", "random"]
+    )
+    assert agentrl(command, *words, "--reward", "needy_rewards:f") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "needs columns that task" in told
+    assert "got the columns answer, expected solution" in told
+    assert not (workplace / "runs").exists()
+
+
+def test_the_split_of_evaluations_is_checked_for_columns_too(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "needy_rewards.py").write_text("def f(completions, solution):\n    return [1.0]\n")
+    train = written(workplace, {"prompt": "a", "solution": "1"})
+    valid = written(workplace, {"prompt": "b"}, name="valid.jsonl")
+    options = f"environment.options={{files: {{train: {train}, valid: {valid}}}}}"
+    words = ["--env", "prompts", "--model", "scratch", "--reward", "needy_rewards:f", options, "evaluation.every=1"]
+    assert agentrl("train", *words, "evaluation.tasks=1", *SMALL) == 2
+    assert "task valid-1 does not have" in " ".join(capsys.readouterr().err.split())
+    assert not (workplace / "runs").exists()
 
 
 def test_a_split_without_a_file_says_how_to_name_one(workplace: Path) -> None:

@@ -18,6 +18,7 @@ from agentrl.builders.chat_file import read_chats
 from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.engine import SamplingParams
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import LiveTraffic
 from agentrl.evaluation.panel import read_episodes
@@ -61,7 +62,7 @@ def traffic(renderer, tmp_path):
 
 
 def rows(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 async def test_each_name_is_a_session_that_is_kept(traffic, tmp_path):
@@ -80,7 +81,24 @@ async def test_each_name_is_a_session_that_is_kept(traffic, tmp_path):
     assert kept == {("a", 4, 0), ("b", 2, 0), ("default", 2, 1)}
     assert len(read_chats(tmp_path / "conversations.jsonl")) == 3, "agentrl sft reads them"
     prompts = [row["prompt"] for row in rows(tmp_path / "prompts.jsonl")]
-    assert sorted(prompt[0]["content"] for prompt in prompts) == ["one", "one", "three"]
+    assert sorted([(m["role"], m["content"]) for m in prompt] for prompt in prompts) == [
+        [("user", "one")],
+        [("user", "one")],
+        [("user", "three")],
+    ], "no answer is part of a prompt"
+
+
+async def test_what_is_recorded_is_read_as_conversations_and_as_prompts(traffic, tmp_path):
+    live, _ = traffic("so\u2028it is")
+    asked = "one\u2028two\u0085three"
+    async with live:
+        messages = [{"role": "system", "content": "Be\u2029brief."}, user(asked)]
+        assert (await post(live.gateway.url + CHAT, "", body(*messages)))[0] == 200
+        assert (await post(live.gateway.url + "/s/b" + CHAT, "", body(user("next"))))[0] == 200
+    first, _ = read_chats(tmp_path / "conversations.jsonl")
+    assert [message.text for message in first.messages] == ["Be\u2029brief.", asked, "so\u2028it is"]
+    tasks = resolve_environment("prompts").tasks("test", files={"test": str(tmp_path / "prompts.jsonl")})
+    assert [[m.text for m in task.messages] for task in tasks] == [["Be\u2029brief.", asked], ["next"]]
 
 
 async def test_a_prompt_is_what_came_before_the_first_answer(traffic, tmp_path):

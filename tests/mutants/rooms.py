@@ -76,6 +76,11 @@ ROOMS = {
         goal=0.90,
     ),
     "training_service": Room(sources=("agentrl/training_service",), tests=("tests/training_service",), goal=0.90),
+    "data_files": Room(
+        sources=("agentrl/data_file.py", "agentrl/chat_rows.py", "agentrl/builders/chat_file.py"),
+        tests=("tests/test_data_file.py", "tests/builders/test_chat_file.py", "tests/rollout/test_task_file.py"),
+        goal=0.95,
+    ),
     "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
     "remote": Room(
         sources=("agentrl/remote",),

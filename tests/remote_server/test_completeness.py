@@ -79,6 +79,7 @@ def test_tasks_and_messages_arrive_whole() -> None:
         ground_truth={"y": 1},
         type="t",
         columns={"z": [2]},
+        messages=(Message(role="system", content="s"), Message(role="user", content="p")),
     )
     assert set(write_task(task)) | {"environment"} == names(Task)
     assert read_task(from_json(to_json(write_task(task))), "there") == dataclasses.replace(task, environment="there")

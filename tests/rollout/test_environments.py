@@ -188,6 +188,33 @@ async def test_a_hanging_asynchronous_environment_meets_its_deadline(make_pool, 
         await play_one_step(pool, TASK)
 
 
+class Slow(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Text(10)
+
+    def reset(self, *, seed=None, options=None):
+        return "", {"step_timeout_s": (options or {}).get("asked", 0)}
+
+    def step(self, action):
+        threading.Event().wait(0.05)
+        return "done", 0.0, True, False, {}
+
+
+async def test_a_task_may_ask_for_longer_steps_and_not_for_shorter_ones(make_pool):
+    pool = make_pool(Slow, Isolation.THREAD, step_timeout_s=0.001)
+    assert (await play_one_step(pool, Task(id="t", environment="w", options={"asked": 20}))).result.terminated
+    with pytest.raises(EnvironmentFailure, match=r"no answer in 0\.001 s"):
+        await play_one_step(pool, Task(id="t", environment="w"))
+    patient = make_pool(Slow, Isolation.THREAD, step_timeout_s=20)
+    assert (await play_one_step(patient, Task(id="t", environment="w", options={"asked": 0.001}))).result.terminated
+
+
+@pytest.mark.parametrize("asked", [-1, "9", True, float("nan"), float("inf"), None])
+async def test_a_time_limit_that_cannot_be_used_is_named(make_pool, asked):
+    pool = make_pool(Slow, Isolation.THREAD)
+    with pytest.raises(EnvironmentFailure, match=r'info\["step_timeout_s"\] of environment world cannot be used'):
+        await play_one_step(pool, Task(id="t", environment="w", options={"asked": asked}))
+
+
 async def test_asynchronous_environments_run_in_the_event_loop(make_pool, worlds):
     made = []
 

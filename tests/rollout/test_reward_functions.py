@@ -4,13 +4,16 @@ import asyncio
 import functools
 import itertools
 import math
+import re
 import threading
+from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from agentrl.builders.rewards import check_reward_weights, find_reward
+from agentrl.builders.rewards import check_columns, check_reward_weights, find_reward
 from agentrl.config import load_config
 from agentrl.config.environment import AgentChanges, AgentConfig
 from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, UnknownNameError, UsageError
@@ -82,10 +85,10 @@ def named():
         unregister(Kind.REWARD, name)
 
 
-async def scored(reward, trajectory=None):
+async def scored(reward, trajectory=None, task=TASK):
     thread = ThreadWorker()
     try:
-        return await find_reward(AgentConfig(reward=reward), thread).score(trajectory or episode(), TASK)
+        return await find_reward(AgentConfig(reward=reward), thread).score(trajectory or episode(), task)
     finally:
         await thread.close()
 
@@ -130,6 +133,162 @@ async def test_a_function_for_trl_gets_the_columns_that_it_asks_for(named):
     assert seen["completions"] == [[{"role": "assistant", "content": whole}]]
     assert seen["ids"] == [[7, 8]]
     assert (seen["solution"], seen["ground_truth"]) == (["42"], ["42"])
+
+
+def trl_length(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+
+def trl_think_format(completions, **kwargs):
+    pattern = r"^<think>(?!.*<think>)(.*?)</think>.*$"
+    return [1.0 if re.match(pattern, text, re.DOTALL) else 0.0 for text in completions]
+
+
+def trl_text(prompts, completions, **kwargs):
+    (prompt,), (completion,) = prompts, completions
+    return [float(prompt == "Say it." and completion.endswith("42"))]
+
+
+def reply(trajectory, text="Is it 42?", answer="Yes, 42"):
+    """Let the user say something, and the policy answer again."""
+    message = Message(role="assistant", content=answer)
+    trajectory.conversations[-1] += [user(text), message]
+    trajectory.answers.append(message)
+    trajectory.completions.append(answer)
+    return trajectory
+
+
+@pytest.mark.parametrize(
+    ("function", "reward"), [(trl_length, -abs(20 - 46)), (trl_think_format, 1.0), (trl_text, 1.0)]
+)
+async def test_a_function_for_trl_gets_texts_where_the_prompt_is_text(named, function, reward):
+    named(theirs=function)
+    task = replace(TASK, prompt="Say it.")
+    assert (await scored("theirs", episode(), task)).reward == reward
+    messages = (user("Say it."),)
+    with pytest.raises(EnvironmentFailure) if function is trl_think_format else nullcontext():
+        conversational = await scored("theirs", episode(), replace(task, messages=messages))
+        assert conversational.reward == (-19 if function is trl_length else 0.0) or function is trl_text
+
+
+async def test_a_text_completion_of_several_turns_is_all_that_was_said(named):
+    seen = {}
+
+    def keeping(prompts, completions, **columns):
+        seen.update(prompts=prompts, completions=completions)
+        return [0]
+
+    named(keeping=keeping)
+    await scored("keeping", reply(episode()), replace(TASK, prompt="Say it."))
+    whole = "<think>six times seven</think>The answer is 42"
+    assert seen == {"prompts": ["Say it."], "completions": [f"{whole}\nIs it 42?\nYes, 42"]}
+
+
+async def test_a_function_for_trl_may_log(named):
+    def logging(completions, log_metric, log_extra):
+        log_metric("length", 3.0)
+        log_extra("text", ["x"])
+        return [0.5]
+
+    named(logging=logging)
+    assert (await scored("logging")).reward == 0.5
+
+
+async def test_a_function_for_batches_of_verl_gets_lists_of_one(named):
+    seen = {}
+
+    def compute_scores(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+        seen.update(locals())
+        return [{"score": 0.5, "acc": 1}]
+
+    named(batched=compute_scores)
+    assert (await scored("batched", reply(episode()))).reward == 0.5
+    assert (seen["data_sources"], seen["solution_strs"]) == (["openai/gsm8k"], ["Yes, 42"])
+    assert (seen["ground_truths"], seen["extra_infos"], seen["kwargs"]) == (["42"], [{"index": 3}], {})
+
+
+async def test_a_function_for_verl_gets_the_type_and_no_facts_where_columns_are_null(named):
+    seen = {}
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        seen.update(source=data_source, extra=extra_info, truth=ground_truth)
+        return 0.25
+
+    named(theirs=compute_score)
+    task = replace(TASK, ground_truth=0, columns={"data_source": None, "extra_info": None})
+    assert (await scored("theirs", episode(), task)).reward == 0.25
+    assert seen == {"source": "sums", "extra": {}, "truth": 0}
+
+
+ANSWER = {"role": "assistant", "content": "<think>six times seven</think>The answer is 42"}
+
+
+async def test_a_function_for_verifiers_gets_what_a_rubric_gives(named):
+    seen = {}
+
+    async def keeping(prompt, completion, answer, info, state, task, parser, level, **kwargs):
+        seen.update(answer=answer, info=info, task=task, level=level, state=state, rest=kwargs)
+        seen["parsed"] = (parser.parse_answer(completion), parser.parse("x"), parser.parse_answer("text"))
+        assert parser.get_assistant_messages(completion) == [ANSWER]
+        assert state["prompt"] == prompt
+        return 1.0
+
+    named(keeping=keeping)
+    columns = {"answer": "43", "info": '{"tests": [0]}', "level": 3, "other": None}
+    assert (await scored("keeping", episode(), replace(TASK, columns=columns))).reward == 1.0
+    assert (seen["answer"], seen["info"], seen["task"], seen["level"]) == ("43", {"tests": [0]}, "sums", 3)
+    assert seen["parsed"] == (ANSWER["content"], "x", "text")
+    state = seen["state"]
+    assert (state["answer"], state["info"], state["id"], state["turn"]) == ("43", {"tests": [0]}, "t-1", 1)
+    assert state["trajectory"] == [{"completion": [ANSWER]}]
+    assert state["input"] == {"answer": "43", "info": '{"tests": [0]}', "level": 3}
+    assert seen["rest"] == {}
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        (TASK, ("42", dict(TASK.columns), "sums")),
+        (replace(TASK, columns={"answer": None, "info": {"a": 1}, "task": "own"}), ("42", {"a": 1}, "own")),
+        (replace(TASK, columns={}, ground_truth=None, type=None), ("", {}, "default")),
+        (replace(TASK, columns={"answer": 0}, type=None), (0, {"answer": 0}, "default")),
+    ],
+)
+async def test_answer_info_and_task_of_verifiers(named, task, expected):
+    seen = []
+    named(keeping=lambda completion, answer, info, task: seen.append((answer, info, task)) or 0.0)
+    await scored("keeping", episode(), task)
+    assert seen == [expected]
+
+
+class Upper:
+    def parse_answer(self, completion):
+        return completion[-1]["content"].upper()
+
+
+PARSER = Upper()
+
+
+async def test_the_parser_of_a_function_for_verifiers_can_be_named(named):
+    named(shouted=lambda completion, parser: float(parser.parse_answer(completion).endswith("THE ANSWER IS 42")))
+    assert (await scored({"name": "shouted", "parser": f"{__name__}:PARSER"})).reward == 1.0
+    with pytest.raises(UsageError, match="has no 'PARSE'"):
+        find_reward(AgentConfig(reward={"name": "shouted", "parser": f"{__name__}:PARSE"}), ThreadWorker())
+
+
+async def test_the_answer_of_an_example_in_the_prompt_is_not_the_policys(named):
+    seen = {}
+
+    def keeping(prompts, completions, **columns):
+        seen.update(prompts=prompts[0], completions=completions[0])
+        return [0]
+
+    named(keeping=keeping)
+    trajectory = episode()
+    trajectory.conversations[-1][1:1] = [user("1 x 1?"), Message(role="assistant", content="The answer is 1")]
+    await scored("keeping", trajectory)
+    assert [message["content"] for message in seen["prompts"]] == ["Think.", "1 x 1?", "The answer is 1", "6 x 7?"]
+    assert seen["completions"] == [ANSWER]
 
 
 @pytest.mark.parametrize(
@@ -273,6 +432,52 @@ async def test_a_scorer_that_fails_is_named_with_its_file_and_line(make_runner, 
 
 
 NOT_A_FUNCTION = 3
+
+
+@pytest.mark.parametrize(
+    ("function", "missing"),
+    [
+        (lambda completions, solution, **kwargs: [1.0], []),
+        (lambda completions, ground_truth: [1.0], []),
+        (lambda completions, level, hardness=3: [1.0], ["level"]),
+        (lambda prompts, completions, completion_ids, trainer_state, log_metric, log_extra: [1.0], []),
+        (lambda completions, prompt: [1.0], ["prompt"]),
+        (lambda data_source, solution_str, ground_truth, extra_info: 1.0, []),
+        (lambda data_sources, solution_strs, ground_truths, extra_infos: [1.0], []),
+        (lambda solution_str, level, index: 1.0, ["level", "index"]),
+        (lambda prompt, completion, answer, state, info, task, parser: 1.0, []),
+        (lambda completion, *rest, level: 1.0, ["level"]),
+        (lambda trajectory, task: 1.0, []),
+    ],
+)
+def test_columns_that_a_row_lacks_are_named(named, function, missing):
+    named(theirs=function)
+    config = AgentConfig(reward="theirs")
+    if not missing:
+        check_columns(config, lambda: [TASK])
+        return
+    columns = "the columns data_source, extra_info, ground_truth, solution, expected"
+    words = f"theirs .* needs columns that task t-1 does not have: got {columns} {', '.join(missing)}"
+    full = replace(TASK, id="t-0", columns={**TASK.columns, **dict.fromkeys(missing)})
+    with pytest.raises(ConfigError, match=words):
+        check_columns(config, lambda: [full, TASK])
+    check_columns(config, lambda: (full, TASK))  # generated tasks: the first stands for all
+    check_columns(config, lambda: [full])
+
+
+def test_a_truth_that_no_row_has_is_named(named):
+    bare = replace(TASK, columns={}, ground_truth=None)
+    named(verl=lambda solution_str, ground_truth: 1.0, verifiers=lambda completion, answer: 1.0)
+    for name, missing in (("verl", "ground_truth"), ("verifiers", "answer")):
+        with pytest.raises(ConfigError, match=f"got the columns prompt alone, expected {missing}"):
+            check_columns(AgentConfig(reward=["environment", name]), lambda: [bare])
+    check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": 0})])
+    check_columns(AgentConfig(reward="verl"), lambda: [replace(bare, ground_truth=0)])
+
+
+def test_tasks_are_only_read_for_functions_that_ask_for_columns(named):
+    named(exact=exact)
+    check_columns(AgentConfig(reward=["exact", "environment"]), lambda: pytest.fail("the tasks were read"))
 
 
 def wrong_arguments(prompt):

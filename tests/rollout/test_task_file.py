@@ -26,18 +26,35 @@ def test_parquet(tmp_path):
     ]
 
 
+def test_nulls_of_merged_task_files_are_columns_of_other_rows(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rows = [
+        {"id": None, "seed": None, "options": {"size": 3, "level": None}, "max_turns": None, "columns": {"a": None}},
+        {"id": "b", "seed": 0, "options": None, "max_turns": 2, "columns": None},
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "t.parquet")
+    assert list(read_tasks(tmp_path / "t.parquet", environment="e")) == [
+        Task(id="1", environment="e", options={"size": 3}, columns={"a": None}),
+        Task(id="b", environment="e", max_turns=2),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is empty"),
-        ("{", "line 1 is not JSON"),
-        ("[1]", "line 1 is no task: got list"),
-        ('{"sed": 3}', "row 1 has unknown columns: got sed, expected id, environment, seed"),
+        ('{"messages": []}', "line 1 has unknown columns: got messages"),
+        ("{", "line 1 is not valid JSON"),
+        ("3", "line 1 is not an object: got int"),
+        ("[1]", "row 1 is not an object: got int"),
+        ('{"sed": 3}', "line 1 has unknown columns: got sed, expected id, environment, seed"),
         ('{"id": "a"}\n{"id": "a"}', "two rows of one id"),
         ('{"id": 1}\n{"id": "1"}', "two rows of one id"),
-        ('{"seed": "3"}', "seed of .* row 1 is of a wrong type: got '3', expected a whole number"),
-        ('{"max_turns": 0}', "max_turns of .* row 1 is too small: got 0"),
-        ('{"options": [1]}', "options of .* row 1 is of a wrong type"),
+        ('{"seed": "3"}', "seed of .* line 1 is of a wrong type: got '3', expected a whole number"),
+        ('{"max_turns": 0}', "max_turns of .* line 1 is too small: got 0"),
+        ('{"options": [1]}', "options of .* line 1 is of a wrong type"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
@@ -54,5 +71,5 @@ def test_a_file_of_another_kind_is_named(tmp_path, name, message):
 
 
 def test_an_absent_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match="no task file"):
+    with pytest.raises(UsageError, match="cannot read task file"):
         read_tasks(tmp_path / "none.jsonl", environment="e")

@@ -145,6 +145,24 @@ async def test_the_specs_files_variables_and_folders_are_there(shared: Path):
     assert os.listdir(shared) == ["data.txt"]
 
 
+async def test_further_folders_can_be_written_and_the_working_folder_named():
+    options = {"writable": ["/logs", "/opt/task/data"], "folder": "/app"}
+    async with open_sandbox({"options": options}) as sandbox:
+        await sandbox.write("a.txt", b"1")
+        await sandbox.write(
+            "/logs/run.sh", b"#!/bin/sh\npwd; cat a.txt; touch /opt/task/data/x; touch /opt/x", executable=True
+        )
+        seen = await sandbox.exec(["/logs/run.sh"])
+        assert seen.stdout == b"/app\n1"
+        assert b"/opt/x" in seen.stderr
+        assert [entry.name for entry in await sandbox.list("/opt/task/data")] == ["x"]
+        saved = await sandbox.snapshot()
+        assert (await sandbox.exec("echo $HOME; touch /work/x")).stdout == b"/app\n"
+    async with open_sandbox({"options": options}) as sandbox:
+        await sandbox.restore(saved)
+        assert (await sandbox.exec("cat /app/a.txt; ls /logs")).stdout == b"1"
+
+
 async def test_the_code_of_agentrl_is_hidden():
     root = Path(__file__).parents[2]
     async with open_sandbox({"options": {"readable": [str(root)]}}) as sandbox:
@@ -198,6 +216,15 @@ async def test_without_walls_only_in_these_words():
         ({"options": {"readible": ["/usr"]}}, "option of local sandboxes is not understood"),
         ({"options": {"readable": ["no/such"]}}, "is not there"),
         ({"options": {"readable": "/usr"}}, "expected a list"),
+        ({"options": {"writable": "/logs"}}, "writable folders of a sandbox are not understood"),
+        ({"options": {"folder": 3}}, "the folder of a sandbox is not understood"),
+        ({"options": {"folder": "app"}}, "cannot be made writable: got app"),
+        ({"options": {"folder": "/"}}, "cannot be made writable"),
+        ({"options": {"writable": ["/usr/share/x"]}}, "cannot be made writable: got /usr/share/x"),
+        ({"options": {"writable": ["/a/../usr"]}}, "cannot be made writable"),
+        ({"options": {"writable": ["/work/x"], "folder": "/work/x/y"}}, "cannot be made writable"),
+        ({"options": {"writable": ["/a"], "folder": "/a/b"}}, "cannot be made writable: got /a"),
+        ({"options": {"writable": ["/usr/"], "readable": ["/usr"]}}, "cannot be made writable"),
         ({"limit": {}}, "Did you mean 'limits'"),
         ({"limits": {"second": 5}}, "Did you mean 'seconds'"),
         ({"limits": {"seconds": "5"}}, "expected a number above 0"),

@@ -204,11 +204,14 @@ async def test_a_function_may_be_continued(files: dict[str, str]) -> None:
     ("line", "message"),
     [
         ("", "is empty"),
-        ("nonsense", "is no JSON"),
-        ("[]", "is no problem"),
-        ('{"text": "x", "code": "def f(): pass", "test_list": []}', "is no problem"),
-        ('{"text": "x", "code": "def f(): pass", "test_list": ["assert g()", "assert g()"]}', "is no problem"),
-        ('{"prompt": "def f():", "entry_point": "g", "test": ""}', "is no problem"),
+        ("nonsense", "line 1 is not valid JSON"),
+        ("[]", "is empty"),
+        ('{"text": "x", "code": "def f(): pass", "test_list": []}', "line 1 is not a problem"),
+        (
+            '{"text": "x", "code": "def f(): pass", "test_list": ["assert g()", "assert g()"]}',
+            "line 1 is not a problem",
+        ),
+        ('{"prompt": "def f():", "entry_point": "g", "test": ""}', "line 1 is not a problem"),
     ],
 )
 def test_broken_files_are_refused(tmp_path: Path, line: str, message: str) -> None:

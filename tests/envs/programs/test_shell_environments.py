@@ -244,6 +244,7 @@ async def test_an_answer_ends_a_problem() -> None:
         (RepoFix, {"mistakes": 3}),
         (RepoFix, {"seconds": 100}),
         (Terminal, {"max_steps": 0}),
+        (Terminal, {"seconds": 0}),
         (Terminal, {"sandbox": {"kind": "local"}}),
     ],
 )

@@ -1,0 +1,150 @@
+"""Messages, tool calls and tools in rows of data files, as chat services write them.
+
+A row of a merged data set has nulls in place of keys that only other rows have; they count as absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from agentrl.errors import UsageError
+from agentrl.message import Message, Role, ToolCall
+
+ToolSchema = Mapping[str, Any]
+MEDIA_COLUMNS = ("images", "image", "videos", "audios")
+
+
+def refuse_media(values: Mapping[str, Any], place: str) -> None:
+    """Refuse a row whose images, videos or sounds would be left out of what the model reads.
+
+    Raises:
+        UsageError: a column holds some.
+    """
+    for name in MEDIA_COLUMNS:
+        found = values.get(name)
+        if any(found) if isinstance(found, list) else found:
+            raise UsageError(
+                f"{place} has a column {name}",
+                got=f"{name}, which the model would not see",
+                expected="messages of text alone",
+                hint=f"remove the column {name} and the rows that need it; environments can show images",
+            )
+
+
+def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
+    """Read the schemas of a conversation's tools: a list, or its JSON text.
+
+    Raises:
+        UsageError: they are neither.
+    """
+    try:
+        tools = json.loads(found) if isinstance(found, str) and found else found or []
+        schemas = [_without_nulls(tool) for tool in tools]
+        if isinstance(tools, list) and all(isinstance(schema["function"]["name"], str) for schema in schemas):
+            return tuple(schemas)
+    except (KeyError, TypeError, ValueError, RecursionError):
+        pass
+    expected = '[{"function": {"name": …}}]'
+    raise UsageError(f"{place}: tools are not a list of schemas", got=str(found)[:80], expected=expected)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Remove the keys of a schema that were filled with nulls where data sets were merged."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema] = ()) -> Iterator[Message]:
+    """Read messages.
+
+    Args:
+        rows: As the file has them.
+        place: For messages to people.
+        tools: What the calls among them may call.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    names: dict[str, str] = {}
+    for row in rows:
+        if not isinstance(row, dict) or row.get("role") not in get_args(Role):
+            raise UsageError(f"{place}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
+        if row.get("function_call"):
+            raise UsageError(f"{place}: a message has a function_call", got="function_call", expected="tool_calls")
+        given = row.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise UsageError(f"{place}: tool_calls are not a list", got=str(given)[:80], expected="a list of calls")
+        calls = tuple(_call(call, tools, place) for call in given)
+        names |= {call.id: call.name for call in calls}
+        answered = _optional_text(row, "tool_call_id", place)
+        name = _optional_text(row, "name", place) or names.get(answered or "")
+        reasoning = _optional_text(row, "reasoning_content", place) or _optional_text(row, "reasoning", place)
+        yield Message(
+            role=row["role"],
+            content=_text(row.get("content"), place),
+            tool_calls=calls,
+            tool_call_id=answered,
+            name=name if row["role"] == "tool" else None,
+            reasoning=reasoning,
+        )
+
+
+def _optional_text(row: Mapping[str, Any], name: str, place: str) -> str | None:
+    value = row.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{place}: {name} of a message is not text", got=str(value)[:80], expected="text")
+    return value
+
+
+def _text(content: Any, place: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+        raise UsageError(
+            f"{place}: a message is not text",
+            got=str(content)[:80],
+            expected="text, or parts of text: images of data files are not read",
+        )
+    return "".join(part["text"] for part in parts)
+
+
+def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:
+    """Read a tool call, its arguments written as JSON or as an object."""
+    try:
+        function: Mapping[str, Any] = call["function"]
+        name, arguments = function["name"], function.get("arguments") or {}
+        parsed = dict(json.loads(arguments) if isinstance(arguments, str) else arguments)
+        if not isinstance(name, str):
+            raise TypeError("the name is not text")
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{place}: a tool call cannot be read", got=str(call)[:80], expected='{"function": {"name", "arguments"}}'
+        ) from error
+    return ToolCall(name=name, arguments=_declared(parsed, name, tools), id=str(call.get("id") or ""))
+
+
+def _declared(arguments: dict[str, Any], tool: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+    """Leave out nulls that the tool does not accept: columns of other rows, where data sets were merged."""
+    parameters = next((one["function"].get("parameters") for one in tools if one["function"]["name"] == tool), None)
+    if not isinstance(parameters, dict):
+        return arguments
+    properties = parameters.get("properties") or {}
+    return {
+        name: value
+        for name, value in arguments.items()
+        if value is not None or (name in properties and _accepts_null(properties[name]))
+    }
+
+
+def _accepts_null(schema: Any) -> bool:
+    if not isinstance(schema, dict) or schema.get("nullable"):
+        return True
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if choices:
+        return any(_accepts_null(choice) for choice in choices)
+    kinds = schema.get("type", "null")
+    return "null" in (kinds if isinstance(kinds, list) else [kinds])

@@ -1,0 +1,99 @@
+"""Commands that type and run the solution of a task folder, as a policy would."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.errors import UsageError
+
+from ..programs.shell import MOST_COMMAND
+from .dockerfile import filled_variables
+from .folders import FolderTask
+from .places import SOLUTION, Places
+
+_SHELL_LINE = re.compile(rb"#!\s*(/usr/bin/env\s+|\S*/)?(ba)?sh\s*$")
+_OWN_PLACE = ("$0", "BASH_SOURCE", SOLUTION)
+"""Words of scripts that look for files beside them."""
+_END = "END_OF_FILE"
+_FENCE = "```"
+
+
+def solving_commands(task: FolderTask, places: Places) -> list[str]:
+    """Return commands that solve a task: a shell script as it stands, or else commands that write its files and run it.
+
+    Raises:
+        UsageError: the task has no solution, or one that is too large to be typed.
+    """
+    if task.solution is None and task.solution_commands is None:
+        raise UsageError(f"task {task.name} has no solution", expected="solution/solve.sh, or solution.sh")
+    variables = filled_variables(task.solution_variables, places.spec.env, f"the solution of task {task.name}")
+    if task.solution is None:
+        return _short([task.solution_commands or ""], task)
+    content = task.solution.read_bytes()
+    if _is_plain(content, task, variables):
+        return _short([content.decode()], task)
+    folder = SOLUTION if places.is_absolute else "${TMPDIR:-/tmp}/solution"
+    root = task.solution.parent
+    names = {path: path.relative_to(root).as_posix() for path in (task.solution, *task.solution_files)}
+    script = f"{folder}/{names[task.solution]}"
+    settings = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
+    run = script if content.startswith(b"#!") else f"bash {script}"
+    written = [_written(path, f"{folder}/{name}") for path, name in names.items()]
+    return _short(_gathered([*written, f"chmod +x {script}\n{settings}{run}\n"]), task)
+
+
+def _is_plain(content: bytes, task: FolderTask, variables: Mapping[str, str]) -> bool:
+    """Return whether a script does the same when its text is typed."""
+    first, _, _ = content.partition(b"\n")
+    if task.solution_files or variables or (content.startswith(b"#!") and not _SHELL_LINE.match(first)):
+        return False
+    text = _text(content)
+    return text is not None and not any(word in text for word in (*_OWN_PLACE, _FENCE))
+
+
+def _text(content: bytes) -> str | None:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text or "\r" in text else text
+
+
+def _written(path: Path, target: str) -> str:
+    """Return a command that writes a file."""
+    content = path.read_bytes()
+    text = _text(content)
+    made = f'mkdir -p "$(dirname "{target}")"\n'
+    if text is None or not text.endswith("\n") or _FENCE in text or _END in text:
+        encoded = "\n".join(re.findall(".{1,76}", base64.b64encode(content).decode()))
+        command, text = "base64 -d", f"{encoded}\n"
+    else:
+        command = "cat"
+    mode = f'chmod +x "{target}"\n' if path.stat().st_mode & 0o100 else ""
+    return f"{made}{command} > \"{target}\" <<'{_END}'\n{text}{_END}\n{mode}"
+
+
+def _gathered(pieces: list[str]) -> list[str]:
+    """Join commands while they are short enough to be typed at once."""
+    found: list[str] = []
+    for piece in pieces:
+        if found and len(found[-1]) + len(piece) <= MOST_COMMAND:
+            found[-1] += piece
+        else:
+            found.append(piece)
+    return found
+
+
+def _short(commands: list[str], task: FolderTask) -> list[str]:
+    longest = max(map(len, commands))
+    if longest > MOST_COMMAND:
+        raise UsageError(
+            f"the solution of task {task.name} is too long to be typed",
+            got=f"{longest:,} characters",
+            expected=f"files of at most {MOST_COMMAND:,} characters",
+        )
+    return commands

@@ -1,0 +1,166 @@
+"""Data files as others write them: separators inside text, encodings, arrays, nulls, and faults named by line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from agentrl.envs.code.dataset import read_problems as read_code
+from agentrl.envs.math_problems.dataset import read_problems as read_mathematics
+from agentrl.envs.search_qa.options import parse_options
+from agentrl.envs.search_qa.questions import questions_of
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from agentrl.data_file import Row, read_rows
+from agentrl.errors import UsageError
+from agentrl.observe.files import JsonLinesWriter, read_json_lines
+
+SEPARATED = "one\u2028two\u2029three\u0085four\u000bfive"
+TWO = [{"text": SEPARATED, "n": 0}, {"text": "é", "n": None}]
+
+
+def lines(rows: list[Any], end: str = "\n") -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + end for row in rows)
+
+
+def written(folder: Path, data: bytes | str, name: str = "rows.jsonl") -> Path:
+    file = folder / name
+    file.write_bytes(data.encode() if isinstance(data, str) else data)
+    return file
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lines(TWO).encode(),
+        lines(TWO).encode("utf-8-sig"),
+        lines(TWO, end="\r\n").encode(),
+        lines(TWO).rstrip().encode(),
+        (lines(TWO) + "\n \r\n\t\n").encode(),
+        lines(TWO).encode("utf-16"),
+        lines(TWO).encode("utf-32"),
+        gzip.compress(lines(TWO).encode("utf-8-sig")),
+        json.dumps(TWO).encode(),
+        ("\n" + json.dumps(TWO, indent=2, ensure_ascii=False) + "\n").encode("utf-8-sig"),
+    ],
+    ids=["plain", "mark", "crlf", "no-end", "empty-lines", "utf-16", "utf-32", "gzip", "array", "printed-array"],
+)
+def test_the_same_rows_are_read_from_every_form(tmp_path: Path, data: bytes) -> None:
+    assert [row.values for row in read_rows(written(tmp_path, data))] == TWO
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.data"])
+def test_parquet_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    parquet.write_table(pa.Table.from_pylist(TWO), tmp_path / name)
+    assert [(row.place[-5:], row.values) for row in read_rows(tmp_path / name)] == list(
+        zip(["row 1", "row 2"], TWO, strict=True)
+    )
+
+
+def test_a_row_knows_its_line_its_columns_and_the_first_that_is_not_null(tmp_path: Path) -> None:
+    file = written(tmp_path, '{"a": null, "b": 0, "c": 3}\n\n{"a": "", "c": 1}\n')
+    first, second = read_rows(file)
+    assert (first.place, second.place) == (f"{file} line 1", f"{file} line 3")
+    assert (first.columns, first.first("a", "b", "c"), second.first("a", "c")) == (["b", "c"], 0, "")
+    assert first.first("a", "missing") is None
+
+
+@given(st.text())
+def test_any_text_survives_what_this_project_writes_and_reads(tmp_path_factory: Any, text: str) -> None:
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    writer = JsonLinesWriter(file)
+    writer.append({"text": text})
+    writer.append({"text": "next"})
+    writer.close()
+    assert [row.values["text"] for row in read_rows(file)] == [text, "next"]
+    assert [record["text"] for record in read_json_lines(file)] == [text, "next"]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"a": 1}\n\n{"a"', "line 3 is not valid JSON: got Expecting ':' delimiter at column 5"),
+        (b'{"a": 1}\n"b"\n', "line 2 is not an object: got str"),
+        (b'{"a": 1}\n{"a": ' + b"9" * 5000 + b"}", r"line 2 is not valid JSON: got a whole number of more than 4,300"),
+        (b'{"a": 1}\n{"a": ' + b"[" * 100_000 + b"}", "line 2 is not valid JSON: got values that are nested too"),
+        (b'{"a": 1}\n{"a": "\xff"}', "line 2 is not text: got byte 0xff, which is not UTF-8"),
+        (b'\xff\xfe{\x00"', "is not text: got byte .*which is not UTF-16"),
+        (b'[{"a": 1}, 2]', "row 2 is not an object: got int"),
+        (b'[{"a": 1},\n{"a": ]', "line 2 is not valid JSON"),
+        (b'["a"]\n{"a": 1}', "line 2 is not valid JSON: got Extra data"),
+        (b'{"a": 1}{"a": 2}', "line 1 is not valid JSON: got Extra data"),
+        (gzip.compress(b'{"a": 1}\n' * 9)[:-12], "cannot read rows .*rows.jsonl"),
+        (gzip.compress(b'{"a": 1}\n{'), "line 2 is not valid JSON"),
+        (b"PAR1 and nothing else", "cannot be read as Parquet"),
+        (b"\x28\xb5\x2f\xfd\x04", "line 1 is not text"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(tmp_path: Path, data: bytes, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        list(read_rows(written(tmp_path, data), "rows"))
+
+
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read task file .*none.jsonl: got No such file"):
+        list(read_rows(tmp_path / "none.jsonl", "task file"))
+    with pytest.raises(UsageError, match="Is a directory"):
+        list(read_rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"question": "3 - 3?", "answer": 0}, "0"),
+        ({"question": "1 > 2?", "answer": False}, "False"),
+        ({"question": "3 - 3?", "answer": 0.0}, "0.0"),
+        ({"question": None, "problem": "p", "answer": None, "solution": "It is \\boxed{0}."}, "0"),
+        ({"problem": "p", "answer": "", "solution": "\\boxed{x}"}, "x"),
+        ({"question": "q", "answer": "So\n#### 0"}, "0"),
+    ],
+)
+def test_zero_is_an_answer_and_null_is_none(tmp_path: Path, row: dict[str, Any], answer: str) -> None:
+    assert [problem.answer for problem in read_mathematics(str(written(tmp_path, lines([row]))))] == [answer]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"question": "q", "answer": ""}, "line 1 is not a problem: got no answer to 'q'"),
+        ({"question": "q", "answer": None}, "line 1 is not a problem: got no answer"),
+        ({"solution": "x"}, "line 1 is not a problem: got the columns solution"),
+    ],
+)
+def test_a_problem_without_an_answer_is_named(tmp_path: Path, row: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read_mathematics(str(written(tmp_path, lines([row]))))
+
+
+def test_nulls_of_merged_problems_are_columns_of_other_rows(tmp_path: Path) -> None:
+    mbpp = {"text": "Add.", "code": "def f(a):\n    return a", "test_list": ["assert f(1) == 1", "assert f(2) == 2"]}
+    human = {"prompt": "def g():\n", "entry_point": "g", "test": "def check(c): pass", "canonical_solution": "  1\n"}
+    names = [*mbpp, *human]
+    merged = [{name: row.get(name) for name in names} for row in (mbpp, human)]
+    found = read_code(str(written(tmp_path, lines(merged))), "test", 1)
+    assert [problem.function for problem in found.values()] == ["f", "g"]
+    with pytest.raises(UsageError, match="line 1 is not a problem: got KeyError: 'prompt'"):
+        read_code(str(written(tmp_path, lines([{"code": "x", "test_list": []}]), "other.jsonl")), "test", 1)
+
+
+def test_questions_have_answers_that_are_numbers_or_null_in_one_of_two_columns(tmp_path: Path) -> None:
+    rows = [
+        {"question": "0?", "golden_answers": None, "answer": 0, "type": None},
+        {"question": "a?", "golden_answers": ["a", 2], "answer": None, "type": "x"},
+    ]
+    file = written(tmp_path, lines(rows).encode("utf-8-sig"))
+    found = questions_of("test", parse_options(questions={"test": str(file)}, url="http://example.com"))
+    assert [question[2] for question in found] == [("0",), ("a", "2")]
+
+
+def test_a_row_is_named_in_full() -> None:
+    assert Row("file line 1", {"a": None, "b": 1}).columns == ["b"]
