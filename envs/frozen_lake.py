@@ -165,8 +165,9 @@ SPEC = EnvironmentSpec(
         " size, observation (text or image)."
     ),
     instructions=(
-        "You walk over a frozen lake. The map shows you (P), your start (S), ice (F), holes (H) and the goal (G)."
-        " Each turn you move one step: left, down, right or up. Reach the goal. A hole ends the walk."
+        "You walk on a frozen lake to the goal. The map shows where you are (P), your start (S), ice (F), holes"
+        " (H) and the goal (G). Each turn, move one step left, down, right or up. Walk around the holes: if you"
+        " step into one, you lose."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

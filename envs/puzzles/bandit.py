@@ -109,9 +109,9 @@ SPEC = puzzle_spec(
         " arms (2 to 8), pulls (up to 40)."
     ),
     instructions=(
-        "You stand before a machine with several arms. Each arm pays with a chance of its own that never changes and"
-        " that you do not know. Each turn you name the arm to pull. Find the arm that pays most often,"
-        " and pull it as often as you can."
+        "You play a slot machine with several arms. Each arm pays with a fixed probability that you do not know."
+        " Each turn, name one arm to pull. Find out which arm pays most often, and pull that arm as often as you"
+        " can: you win if more than half of all pulls are on the best arm."
     ),
     reward_range=(0.0, 1.001),
     scores={"random": 0.05, "expert": 0.87},

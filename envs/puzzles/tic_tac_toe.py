@@ -178,9 +178,10 @@ SPEC = puzzle_spec(
         " (opponent=self, with the agent loop self_play)."
     ),
     instructions=(
-        "You play tic-tac-toe on nine fields, in turns with another player. X and O are taken fields, and a number is a"
-        " free field. You win with three of your marks in a row, in a column or in a diagonal. Each turn you take one"
-        " free field by its number. Take no field that is taken: that only costs you turns, or the game."
+        "You play tic-tac-toe against another player. The board has nine fields. X and O are fields that are"
+        " taken, and a number is a free field. Each turn, take one free field by writing its number. You win with"
+        " three of your marks in a row, a column or a diagonal. Never choose a field that is already taken: it"
+        " costs you a turn, or the game."
     ),
     reward_range=(-1.0, 1.0),
     scores={"random": 0.45, "expert": 0.88},

@@ -68,7 +68,7 @@ class RepoFix(ShellEnv):
             f"The repository in the current folder holds the Python package {library.package}. {library.about}\n"
             f"Tests fail in tests/test_{library.module}.py: {failing}.\n"
             f"Run them with: python3 -m unittest discover tests\n"
-            f"The tests are right. Mend {library.package}/{library.module}.py, then submit."
+            f"The tests are correct. Fix {library.package}/{library.module}.py, then submit."
         )
 
     async def _prepare(self, sandbox: Sandbox) -> None:
@@ -186,14 +186,16 @@ SPEC = EnvironmentSpec(
         " second one. Each split has repositories of its own."
     ),
     instructions=(
-        "You mend a small Python repository in a shell. "
+        "You fix a small Python repository in a shell. "
         + FENCED
-        + "When the tests pass, answer with the single word submit. Further tests, which you do not see, then decide."
+        + "When the tests pass, answer with the single word submit. Your work is then checked by more tests, which you"
+        " cannot see."
     ),
     answer_format="free",
     tool_instructions=(
-        "You mend a small Python repository with tools: bash, read_file and write_file. When the tests pass, call no"
-        " tool and answer with the single word submit. Further tests, which you do not see, then decide."
+        "You fix a small Python repository with the tools bash, read_file and write_file. When the tests pass, do not"
+        " call a tool: answer with the single word submit. Your work is then checked by more tests, which you cannot"
+        " see."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

@@ -99,7 +99,7 @@ async def test_an_answer_that_cannot_be_read_is_a_move_that_is_not_allowed(game,
 
 async def test_a_player_that_uses_up_its_tokens_loses_alone(game):
     long = "5" + " and on" * 60
-    trajectory = await game("1", long, "4", "2", long, options={"format": "plain"}, max_tokens=420)
+    trajectory = await game("1", long, "4", "2", long, options={"format": "plain"}, max_tokens=460)
     assert trajectory.outcome is Outcome.TRUNCATED_TOKENS or trajectory.role_returns["player_2"] == -1.0
     assert trajectory.role_returns["player_1"] == 0.0
 
