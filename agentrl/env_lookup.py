@@ -35,7 +35,7 @@ from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
 
-GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v\d+")
+GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
 ADDRESS = re.compile(r"https?://.+")
 """The address of an environment server."""
@@ -90,8 +90,18 @@ def resolve_environment(name: str) -> EnvironmentSpec:
         return _resolve_in_module(name)
     if GYMNASIUM_ID.fullmatch(name):
         own = _registry_name(name)
-        return resolve_environment(own) if own else _gymnasium_spec(name, name)
+        return _own_version(name, resolve_environment(own)) if own else _gymnasium_spec(name, name)
     raise _unknown(name)
+
+
+def spec_of(target: object) -> EnvironmentSpec:
+    """Return the spec of an environment's class, of a function that makes one, or of a spec.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    name = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__name__)}"
+    return _spec_of(name, target)
 
 
 def check_split(spec: EnvironmentSpec, split: str) -> str:
@@ -207,6 +217,23 @@ def _plain_spec(
         max_turns=max_turns,
         success_threshold=success_threshold,
         isolation=Isolation.THREAD,
+    )
+
+
+def _own_version(env_id: str, spec: EnvironmentSpec) -> EnvironmentSpec:
+    """Return the spec if the id asks for the version that is installed.
+
+    Raises:
+        UsageError: it asks for another one, whose tasks or rewards were different.
+    """
+    base, _, version = env_id.rpartition("-v")
+    if int(version) == spec.version:
+        return spec
+    raise UsageError(
+        f"this version of {spec.name} is not installed",
+        got=env_id,
+        expected=f"{base}-v{spec.version}",
+        hint="its default tasks or rewards have changed between the versions, so results cannot be compared",
     )
 
 

@@ -77,7 +77,7 @@ def test_names_and_splits_are_taken_apart(text: str, name: str, split: str | Non
 
 def test_a_registry_name_and_its_gymnasium_id_give_the_same_spec() -> None:
     assert resolve_environment("household") is resolve_environment("agentrl/Household-v0")
-    assert resolve_environment("frozen_lake") is resolve_environment("agentrl/FrozenLake-v0")
+    assert resolve_environment("frozen_lake") is resolve_environment("agentrl/FrozenLake-v1")
 
 
 def test_a_class_gets_a_plain_spec(game: str) -> None:

@@ -75,6 +75,7 @@ def show(name: Name, options: Options = None) -> None:
     limit = spec.turns_under(given)
     table.add_row("steps", f"at most {limit}" if limit else "no limit of its own")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
+    table.add_row("version", str(spec.version))
     table.add_row("code runs", spec.isolation_under(given).value)
     if spec.extra is not None:
         table.add_row("needs", f"agentrl[{spec.extra.name}]" + ("" if spec.extra.is_installed else ", not installed"))

@@ -96,6 +96,10 @@ class ShellEnv(AsyncEnv):
     async def _judge(self, sandbox: Sandbox) -> Verdict:
         """Judge what the policy has left, elsewhere."""
 
+    def _progress(self, verdict: Verdict) -> float:
+        """Return how much of the task is done, from 0 to 1: 0 where nothing was changed."""
+        return verdict.share
+
     @abstractmethod
     def _info(self) -> dict[str, Any]:
         """What every step tells."""
@@ -147,7 +151,7 @@ class ShellEnv(AsyncEnv):
         await self._acting.close()
         self._over = True
         right = "It is done." if verdict.is_right else "It is not done."
-        components = {"checks": verdict.share}
+        components = {"checks": self._progress(verdict)}
         info = {**self._info(), "success": verdict.is_right, "valid": valid, "reward_components": components}
         text = right if is_submitted else f"{said}\n{right}"
         return text, float(verdict.is_right), is_submitted, not is_submitted, info

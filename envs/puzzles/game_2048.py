@@ -171,5 +171,6 @@ SPEC = puzzle_spec(
     ),
     reward_range=(0.0, 5.0),
     scores={"random": 0.09, "expert": 0.97},
+    version=1,
 )
 make = SPEC.make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -11,15 +12,17 @@ from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
 from ..programs.acting import run_command
 from ..programs.judging import SECONDS, Solution, Verdict, judge
 from ..programs.shell import FENCED, ShellEnv
+from ..puzzles.rules import share_gained
 from ..task_ids import SPLITS, TRAIN
 from .mutations import with_mistakes
-from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of
+from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of, share_right
 
 MAX_STEPS = 15
 REPOSITORY = "repository"
 """The folder of the judging sandbox that the package is copied to."""
 MOST_FILES = 20
 MOST_BYTES = 64 * 1024
+_TEST_SECONDS = re.compile(r"(Ran \d+ tests?) in [\d.]+s")
 _COMMIT = (
     "command -v git >/dev/null || exit 0; git init -q . && git add -A && git -c user.name=agent"
     " -c user.email=agent@localhost commit -q -m 'Begin' --date 2020-01-01T00:00:00Z"
@@ -93,6 +96,14 @@ class RepoFix(ShellEnv):
             fill=fill,
             seconds=SECONDS,
         )
+
+    def _progress(self, verdict: Verdict) -> float:
+        """Return the share of the failing calls that were repaired; calls that never failed pay nothing."""
+        return share_gained(share_right(self.fault), verdict.share)
+
+    async def _run(self, command: str) -> str:
+        """Run a command; the seconds that tests took are left out, because they differ each time."""
+        return _TEST_SECONDS.sub(r"\1", await super()._run(command))
 
     def _expert_commands(self) -> list[str]:
         library = self.fault.library
@@ -201,4 +212,5 @@ SPEC = EnvironmentSpec(
     reward_range=(0.0, 1.0),
     isolation=Isolation.INLINE,
     scores={"random": 0.0, "expert": 1.0},
+    version=1,
 )
