@@ -142,7 +142,8 @@ def _resolve_in_module(name: str) -> EnvironmentSpec:
 
 
 def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
-    _load_gymnasium_plugins()
+    if env_id not in gymnasium.registry:
+        _load_gymnasium_plugins()
     registered: EnvSpec | None = gymnasium.registry.get(env_id)
     if registered is None:
         raise _unknown(name)
@@ -246,14 +247,25 @@ def _registry_name(env_id: str) -> str | None:
 
 
 @functools.cache
-def _load_gymnasium_plugins() -> None:
+def _load_gymnasium_plugins() -> tuple[str, ...]:
+    """Let installed packages register their environments.
+
+    Returns:
+        What went wrong, by package: other packages are none of the user's concern, unless the name is not found.
+    """
+    broken = []
     for entry_point in importlib.metadata.entry_points(group=GYMNASIUM_PLUGINS):
-        with namespace(entry_point.name):
-            entry_point.load()()
+        try:
+            with namespace(entry_point.name):
+                entry_point.load()()
+        except Exception as error:  # any package may be broken in any way
+            package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+            broken.append(f"{package} ({type(error).__name__}: {error})")
+    return tuple(broken)
 
 
 def _unknown(name: str) -> UnknownNameError:
-    _load_gymnasium_plugins()
+    broken = _load_gymnasium_plugins()
     module, _, attribute = name.rpartition(":")
     if module:
         return _unknown_in_module(module, attribute)
@@ -263,6 +275,9 @@ def _unknown(name: str) -> UnknownNameError:
     hint = f"did you mean {' or '.join(near)}?" if near else None
     if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
         hint = f"to name an environment of the module {name}, write {name}:EnvId"
+    if broken and GYMNASIUM_ID.fullmatch(name):
+        failed = f"these packages could not register their environments: {', '.join(broken)}"
+        hint = failed if hint is None else f"{hint} Also, {failed}"
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
