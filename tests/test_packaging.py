@@ -109,7 +109,7 @@ def test_the_wheel_holds_every_source_file_and_the_data(unpacked_wheel: Path) ->
     expected |= {f"{package_name(path.parent).replace('.', '/')}/{path.name}" for path in data}
     expected |= {
         str(path.relative_to(ROOT))
-        for folder in ("agentrl/cli/scaffold", "agentrl/evaluation/templates")
+        for folder in ("agentrl/cli/scaffold", "agentrl/cli/scaffold_tools", "agentrl/evaluation/templates")
         for path in (ROOT / folder).rglob("*")
         if path.is_file()
     }
