@@ -170,9 +170,11 @@ def on_config(config: Any) -> Any:
 
 def written(markdown: str) -> str:
     """Return a page as it is committed: each mark is followed by its table."""
-    return MARK.sub(
-        lambda mark: f"<!-- generated: {mark[1]} -->\n\n{_generated(mark[1]).strip()}\n\n<!-- end: {mark[1]} -->", markdown
-    )
+
+    def filled(mark: re.Match[str]) -> str:
+        return f"<!-- generated: {mark[1]} -->\n\n{_generated(mark[1]).strip()}\n\n<!-- end: {mark[1]} -->"
+
+    return MARK.sub(filled, markdown)
 
 
 def committed() -> dict[Path, str]:
@@ -208,7 +210,8 @@ def main() -> None:
     pages = committed()
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv and stale:
-        sys.exit(f"run make docs-tables: {', '.join(str(path.relative_to(DOCS)) for path in stale)} differ from the code")
+        different = ", ".join(str(path.relative_to(DOCS)) for path in stale)
+        sys.exit(f"{different}: the text differs from the code; run make docs-tables")
     for path in stale:
         path.write_text(pages[path], encoding="utf-8")
         print(f"wrote {path.relative_to(DOCS)}")
