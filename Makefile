@@ -266,5 +266,9 @@ docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/mkdocs build --strict
 
+# Write the generated tables and pages of docs/ again, after a change of the code that they describe.
+docs-tables:
+	cd docs && ../$(BIN)/python generate.py
+
 clean:
 	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache

@@ -178,7 +178,10 @@ class EnvironmentSpec:
     out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Success of the ``random`` and ``expert`` policies, as tests assert them."""
+    """Success of the ``random`` and ``expert`` policies, and of ``blind`` play: the best sequence of actions that is
+    chosen without reading any observation. Tests assert them."""
+    version: int = 0
+    """Raised when the default tasks, options or rewards change: results of two versions cannot be compared."""
     extra: Extra | None = None
     """What must be installed to make it; listing and describing it need nothing."""
 

@@ -35,7 +35,7 @@ from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
 
-GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v\d+")
+GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
 ADDRESS = re.compile(r"https?://.+")
 """The address of an environment server."""
@@ -90,8 +90,18 @@ def resolve_environment(name: str) -> EnvironmentSpec:
         return _resolve_in_module(name)
     if GYMNASIUM_ID.fullmatch(name):
         own = _registry_name(name)
-        return resolve_environment(own) if own else _gymnasium_spec(name, name)
+        return _own_version(name, resolve_environment(own)) if own else _gymnasium_spec(name, name)
     raise _unknown(name)
+
+
+def spec_of(target: object) -> EnvironmentSpec:
+    """Return the spec of an environment's class, of a function that makes one, or of a spec.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    name = f"{getattr(target, '__module__', '')}:{getattr(target, '__qualname__', type(target).__name__)}"
+    return _spec_of(name, target)
 
 
 def check_split(spec: EnvironmentSpec, split: str) -> str:
@@ -132,7 +142,8 @@ def _resolve_in_module(name: str) -> EnvironmentSpec:
 
 
 def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
-    _load_gymnasium_plugins()
+    if env_id not in gymnasium.registry:
+        _load_gymnasium_plugins()
     registered: EnvSpec | None = gymnasium.registry.get(env_id)
     if registered is None:
         raise _unknown(name)
@@ -210,6 +221,23 @@ def _plain_spec(
     )
 
 
+def _own_version(env_id: str, spec: EnvironmentSpec) -> EnvironmentSpec:
+    """Return the spec if the id asks for the version that is installed.
+
+    Raises:
+        UsageError: it asks for another one, whose tasks or rewards were different.
+    """
+    base, _, version = env_id.rpartition("-v")
+    if int(version) == spec.version:
+        return spec
+    raise UsageError(
+        f"this version of {spec.name} is not installed",
+        got=env_id,
+        expected=f"{base}-v{spec.version}",
+        hint="its default tasks or rewards have changed between the versions, so results cannot be compared",
+    )
+
+
 def _registry_name(env_id: str) -> str | None:
     found = GYMNASIUM_ID.fullmatch(env_id)
     if found is None or found["namespace"] != OWN_NAMESPACE:
@@ -219,14 +247,25 @@ def _registry_name(env_id: str) -> str | None:
 
 
 @functools.cache
-def _load_gymnasium_plugins() -> None:
+def _load_gymnasium_plugins() -> tuple[str, ...]:
+    """Let installed packages register their environments.
+
+    Returns:
+        What went wrong, by package: other packages are none of the user's concern, unless the name is not found.
+    """
+    broken = []
     for entry_point in importlib.metadata.entry_points(group=GYMNASIUM_PLUGINS):
-        with namespace(entry_point.name):
-            entry_point.load()()
+        try:
+            with namespace(entry_point.name):
+                entry_point.load()()
+        except Exception as error:  # any package may be broken in any way
+            package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+            broken.append(f"{package} ({type(error).__name__}: {error})")
+    return tuple(broken)
 
 
 def _unknown(name: str) -> UnknownNameError:
-    _load_gymnasium_plugins()
+    broken = _load_gymnasium_plugins()
     module, _, attribute = name.rpartition(":")
     if module:
         return _unknown_in_module(module, attribute)
@@ -236,6 +275,9 @@ def _unknown(name: str) -> UnknownNameError:
     hint = f"did you mean {' or '.join(near)}?" if near else None
     if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
         hint = f"to name an environment of the module {name}, write {name}:EnvId"
+    if broken and GYMNASIUM_ID.fullmatch(name):
+        failed = f"these packages could not register their environments: {', '.join(broken)}"
+        hint = failed if hint is None else f"{hint} Also, {failed}"
     return UnknownNameError(
         "unknown environment",
         got=repr(name),

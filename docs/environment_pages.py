@@ -58,13 +58,22 @@ def generated_pages() -> dict[str, str]:
     return {page_path(name): f"# {name}\n\n{facts(name)}\n{_notes(name)}" for name in missing}
 
 
+def handwritten_page(name: str) -> str:
+    """Return the path of the page that describes an environment, alone or in a table; empty where there is none."""
+    if (FOLDER / f"{name}.md").is_file():
+        return page_path(name)
+    pages = (page for page in sorted(FOLDER.glob("*.md")) if f"`{name}`" in page.read_text(encoding="utf-8"))
+    return next((f"environments/{page.name}" for page in pages), "")
+
+
 def index_table() -> str:
     """Return the table of installed environments with splits and scores of scripted policies."""
     rows = ["| name | splits | random | expert | what it is |", "|---|---|---|---|---|"]
     for name in names(Kind.ENVIRONMENT):
         spec = resolve_environment(name)
         scores = [f"{spec.scores[policy]:.2g}" if policy in spec.scores else "" for policy in ("random", "expert")]
-        link = f"[`{name}`]({page_path(name)})"
+        page = handwritten_page(name)
+        link = f"[`{name}`]({page})" if page else f"`{name}`"
         rows.append(f"| {link} | {', '.join(spec.splits)} | {' | '.join(scores)} | {_cell(spec.description)} |")
     return "\n".join(rows)
 

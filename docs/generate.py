@@ -1,13 +1,17 @@
-"""Generates pages and tables of the documentation from the code, as a hook of mkdocs.
+"""Generates pages and tables of the documentation from the code.
 
-A line ``<!-- generated: NAME -->`` in a page is replaced by a table; the reference pages are generated entirely.
+What stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` in a page is generated, and so are the whole
+`PAGES`. Both are committed, so that they can be read in the repository: ``make docs-tables`` writes them again, and a
+test compares them with the code. As a hook of mkdocs, this module fills them in and adds a page per environment.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from environment_pages import generated_pages, index_table, page_path, reads_page, section
@@ -28,7 +32,8 @@ from agentrl.training.objective import PROVIDED
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
-MARK = re.compile(r"<!-- generated: ([\w ]+) -->")
+DOCS = Path(__file__).parent
+MARK = re.compile(r"<!-- generated: ([\w ]+) -->(?:\n.*?<!-- end: \1 -->)?", re.DOTALL)
 ENVIRONMENTS = "Environments"
 """Title of the navigation section."""
 ENVIRONMENT = "environment "
@@ -107,11 +112,10 @@ def configs_table() -> str:
     return "\n".join(f"- `{name}`" for name in shipped_configs())
 
 
-PAGES: Mapping[str, Callable[[], str]] = {
-    "configuration.md": configuration_page,
-    "cli.md": cli_page,
-    "what-the-policy-reads.md": reads_page,
-}
+PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page, "cli.md": cli_page}
+"""Pages that are committed."""
+SITE_PAGES: Mapping[str, Callable[[], str]] = {"what-the-policy-reads.md": reads_page}
+"""Pages that only the site has, besides one per environment: they depend on what is installed."""
 
 
 def resume_table() -> str:
@@ -150,7 +154,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     from mkdocs.structure.files import File  # only there when the site is built
 
-    pages = {path: make() for path, make in PAGES.items()} | generated_pages()
+    pages = {path: make() for path, make in SITE_PAGES.items()} | generated_pages()
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -162,6 +166,25 @@ def on_config(config: Any) -> Any:
     listed = {path for entry in pages for path in (entry.values() if isinstance(entry, dict) else (entry,))}
     pages += [path for path in map(page_path, names(Kind.ENVIRONMENT)) if path not in listed]
     return config
+
+
+def written(markdown: str) -> str:
+    """Return a page as it is committed: each mark is followed by its table."""
+
+    def filled(mark: re.Match[str]) -> str:
+        return f"<!-- generated: {mark[1]} -->\n\n{_generated(mark[1]).strip()}\n\n<!-- end: {mark[1]} -->"
+
+    return MARK.sub(filled, markdown)
+
+
+def committed() -> dict[Path, str]:
+    """Return the pages that hold generated text, as they should be, by file."""
+    pages = {DOCS / path: make().rstrip() + "\n" for path, make in PAGES.items()}
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if path not in pages and MARK.search(text):
+            pages[path] = written(text)
+    return pages
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -180,3 +203,19 @@ def _children(group: str) -> list[str]:
     assert added.typer_instance is not None
     commands = added.typer_instance.registered_commands
     return [command.name or str(command.callback and command.callback.__name__) for command in commands]
+
+
+def main() -> None:
+    """Write all generated text; with ``--check``, only say which files differ."""
+    pages = committed()
+    stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    if "--check" in sys.argv and stale:
+        different = ", ".join(str(path.relative_to(DOCS)) for path in stale)
+        sys.exit(f"{different}: the text differs from the code; run make docs-tables")
+    for path in stale:
+        path.write_text(pages[path], encoding="utf-8")
+        print(f"wrote {path.relative_to(DOCS)}")
+
+
+if __name__ == "__main__":
+    main()

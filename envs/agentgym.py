@@ -238,6 +238,6 @@ SPEC = EnvironmentSpec(
         "Environments behind AgentGym's HTTP servers: TextCraft, BabyAI, SciWorld, SQL, tools and others. "
         "Options world and url say which; train and test, the ranges of task indices."
     ),
-    instructions="You act in a world of text. Each turn, give one action; the world answers with what you see.",
+    instructions=("You act in a text world. Each turn, write one action. The world answers with what you see."),
     isolation=Isolation.INLINE,
 )

@@ -1,7 +1,8 @@
-"""Gymnasium's FrozenLake in text: a new map per seed, no slipping."""
+"""Gymnasium's FrozenLake in text: a new map per seed, no slipping, from any cell to any other."""
 
 from __future__ import annotations
 
+import enum
 import functools
 import hashlib
 import json
@@ -18,14 +19,18 @@ from agentrl.errors import UsageError
 from agentrl.message import Content, described
 from agentrl.task import seed_tasks
 
+from .choices import choose
 from .pictures import Colour, Field, Fields, ObservationForm, Shape, legend, observation_form, pictured, shows_images
 from .splits import split_of_checksum, split_of_seed
 from .text_adapter import TextAdapter
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """Name to change of row and column, in the order of FrozenLake's action numbers."""
-AGENT, HOLE, GOAL = "P", "H", "G"
+AGENT, START, ICE, HOLE, GOAL = "P", "S", "F", "H", "G"
 MAX_STEPS = 40
+SIZE = 5
+HOLES = 0.2
+"""Share of holes, as in Gymnasium's maps."""
 FIELDS: Fields = {
     AGENT: Field(legend="you are a red disc", ground=Colour.LIGHT_BLUE, shapes=((Shape.DISC, Colour.RED),)),
     "S": Field(legend="the start is a grey frame", ground=Colour.LIGHT_BLUE, shapes=((Shape.FRAME, Colour.GREY),)),
@@ -36,7 +41,16 @@ FIELDS: Fields = {
     ),
 }
 _DRAWS = 100
-"""After so many maps there is none of the wanted split: a lake of two by two has three maps in all."""
+"""After so many maps there is none of the wanted split: a lake of two by two has few maps in all."""
+
+
+class Layout(enum.StrEnum):
+    """Where the start and the goal are."""
+
+    ANYWHERE = "anywhere"
+    """In any two cells with a shortest way of at least `FrozenLake.size` - 1 steps: no one sequence of moves fits."""
+    CORNERS = "corners"
+    """Gymnasium's: top left and bottom right. One sequence of six moves solves almost half of the maps of size 4."""
 
 
 class FrozenLake(TextAdapter):
@@ -47,18 +61,27 @@ class FrozenLake(TextAdapter):
 
     Args:
         size: Rows and columns of the map.
+        layout: ``anywhere`` for a start and a goal in any cells, or ``corners`` for Gymnasium's.
         max_steps: Steps after which an episode is truncated.
         observation: ``text``, or ``image`` for a picture of the map.
     """
 
     inner: FrozenLakeEnv
 
-    def __init__(self, *, size: int = 4, max_steps: int = MAX_STEPS, observation: str = ObservationForm.TEXT) -> None:
+    def __init__(
+        self,
+        *,
+        size: int = SIZE,
+        layout: str = Layout.ANYWHERE,
+        max_steps: int = MAX_STEPS,
+        observation: str = ObservationForm.TEXT,
+    ) -> None:
         self.form = observation_form(observation, of="frozen_lake")
         if size < 2:
             raise UsageError("the frozen lake is too small", got=size, expected="a size of at least 2")
         self.size = size
-        self.rows = generate_random_map(size, seed=0)
+        self.layout = choose(Layout, layout, "frozen_lake layout")
+        self.rows = _draw_map(size, self.layout, seed=0)
         super().__init__(_lake(self.rows), actions=tuple(MOVES), max_steps=max_steps)
         if self.form is ObservationForm.IMAGE:
             self.observation_space = ContentSpace(8192)
@@ -68,7 +91,7 @@ class FrozenLake(TextAdapter):
     ) -> tuple[Content, dict[str, Any]]:
         """Start on the map that the seed decides."""
         map_seed = int(self.np_random.integers(2**31)) if seed is None else seed
-        self.rows = _draw_map(self.size, map_seed)
+        self.rows = _draw_map(self.size, self.layout, map_seed)
         self.inner = _lake(self.rows)
         return super().reset(seed=seed, options=options)
 
@@ -121,20 +144,27 @@ class FrozenLakeExpert:
         Raises:
             UsageError: the text holds no map, or no way leads to the goal.
         """
-        fields = _read_map(described(observation))
-        start = next((place for place, field in fields.items() if field == AGENT), None)
-        queue = deque([] if start is None else [(start, "")])
-        seen = {start}
-        while queue:
-            (row, column), first = queue.popleft()
-            if fields[row, column] == GOAL:
-                return first
-            for name, (down, right) in MOVES.items():
-                place = (row + down, column + right)
-                if fields.get(place, HOLE) != HOLE and place not in seen:
-                    seen.add(place)
-                    queue.append((place, first or name))
-        raise UsageError("no way leads to the goal", got=repr(observation))
+        way = shortest_way(_read_map(described(observation)), AGENT)
+        if not way:
+            raise UsageError("no way leads to the goal", got=repr(observation))
+        return way[0]
+
+
+def shortest_way(fields: Mapping[tuple[int, int], str], begin: str) -> list[str] | None:
+    """Find a shortest way from the field with the letter `begin` to the goal; ``None`` if there is none."""
+    start = next((place for place, field in fields.items() if field == begin), None)
+    queue = deque([] if start is None else [(start, list[str]())])
+    seen = {start}
+    while queue:
+        (row, column), way = queue.popleft()
+        if fields[row, column] == GOAL:
+            return way
+        for name, (down, right) in MOVES.items():
+            place = (row + down, column + right)
+            if fields.get(place, HOLE) != HOLE and place not in seen:
+                seen.add(place)
+                queue.append((place, [*way, name]))
+    return None
 
 
 def _read_map(text: str) -> dict[tuple[int, int], str]:
@@ -142,14 +172,28 @@ def _read_map(text: str) -> dict[tuple[int, int], str]:
     return {(row, column): field for row, fields in enumerate(rows) for column, field in enumerate(fields)}
 
 
-def _draw_map(size: int, seed: int) -> list[str]:
+def _draw_map(size: int, layout: Layout, seed: int) -> list[str]:
     rng, split = random.Random(f"frozen_lake/{seed}"), split_of_seed(seed)
     rows: list[str] = []
     for _ in range(_DRAWS):
-        rows = generate_random_map(size, seed=rng.randrange(2**31))
+        if layout is Layout.CORNERS:
+            rows = generate_random_map(size, seed=rng.randrange(2**31))
+        else:
+            rows = _map_from_anywhere(size, rng)
         if split_of_checksum(hashlib.blake2b("".join(rows).encode()).digest()[0]) == split:
             break
     return rows
+
+
+def _map_from_anywhere(size: int, rng: random.Random) -> list[str]:
+    """Draw a map whose start and goal are at least `size` - 1 steps apart."""
+    places = [(row, column) for row in range(size) for column in range(size)]
+    while True:
+        fields = {place: HOLE if rng.random() < HOLES else ICE for place in places}
+        start, goal = rng.sample(places, 2)
+        fields |= {start: START, goal: GOAL}
+        if len(shortest_way(fields, START) or ()) >= size - 1:
+            return ["".join(fields[row, column] for column in range(size)) for row in range(size)]
 
 
 def _lake(rows: list[str]) -> FrozenLakeEnv:
@@ -161,18 +205,21 @@ SPEC = EnvironmentSpec(
     make=FrozenLake,
     tasks=functools.partial(seed_tasks, "frozen_lake"),
     description=(
-        "Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time. Options:"
-        " size, observation (text or image)."
+        "Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time, from any"
+        " cell to any other. The best fixed sequence of moves solves about one map in eight. Options: size, layout"
+        " (anywhere or corners), observation (text or image)."
     ),
     instructions=(
-        "You walk over a frozen lake. The map shows you (P), your start (S), ice (F), holes (H) and the goal (G)."
-        " Each turn you move one step: left, down, right or up. Reach the goal. A hole ends the walk."
+        "You walk on a frozen lake to the goal. The map shows where you are (P), your start (S), ice (F), holes"
+        " (H) and the goal (G). Each turn, move one step left, down, right or up. Walk around the holes: if you"
+        " step into one, you lose."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
     isolation=Isolation.INLINE,
     images_of=shows_images,
-    options={"size": 4},
-    scores={"random": 0.1, "expert": 1.0},
+    options={"size": SIZE},
+    scores={"random": 0.07, "blind": 0.13, "expert": 1.0},
+    version=1,
 )

@@ -104,8 +104,8 @@ SPEC = EnvironmentSpec(
     tasks=functools.partial(seed_tasks, "guess_number"),
     description="Guess a number from 1 to 100 in ten turns, told higher or lower: the smallest environment.",
     instructions=(
-        "I think of a whole number from 1 to 100, and you find it in at most ten guesses. After each wrong guess I say"
-        " Higher or Lower. Higher means that my number is higher than your guess, and Lower that it is lower."
+        "I am thinking of a whole number from 1 to 100. Find it in at most ten guesses. Each turn, guess one"
+        " number. I answer Higher if my number is higher than your guess, and Lower if it is lower."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

@@ -153,6 +153,6 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SeedTasks.SPLITS,
     description="Environments behind OpenEnv servers. The option url says which; tasks are seeds.",
-    instructions="You act in an environment. Each turn, give one action; the environment answers with what you see.",
+    instructions=("You act in an environment. Each turn, write one action. The environment answers with what you see."),
     isolation=Isolation.INLINE,
 )

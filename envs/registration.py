@@ -14,17 +14,17 @@ from . import PLUGINS
 
 ENTRY_POINTS = {
     "agentrl/Alfworld-v0": "agentrl.envs.household.alfworld.environment:make_alfworld",
-    "agentrl/Bandit-v0": "agentrl.envs.puzzles.bandit:make",
-    "agentrl/Blackjack-v0": "agentrl.envs.puzzles.blackjack:make",
+    "agentrl/Bandit-v1": "agentrl.envs.puzzles.bandit:make",
+    "agentrl/Blackjack-v1": "agentrl.envs.puzzles.blackjack:make",
     "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",
     "agentrl/Crafting-v0": "agentrl.envs.puzzles.crafting:make",
     "agentrl/FifteenPuzzle-v0": "agentrl.envs.puzzles.fifteen_puzzle:make",
-    "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
-    "agentrl/Game2048-v0": "agentrl.envs.puzzles.game_2048:make",
+    "agentrl/FrozenLake-v1": "agentrl.envs.frozen_lake:FrozenLake",
+    "agentrl/Game2048-v1": "agentrl.envs.puzzles.game_2048:make",
     "agentrl/Gem-v0": "agentrl.envs.adapters.gem:Gem",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
     "agentrl/Gymnasium-v0": "agentrl.envs.adapters.gymnasium_text:make",
-    "agentrl/Hanoi-v0": "agentrl.envs.puzzles.hanoi:make",
+    "agentrl/Hanoi-v1": "agentrl.envs.puzzles.hanoi:make",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
     "agentrl/LongQa-v0": "agentrl.envs.puzzles.long_qa:make",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
@@ -41,7 +41,7 @@ ENTRY_POINTS = {
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/TextArena-v0": "agentrl.envs.adapters.textarena:TextArena",
-    "agentrl/TicTacToe-v0": "agentrl.envs.puzzles.tic_tac_toe:make",
+    "agentrl/TicTacToe-v1": "agentrl.envs.puzzles.tic_tac_toe:make",
     "agentrl/WebShop-v0": "agentrl.envs.webshop.environment:WebShopEnv",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }
@@ -56,7 +56,7 @@ def register_all() -> None:
     specs = {name.replace("_", ""): reference for name, reference in PLUGINS["environment"].items()}
     for env_id, entry_point in ENTRY_POINTS.items():
         if env_id not in gymnasium.registry:
-            spec = load(specs[env_id.removeprefix("agentrl/").removesuffix("-v0").lower()])
+            spec = load(specs[env_id.removeprefix("agentrl/").rpartition("-v")[0].lower()])
             gymnasium.register(env_id, entry_point=entry_point, reward_threshold=spec.success_threshold)
 
 

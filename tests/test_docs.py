@@ -106,9 +106,40 @@ def test_console_blocks_name_commands_and_options_that_exist(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    made = {"configuration.md", "cli.md"}
-    targets = [target for target, _ in LINK.findall(page.read_text())]
-    assert [target for target in targets if target not in made and not (page.parent / target).exists()] == []
+    missing = []
+    for target, anchor in LINK.findall(page.read_text()):
+        path = page.parent / target
+        if not path.exists() or (anchor and path.suffix == ".md" and anchor[1:] not in anchors(path)):
+            missing.append(target + anchor)
+    assert missing == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as code hosts and mkdocs make them."""
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+EMPTY_TABLE = re.compile(r"^\|[^\n]*\|\n\|[-:| ]+\|\n(?!\|)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_table_is_empty_in_the_repository(page: Path) -> None:
+    text = page.read_text()
+    assert EMPTY_TABLE.findall(text) == []
+    for name in re.findall(r"<!-- generated: ([\w ]+) -->", text):
+        filled = re.search(rf"<!-- generated: {name} -->\n\n(.+?)\n\n<!-- end: {name} -->", text, re.DOTALL)
+        assert filled, f"{name} has no text: run make docs-tables"
+
+
+def test_an_empty_table_is_noticed() -> None:
+    assert EMPTY_TABLE.search("| name | what |\n|---|---|\n\nText")
+    assert not EMPTY_TABLE.search("| name | what |\n|---|---|\n| a | b |\n")
+
+
+def test_the_readme_links_every_page() -> None:
+    linked = {(ROOT / target).resolve() for target, _ in LINK.findall((ROOT / "README.md").read_text())}
+    assert [str(page.relative_to(ROOT)) for page in PAGES[1:] if page.resolve() not in linked] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -155,6 +186,13 @@ def test_every_page_is_in_the_navigation_and_every_table_can_be_made(generator: 
         assert "<!-- generated" not in filled
 
 
+def test_generated_text_is_what_the_code_says(generator: ModuleType) -> None:
+    """Pages of environments whose data may be anywhere are left out."""
+    elsewhere = {generator.DOCS / "environments" / name for name in ("alfworld.md", "webshop.md")}
+    different = [p.name for p, text in generator.committed().items() if p not in elsewhere and p.read_text() != text]
+    assert different == [], "run make docs-tables"
+
+
 def test_reference_pages_are_made_from_the_code(generator: ModuleType) -> None:
     assert "| `trainer.learning_rate` |" in generator.configuration_page()
     page = generator.cli_page()
@@ -162,14 +200,14 @@ def test_reference_pages_are_made_from_the_code(generator: ModuleType) -> None:
         assert f"## agentrl {name}\n" in page
     assert "### agentrl env check\n" in page
     assert "╭" in page
-    assert "[`household`](environments/household.md)" in generator.fill("<!-- generated: environments -->")
+    assert "[`webshop`](environments/webshop.md)" in generator.fill("<!-- generated: environments -->")
 
 
 def test_every_environment_has_a_page(generator: ModuleType) -> None:
     made, index = generator.generated_pages(), generator.fill("<!-- generated: environments -->")
     for name in names(Kind.ENVIRONMENT):
         path = f"environments/{name}.md"
-        assert f"({path})" in index
+        assert f"| `{name}` |" in index or f"[`{name}`](environments/" in index
         if path not in made:
             assert f"\n<!-- generated: environment {name} -->\n" in (ROOT / "docs" / path).read_text()
 

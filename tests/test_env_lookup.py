@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import importlib.metadata
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
-from agentrl import registry
+from agentrl import env_lookup, registry
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.env_lookup import check_split, make_gymnasium, parse_env_name, resolve_environment
 from agentrl.errors import UnknownNameError, UsageError
@@ -77,7 +78,7 @@ def test_names_and_splits_are_taken_apart(text: str, name: str, split: str | Non
 
 def test_a_registry_name_and_its_gymnasium_id_give_the_same_spec() -> None:
     assert resolve_environment("household") is resolve_environment("agentrl/Household-v0")
-    assert resolve_environment("frozen_lake") is resolve_environment("agentrl/FrozenLake-v0")
+    assert resolve_environment("frozen_lake") is resolve_environment("agentrl/FrozenLake-v1")
 
 
 def test_a_class_gets_a_plain_spec(game: str) -> None:
@@ -151,3 +152,42 @@ def test_a_wrong_split_gets_the_nearest_one() -> None:
     assert check_split(spec, "valid_unseen") == "valid_unseen"
     with pytest.raises(UnknownNameError, match="Did you mean household/valid_unseen"):
         check_split(spec, "valid_unsen")
+
+
+class _BrokenPackage:
+    """An entry point of another package, which cannot be imported."""
+
+    name = "broken_games"
+    value = "broken_games:register"
+    dist = None
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def load(self) -> Callable[[], None]:
+        raise self.error
+
+
+@pytest.fixture
+def broken_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    errors = [ImportError("no module named numpy.core"), RuntimeError("no display"), SyntaxError("print 'x'")]
+    real = importlib.metadata.entry_points
+
+    def entry_points(**asked: str) -> Any:
+        return [_BrokenPackage(error) for error in errors] if asked == {"group": "gymnasium.envs"} else real(**asked)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    env_lookup._load_gymnasium_plugins.cache_clear()
+    yield
+    env_lookup._load_gymnasium_plugins.cache_clear()
+
+
+@pytest.mark.usefixtures("broken_plugins")
+def test_broken_packages_of_others_do_not_break_an_environment() -> None:
+    assert resolve_environment("CartPole-v1").name == "CartPole-v1"
+    with pytest.raises(UnknownNameError, match="Did you mean CartPole") as near:
+        resolve_environment("CartPol-v1")
+    assert "broken_games:register (RuntimeError: no display)" in str(near.value)
+    with pytest.raises(UnknownNameError, match="broken_games:register") as unknown:
+        resolve_environment("Zxqvy-v7")
+    assert "could not register" in str(unknown.value)

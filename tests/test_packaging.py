@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import agentrl
+from agentrl.serving.vllm import server as vllm_server
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = {"agentrl": "agentrl", "agent_loops": "agentrl.agent_loops", "configs": "agentrl.configs"}
@@ -48,6 +49,11 @@ def test_every_catalogue_folder_is_mapped_into_the_package() -> None:
 def test_every_extra_that_the_design_names_exists() -> None:
     promised = {"vllm", "sglang", "ray", "docker", "alfworld", "trackers", "gpu", "docs", "dev"}
     assert promised <= set(PROJECT["project"]["optional-dependencies"])
+
+
+def test_the_extra_installs_a_vllm_that_the_code_accepts() -> None:
+    (requirement,) = PROJECT["project"]["optional-dependencies"]["vllm"]
+    assert requirement.startswith(f"vllm>={vllm_server.OLDEST};")
 
 
 def test_the_public_surface_is_what_it_says() -> None:
@@ -103,7 +109,7 @@ def test_the_wheel_holds_every_source_file_and_the_data(unpacked_wheel: Path) ->
     expected |= {f"{package_name(path.parent).replace('.', '/')}/{path.name}" for path in data}
     expected |= {
         str(path.relative_to(ROOT))
-        for folder in ("agentrl/cli/scaffold", "agentrl/evaluation/templates")
+        for folder in ("agentrl/cli/scaffold", "agentrl/cli/scaffold_tools", "agentrl/evaluation/templates")
         for path in (ROOT / folder).rglob("*")
         if path.is_file()
     }

@@ -16,12 +16,12 @@ from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
-from agentrl.cli.play import play_in_browser, play_in_terminal
+from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.config import load_config
-from agentrl.env import EnvironmentSpec
+from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
-from agentrl.errors import UsageError
+from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
@@ -30,6 +30,7 @@ from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.testing.env_check import INTEGRITY, RULES, check_env, reward_integrity
 from agentrl.testing.env_subject import Thoroughness
 from agentrl.testing.report import choose_rules
+from agentrl.tool import Tool
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -77,6 +78,7 @@ def show(name: Name, options: Options = None) -> None:
     limit = spec.turns_under(given)
     table.add_row("steps", f"at most {limit}" if limit else "no limit of its own")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
+    table.add_row("version", str(spec.version))
     table.add_row("code runs", spec.isolation_under(given).value)
     if spec.extra is not None:
         table.add_row("needs", f"agentrl[{spec.extra.name}]" + ("" if spec.extra.is_installed else ", not installed"))
@@ -86,7 +88,23 @@ def show(name: Name, options: Options = None) -> None:
         table.add_row(f"success of {policy}", f"{score:.2f}")
     out.print(table)
     if spec.instructions:
-        out.print(f"\n{spec.instructions}")
+        out.print(Text(f"\n{spec.instructions}"))
+    if tools := _own_tools(spec, given):
+        out.print("\ntools:")
+        for tool in tools:
+            out.print(Text(tool_line(tool)))
+
+
+def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
+    """Return the tools that the environment brings; none where it cannot be made here."""
+    try:
+        env = spec.make(**options)
+    except (AgentRLError, ImportError):
+        return []
+    try:
+        return list(optional_part(env, "tools") or ())
+    finally:
+        asyncio.run(settled(env.close()))
 
 
 @app.command(

@@ -23,25 +23,36 @@ app = typer.Typer()
 
 SUFFIX = ".template"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-NEXT = ("  python -m pytest", "  agentrl sft train.yaml", "  agentrl train train.yaml model.path=runs/latest")
+SCAFFOLD, WITH_TOOLS = "scaffold", "scaffold_tools"
+"""Folders of templates."""
+NEXT = {
+    SCAFFOLD: ("  python -m pytest", "  agentrl sft train.yaml", "  agentrl train train.yaml model.path=runs/latest"),
+    WITH_TOOLS: ("  python -m pytest", "  agentrl train train.yaml --dry-run", "  agentrl train train.yaml"),
+}
 
 
-@app.command(epilog=examples("agentrl init my_game", "agentrl init my_game --folder projects"))
+@app.command(
+    epilog=examples("agentrl init my_game", "agentrl init my_game --folder projects", "agentrl init my_desk --tools")
+)
 def init(
     name: Annotated[str, typer.Argument(help="Name of the project and its package, for example my_game.")],
     folder: Annotated[Path, typer.Option(help="Where the project's folder is made.")] = Path(),
+    tools: Annotated[
+        bool, typer.Option("--tools", help="Let the environment bring tools of its own, which share its state.")
+    ] = False,
 ) -> None:
     """Start a project with an environment, a tool, a config and a test of your own."""
-    project = create_project(name, folder)
+    scaffold = WITH_TOOLS if tools else SCAFFOLD
+    project = create_project(name, folder, scaffold)
     out.print(f"made {project}/")
     for path in sorted(project.rglob("*")):
         if path.is_file():
             out.print(f"  {path.relative_to(project)}")
-    for step in ("", "next:", f"  cd {project}", *NEXT):
+    for step in ("", "next:", f"  cd {project}", *NEXT[scaffold]):
         out.print(step)
 
 
-def create_project(name: str, folder: Path) -> Path:
+def create_project(name: str, folder: Path, scaffold: str = SCAFFOLD) -> Path:
     """Write the project's files; its folder.
 
     Raises:
@@ -58,7 +69,7 @@ def create_project(name: str, folder: Path) -> Path:
         raise UsageError("there is a Python package of this name already", got=repr(name), hint="choose another name")
     words = {"package": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
     try:
-        for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath("scaffold"), Path()):
+        for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath(scaffold), Path()):
             target = project / str(path).replace("package", name).removesuffix(SUFFIX)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(Template(text).substitute(words), encoding="utf-8")

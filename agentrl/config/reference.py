@@ -42,13 +42,10 @@ def _table(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:
     yield ""
     if "__doc__" in model.__dict__ and model.__doc__:
         yield from (model.__doc__.strip(), "")
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
-    for name in own_fields(model):
-        field = model.model_fields[name]
-        if not models_of(field.annotation):
-            yield _row(f"{path}.", name, field)
-    yield ""
+    own = [(name, model.model_fields[name]) for name in own_fields(model)]
+    rows = [_row(f"{path}.", name, field) for name, field in own if not models_of(field.annotation)]
+    if rows:
+        yield from ("| key | type | default | meaning |", "|---|---|---|---|", *rows, "")
 
 
 def _row(prefix: str, name: str, field: FieldInfo) -> str:

@@ -273,7 +273,8 @@ class RuntimeEpisode(Episode):
             self.turns.counters.incidents.count_call(called.tool.name, *called.raised)
         if result.reward:
             turn.reward += result.reward
-            self.tool_reward += result.reward
+            if call.name in self._configured:  # the environment's own tools are part of the task that is solved
+                self.tool_reward += result.reward
             self._add_component(f"tool/{call.name}", result.reward)
         if self._ended_by_tool is not None:
             raise EpisodeEnd(self._ended_by_tool)

@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
+from agentrl.env import AnyEnv, EnvironmentSpec
+from agentrl.env_lookup import check_split, parse_env_name, resolve_environment, spec_of
 from agentrl.errors import UsageError
 from agentrl.rollout.env_adapter import WrongReturn
-from agentrl.testing.env_rules import contract, determinism, leaks, resources, rewards
+from agentrl.testing.env_rules import blind, contract, determinism, leaks, resources, rewards
 from agentrl.testing.env_session import LONG_CALL, CallFailed, asking, run_watched
 from agentrl.testing.env_subject import EFFORTS, Subject, Thoroughness
 from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Rule, choose_rules
@@ -59,6 +59,7 @@ RULES = (
     rewards.survives_mistakes,
     rewards.rewards_success,
     rewards.has_a_random_score,
+    blind.blind_play_solves_little,
     *LEAKS,
     *LAZY,
     resources.releases_everything,
@@ -83,7 +84,7 @@ ENDLESS = 100
 
 
 def check_env(
-    environment: str | EnvironmentSpec,
+    environment: str | EnvironmentSpec | Callable[..., AnyEnv],
     *,
     options: Mapping[str, Any] | None = None,
     split: str | None = None,
@@ -97,7 +98,8 @@ def check_env(
     """Check that an environment keeps the rules of its contract (`RULES`).
 
     Args:
-        environment: A name (``household``, ``my_game:GuessNumber-v0``, ``household/valid_seen``), or a spec.
+        environment: A name (``household``, ``my_game:GuessNumber-v0``, ``household/valid_seen``), a spec, or the class
+            of the environment or a function that makes it.
         options: Options of the environment, put over the spec's own.
         split: Split whose tasks are played; the one in the name, else the spec's first.
         episodes: How many tasks are played, at least.
@@ -118,7 +120,7 @@ def check_env(
 
 
 def reward_integrity(
-    environment: str | EnvironmentSpec,
+    environment: str | EnvironmentSpec | Callable[..., AnyEnv],
     *,
     options: Mapping[str, Any] | None = None,
     split: str | None = None,
@@ -151,7 +153,7 @@ class _Inspection:
 
     def run(
         self,
-        environment: str | EnvironmentSpec,
+        environment: str | EnvironmentSpec | Callable[..., AnyEnv],
         options: Mapping[str, Any] | None,
         split: str | None,
         episodes: int,
@@ -214,9 +216,9 @@ class _Inspection:
         self.rows += [CheckRow(check=name, status=CheckStatus.SKIPPED, detail=reason) for name in rest]
 
 
-def _find(environment: str | EnvironmentSpec) -> tuple[EnvironmentSpec, str | None]:
-    if isinstance(environment, EnvironmentSpec):
-        return environment, None
+def _find(environment: str | EnvironmentSpec | Callable[..., AnyEnv]) -> tuple[EnvironmentSpec, str | None]:
+    if not isinstance(environment, str):
+        return spec_of(environment), None
     name, split = parse_env_name(environment)
     return resolve_environment(name), split
 

@@ -125,7 +125,7 @@ SPEC = EnvironmentSpec(
         "The environments of GEM (gem-llm), such as game:Mastermind-v0-easy or game:Sudoku-v0-easy. Option game: an id"
         " of its registry; other options are the environment's own."
     ),
-    instructions="You play a text game.",
+    instructions=("You play a text game."),
     isolation=Isolation.PROCESS,
     options={"game": "game:GuessTheNumber-v0-easy"},
     extra=EXTRA,

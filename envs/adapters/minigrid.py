@@ -175,10 +175,10 @@ SPEC = EnvironmentSpec(
         " Option env_id: a world's id; view: text or grid; other options are the world's own."
     ),
     instructions=(
-        "You stand in a world of square fields and have a mission. You see what lies in front of you. Each turn, answer"
-        " with one action: left or right (turn where you stand), forward (one step), pickup (what is one step ahead),"
-        " drop (put down what you carry), toggle (open or close what is one step ahead; a locked door needs its key),"
-        " done. Some worlds have fewer actions."
+        "You are in a world of square cells and have a mission. You see what is in front of you. Each turn,"
+        " answer with one action: left or right turns you on the spot, forward takes one step, pickup takes the"
+        " object in front of you, drop puts down what you carry, toggle opens or closes what is in front of you (a"
+        " locked door needs its key), and done says that the mission is complete. Some worlds have fewer actions."
     ),
     reward_range=(-1.0, 1.0),
     isolation=Isolation.THREAD,

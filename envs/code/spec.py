@@ -12,27 +12,27 @@ from .options import MAX_STEPS, parse_options
 from .tasks import ENVIRONMENT, CodeTasks
 
 INSTRUCTIONS = """\
-You solve a problem by writing a Python function. Answer with the whole function in one block of code, like this:
+You solve a problem by writing a Python function. Answer with the whole function in one code block, like this:
 
 ```python
 def add(a, b):
     return a + b
 ```
 
-Your code is run on the examples of the problem. If it is wrong on one of them you read what went wrong, and answer with
-better code. Once all examples are right, tests that you do not see grade the code, which ends the episode. If you run
+Your code is run on the examples of the problem. If an example fails, you read what went wrong, and you answer with
+better code. When all examples pass, your code is graded by tests that you cannot see, and the episode ends. If you run
 out of turns, your last code is graded."""
 TOOL_INSTRUCTIONS = """\
-You solve a problem by writing a Python function. With the tool run_python you can run a program, and with run_tests you
-can try a solution on the examples. To hand in your solution, call no tool, and answer with the whole function in one
-block of code, like this:
+You solve a problem by writing a Python function. The tool run_python runs a program, and the tool run_tests tries a
+solution on the examples. To hand in your solution, do not call a tool: answer with the whole function in one code
+block, like this:
 
 ```python
 def add(a, b):
     return a + b
 ```
 
-If it is right on all examples, tests that you do not see grade it, which ends the episode."""
+If all examples pass, it is graded by tests that you cannot see, and the episode ends."""
 
 
 def tasks(split: str, **options: Any) -> CodeTasks:

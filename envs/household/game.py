@@ -31,7 +31,7 @@ class HouseGame(gymnasium.Env[str, str]):
         put_syntax: How an object is put down.
     """
 
-    action_hint = "one of the commands, for example: go to cabinet 1"
+    action_hint = "one whole command, for example: go to cabinet 1"
 
     def __init__(self, *, max_steps: int, put_syntax: PutSyntax = PutSyntax.MOVE) -> None:
         self.max_steps = max_steps

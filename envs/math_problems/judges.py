@@ -45,7 +45,7 @@ def judge_named(name: str) -> Callable[[str, str], bool]:
 def _stated(said: str) -> str:
     answer = stated_answer(said)
     if answer is None:
-        raise NoAnswer("This states no answer.")
+        raise NoAnswer("This does not state an answer.")
     return answer
 
 

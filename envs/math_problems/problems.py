@@ -7,10 +7,9 @@ from random import Random
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import ToolError, UsageError
+from agentrl.errors import UsageError
 from agentrl.message import Content
 from agentrl.task import SeedTasks, TaskSource, seed_tasks
-from agentrl.tool import Tool, tool
 
 from ..puzzles.arithmetic import NotArithmetic, compute
 from ..puzzles.bounds import within
@@ -92,21 +91,8 @@ def _calculated(expression: str) -> str:
         raise Illegal(str(error)) from error
 
 
-@tool(inline=True)
-def calculate(expression: str) -> str:
-    """Computes an expression exactly, for example "(3 + 4) / 5".
-
-    Args:
-        expression: Whole numbers, + - * / and brackets.
-    """
-    try:
-        return str(compute(expression).value)
-    except NotArithmetic as error:
-        raise ToolError(str(error), got=expression) from error
-
-
 class MathEnv(PuzzleEnv):
-    """Problems of mathematics with a calculator: in the action's text, or as the episode's tool ``calculate``.
+    """Problems of mathematics with an exact calculator. An action is a calculation or the answer.
 
     `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, as the tasks of
     a file have them.
@@ -121,7 +107,6 @@ class MathEnv(PuzzleEnv):
 
     def __init__(self, *, files: str | Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(MathProblems, **options)
-        self.tools: list[Tool] = [calculate]
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -191,14 +176,11 @@ SPEC = EnvironmentSpec(
         " math_verify)."
     ),
     instructions=(
-        "You solve a problem of mathematics. Each turn, either calculate something, for example: calculate (3 + 4) / 5,"
-        " or give the answer, for example: answer 7/5. Calculations are exact; there is one answer, which ends the"
-        " episode. Give numbers as digits, fractions as 7/5 or decimals."
-    ),
-    tool_instructions=(
-        "You solve a problem of mathematics. Each turn, either call the tool calculate, for example with"
-        " (3 + 4) / 5, or give the answer as an action, for example: answer 7/5. Calculations are exact; there is"
-        " one answer, which ends the episode. Give numbers as digits, fractions as 7/5 or decimals."
+        "You solve a math problem. Each turn, write one action. There are two kinds of actions.\n"
+        "To calculate, write the word calculate and an expression, for example: calculate (3 + 4) / 5\n"
+        "To give your answer, write the word answer and a number, for example: answer 7/5\n"
+        "A calculation is exact, and you read its result. You have only one answer, and it ends the episode: give"
+        " it once you know the number. Write numbers with digits, as 7, 7/5 or 1.4."
     ),
     max_turns=MathProblems.max_steps,
     reward_range=(0.0, 1.0),

@@ -25,10 +25,10 @@ SUBMIT = "submit"
 MOST_COMMAND = 32 * 1024
 _BLOCK = re.compile(r"```[ \t]*(?:bash|sh|shell)?[ \t]*\n(.*?)```", re.DOTALL)
 RULE = (
-    "Call a tool, or write a command in a block that begins with ```bash and ends with ```; or answer with the single"
-    " word submit."
+    "Call a tool, or write one command in a block that begins with ```bash and ends with ```. When you are done, answer"
+    " with the single word submit."
 )
-FENCED = "Each turn, write one command in a block, and you read what it prints:\n\n```bash\nls\n```\n\n"
+FENCED = "Each turn, write one command in a block like this, and you then read its output:\n\n```bash\nls\n```\n\n"
 
 
 def read_command(action: str) -> str | None:
@@ -96,6 +96,10 @@ class ShellEnv(AsyncEnv):
     async def _judge(self, sandbox: Sandbox) -> Verdict:
         """Judge what the policy has left, elsewhere."""
 
+    def _progress(self, verdict: Verdict) -> float:
+        """Return how much of the task is done, from 0 to 1: 0 where nothing was changed."""
+        return verdict.components["checks"]
+
     @abstractmethod
     def _info(self) -> dict[str, Any]:
         """What every step tells."""
@@ -130,7 +134,7 @@ class ShellEnv(AsyncEnv):
         valid = command is not None and len(command) <= MOST_COMMAND
         self._done.append(command or "")
         is_last = len(self._done) >= self.max_steps
-        said = f"This is no command. {RULE}"
+        said = f"Your answer has no command. {RULE}"
         if command is not None and command != SUBMIT:
             said = await self._run(command) if valid else f"Your command is longer than {MOST_COMMAND} characters."
         if command == SUBMIT or is_last:
@@ -161,16 +165,16 @@ class ShellEnv(AsyncEnv):
         await self._acting.close()
         self._over = True
         right = "It is done." if verdict.is_right else "It is not done."
-        components = verdict.components
+        components = {**verdict.components, "checks": self._progress(verdict)}
         info = {**self._info(), "success": verdict.is_right, "valid": valid, "reward_components": components}
         text = right if is_submitted else f"{said}\n{right}"
         return text, verdict.reward, is_submitted, not is_submitted, info
 
     async def bash(self, command: str) -> str:
-        """Runs a shell command and gives back what it prints.
+        """Runs a shell command and returns its output.
 
         Args:
-            command: The command, of one or more lines.
+            command: The command; it may have several lines.
         """
         return await self._run(command)
 
@@ -178,19 +182,19 @@ class ShellEnv(AsyncEnv):
         """Reads a file.
 
         Args:
-            path: Where it is.
+            path: Path of the file.
         """
         return (await (await self._acting.get()).read(self._at(path), most=64 * 1024)).decode(errors="replace")
 
     async def write_file(self, path: str, content: str) -> str:
-        """Writes a file, in place of what was there.
+        """Writes a file and replaces what it contained.
 
         Args:
-            path: Where it goes.
-            content: All of it.
+            path: Path of the file.
+            content: The whole new content of the file.
         """
         await (await self._acting.get()).write(self._at(path), content.encode(errors="replace"))
-        return f"{path} is written."
+        return f"Wrote {path}."
 
     def tool_message(self, action: str) -> Message:
         """The assistant message that takes a text action: a command is a call of bash, the rest is said."""

@@ -37,7 +37,7 @@ class Bandit(ChancePuzzle):
     tried: list[int]
     paid: list[int]
 
-    def __init__(self, *, arms: int = 3, pulls: int = 20) -> None:
+    def __init__(self, *, arms: int = 5, pulls: int = 30) -> None:
         self.arms = within("arms of bandit", arms, 2, len(NAMES))
         self.pulls = within("pulls of bandit", pulls, arms, 40)
 
@@ -54,6 +54,10 @@ class Bandit(ChancePuzzle):
         self.chances = [rng.randint(lowest, min(highest, best - LEAST_GAP)) for _ in self.names]
         self.chances[rng.randrange(self.arms)] = best
         self.tried, self.paid = [0] * self.arms, [0] * self.arms
+
+    def identity(self) -> list[str]:
+        """Return the names of the arms, in their order: this is all that the player sees."""
+        return self.names
 
     def play(self, action: str) -> Played:
         """Pull an arm."""
@@ -105,15 +109,16 @@ class BanditExpert:
 SPEC = puzzle_spec(
     Bandit,
     description=(
-        "A bandit of three arms and 20 pulls, solved when more than half of the pulls went to the best arm. Options:"
-        " arms (2 to 8), pulls (up to 40)."
+        "A bandit of five arms and 30 pulls, solved when more than half of the pulls went to the best arm: always the"
+        " same arm solves a fifth. Options: arms (2 to 8), pulls (up to 40)."
     ),
     instructions=(
-        "You stand before a machine with several arms. Each arm pays with a chance of its own that never changes and"
-        " that you do not know. Each turn you name the arm to pull. Find the arm that pays most often,"
-        " and pull it as often as you can."
+        "You play a slot machine with several arms. Each arm pays with a fixed probability that you do not know."
+        " Each turn, name one arm to pull. Find out which arm pays most often, and pull that arm as often as you"
+        " can: you win if more than half of all pulls are on the best arm."
     ),
     reward_range=(0.0, 1.001),
-    scores={"random": 0.05, "expert": 0.87},
+    scores={"random": 0.0, "blind": 0.2, "expert": 0.8},
+    version=1,
 )
 make = SPEC.make

@@ -129,9 +129,9 @@ SPEC = puzzle_spec(
         " Options: count (3 to 5 numbers), largest (9 to 99)."
     ),
     instructions=(
-        "You play Countdown: write an expression that is equal to the target. Use each of the numbers exactly once,"
-        " with + - * / and brackets; fractions are computed exactly. Write the expression alone, without the target."
-        " You are told its value, and may try again."
+        "You play Countdown. Write an expression whose value is the target. Use every number exactly once, with +"
+        " - * / and parentheses. Fractions are computed exactly. Write only the expression, without an equals"
+        " sign and without the target. If it is wrong, you are told its value and can try again."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.05, "expert": 1.0},

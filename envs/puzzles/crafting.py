@@ -170,9 +170,10 @@ SPEC = puzzle_spec(
         " steps deep. Options: depth (1 to 4), distractors (0 to 20 recipes of no use)."
     ),
     instructions=(
-        "You gather and craft until you have made the goal. Recipes say what a thing is made of. What no recipe makes"
-        " is a material, which you get with a number and its name: get 2 oak. You craft by writing the recipe's line:"
-        " craft 1 box using 2 oak, 1 nail. That uses up what it names."
+        "You collect materials and craft things until you have made the goal. The recipes list what each thing is"
+        " made of. A thing that no recipe makes is a material: you get it with the word get, a number and its"
+        " name, for example: get 2 oak. To make a thing, copy the line of its recipe, for example: craft 1 box"
+        " using 2 oak, 1 nail. You must already have everything that the recipe uses, and crafting uses it up."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.01, "expert": 1.0},

@@ -53,8 +53,8 @@ class _Turn(NamedTuple):
 class PuzzleEnv(gymnasium.Env[Content, str]):
     """A puzzle as an environment. An episode is a function of the options, the seed and the actions.
 
-    An instance belongs to one split, by the checksum of its first state, and a seed draws instances until one belongs
-    to the split of its range (`SeedTasks`; any other seed draws for training): no two splits share an instance.
+    An instance belongs to one split, by the checksum of its `identity`, and a seed draws instances until one belongs to
+    the split of its range (`SeedTasks`; any other seed draws for training): no two splits share an instance.
 
     Args:
         rules: The puzzle.
@@ -208,12 +208,16 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         rng, split = Random(f"{self.game.name}/{seed}"), split_of_seed(seed)
         for _ in range(MAX_DRAWS):
             self.game.start(rng)
-            if split_of_checksum(int(self.state_key()[:8], 16)) == split:
+            if split_of_checksum(_checksum(self.game.identity())) == split:
                 return
         raise UsageError(
             f"{self.game.name} has too few instances with these options to fill split {split}",
             expected="options that allow more instances",
         )
+
+
+def _checksum(identity: Any) -> int:
+    return int(hashlib.blake2b(orjson.dumps(identity), digest_size=16).hexdigest()[:8], 16)
 
 
 def puzzle_spec(
@@ -223,6 +227,7 @@ def puzzle_spec(
     instructions: str,
     reward_range: tuple[float, float],
     scores: Mapping[str, float],
+    version: int = 0,
 ) -> EnvironmentSpec:
     """The registry's entry of a puzzle."""
     return EnvironmentSpec(
@@ -236,6 +241,7 @@ def puzzle_spec(
         isolation=Isolation.INLINE,
         images_of=shows_images,
         scores=scores,
+        version=version,
     )
 
 

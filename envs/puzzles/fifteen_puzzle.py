@@ -158,9 +158,10 @@ SPEC = puzzle_spec(
     FifteenPuzzle,
     description="The 15-puzzle, 16 random moves from its end. Options: size (3 to 5), shuffle (4 to 100 moves).",
     instructions=(
-        "You play the 15-puzzle: bring the tiles into order, row by row, the gap (__) last. A move slides a tile into"
-        " the gap: up moves the tile below the gap up, down the tile above it down, left the tile to its right, right"
-        " the tile to its left."
+        "You play the 15-puzzle. Put the tiles in order, row by row, starting with 1 in the upper left corner."
+        " The gap (__) belongs in the lower right corner. A move slides a tile next to the gap into the gap: up"
+        " moves the tile below the gap up, down moves the tile above the gap down, left moves the tile to the"
+        " right of the gap left, and right moves the tile to the left of the gap right."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.0, "expert": 1.0},

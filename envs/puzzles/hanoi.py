@@ -34,7 +34,7 @@ class Hanoi(Puzzle):
     """The disks of each peg, largest first."""
     target: int
 
-    def __init__(self, *, disks: int = 4, min_moves: int = 4) -> None:
+    def __init__(self, *, disks: int = 5, min_moves: int = 4) -> None:
         self.disks = within("disks of hanoi", disks, 2, 6)
         self.min_moves = within("min_moves of hanoi", min_moves, 1, 2 ** (disks - 1))
 
@@ -125,14 +125,19 @@ def solve(pegs: list[list[int]], target: int) -> list[str]:
 
 SPEC = puzzle_spec(
     Hanoi,
-    description="The tower of Hanoi from any start to any peg, with four disks. Options: disks (2 to 6), min_moves.",
+    description=(
+        "The tower of Hanoi from any start to any peg, with five disks: 702 starts, half of them for training. Options:"
+        " disks (2 to 6; 2,160 starts with 6, 216 with 4), min_moves."
+    ),
     instructions=(
-        "You play the tower of Hanoi. There are three pegs, A, B and C; each line shows a peg's disks from bottom to"
-        " top, larger numbers being larger disks. Move one disk at a time, the top one of a peg, and never onto a"
-        " smaller one, until all are on the peg that you are told. A move is the peg to move from and the peg to"
-        " move to: A C moves the top disk of A to C."
+        "You play the tower of Hanoi. There are three pegs: A, B and C. Each line lists the disks on a peg from"
+        " bottom to top; a larger number is a larger disk. Move one disk at a time. You can only take the top disk"
+        " of a peg, and you cannot put it on a smaller disk. You win when all disks are on the peg that the last"
+        " line names. A move is the peg to take from and the peg to put on: A C moves the top disk of peg A to peg"
+        " C."
     ),
     reward_range=(0.0, 1.0),
-    scores={"random": 0.11, "expert": 1.0},
+    scores={"random": 0.04, "expert": 1.0},
+    version=1,
 )
 make = SPEC.make

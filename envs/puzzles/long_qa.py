@@ -160,9 +160,9 @@ SPEC = puzzle_spec(
         " what it remembers (memory, or react_text with compact)."
     ),
     instructions=(
-        "You read a story, part by part. It says who moved to which place. People may move several times: what counts"
-        " is where they live at the end. After each part you say next. When the story is over, you are asked where"
-        " somebody lives now, and answer once, with the name of the place."
+        "You read a story in parts. It says who moved to which place. A person may move several times; only the"
+        " last place counts. After each part, answer with the word next. At the end you are asked where one person"
+        " lives now. Answer that question with the name of the place. You have one try."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.125, "expert": 1.0},

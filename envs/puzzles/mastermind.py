@@ -141,9 +141,8 @@ SPEC = puzzle_spec(
         " (up to 9), repeats."
     ),
     instructions=(
-        "You play Mastermind: find the hidden code. Each turn you try one code."
-        " You are told how many of its digits are in the right place, and how many are in the"
-        " code in another place."
+        "You play Mastermind: find the secret code. Each turn, try one code. You are told how many of its digits"
+        " are correct and in the right place, and how many are in the secret code but in another place."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.07, "expert": 1.0},

@@ -127,8 +127,8 @@ SPEC = puzzle_spec(
         " image)."
     ),
     instructions=(
-        "You walk through a maze. In its picture # is a wall, a dot is free, P is you and E is the exit, which you have"
-        " to reach. Moves are up, down, left and right, one step each."
+        "You walk through a maze to its exit. On the map, # is a wall, a dot is free, P is you, and E is the"
+        " exit. Each move takes you one step up, down, left or right. You cannot walk through walls."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.0, "expert": 1.0},

@@ -139,10 +139,11 @@ SPEC = puzzle_spec(
         " columns (4 to 12), mines (up to a fifth of the places)."
     ),
     instructions=(
-        "You play Minesweeper: reveal every place that holds no mine. Rows and columns are counted from 0. A dot is a"
-        " hidden place, a number says how many of the up to eight neighbours hold a mine, F is a flag of yours. An"
-        " action is reveal or flag, then a row and a column: reveal 3 2. Flagging a flag takes it away. Revealing a"
-        " mine ends the game. No guess is needed: what is shown always tells a place that is safe."
+        "You play Minesweeper. Reveal every cell that has no mine. Rows and columns are numbered from 0. A dot is"
+        " a hidden cell, a number is how many of the neighboring cells have a mine, and F is a cell that you"
+        " flagged. To reveal a cell, write reveal, its row and its column: reveal 3 2. To flag a cell, write flag,"
+        " its row and its column: flag 3 2. Flagging it again removes the flag. If you reveal a mine, you lose."
+        " You never have to guess: the numbers always show at least one safe cell."
     ),
     reward_range=(0.0, 15.0),
     scores={"random": 0.0, "expert": 1.0},

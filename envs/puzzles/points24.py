@@ -123,9 +123,9 @@ SPEC = puzzle_spec(
     Points24,
     description="Points24 with the rewards of Gym-Cards: a formula of four cards that is 24, in parts or at once.",
     instructions=(
-        "You play Points24: write a formula that is 24. Use each of the four cards exactly once, with + - * / and"
-        " brackets. A is 1; J, Q and K are 10. Each turn you write the next number or operator of the formula, or"
-        " several, or all of it. The formula ends with = and nothing after it."
+        "You play Points24. Write a formula whose value is 24. Use each of the four cards exactly once, with + -"
+        " * / and parentheses. A counts 1; J, Q and K count 10. You can write the whole formula in one turn, or"
+        " the next part of it in each turn. The formula ends with = and nothing after it."
     ),
     reward_range=(-21.0, 10.0),
     scores={"random": 0.0, "expert": 1.0},

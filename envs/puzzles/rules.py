@@ -120,6 +120,10 @@ class Puzzle(ABC):
         """The whole state."""
         return {name: getattr(self, name) for name in self.fields}
 
+    def identity(self) -> Any:
+        """Return, as JSON types, what tells this start from others: no two splits share a start."""
+        return self.state()
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, which is not kept."""
         for name in self.fields:
@@ -143,6 +147,10 @@ class ChancePuzzle(Puzzle):
     """
 
     dice: int
+
+    def identity(self) -> Any:
+        """Return the state without the dice, which nobody sees: starts that differ in them alone look the same."""
+        return {name: value for name, value in self.state().items() if name != "dice"}
 
     def roll(self, below: int) -> int:
         """A random number from 0 to `below` - 1."""

@@ -175,10 +175,10 @@ SPEC = puzzle_spec(
         " (5 to 10), boxes (1 to 4), min_pushes (1 to 6), observation (text or image)."
     ),
     instructions=(
-        "You play Sokoban: push every box onto a target. In the picture of the room # is a wall, _ is floor, X is a"
-        " box, O is a target, √ is a box on a target, P is you, and S is you on a target. Moves are up, down, left and"
-        " right. You push a box by walking against it; what is behind it must be free. You cannot pull a box, nor push"
-        " two."
+        "You play Sokoban. Push every box onto a target. On the map, # is a wall, _ is floor, X is a box, O is a"
+        " target, √ is a box on a target, P is you, and S is you on a target. Each move takes you one step up,"
+        " down, left or right. To push a box, walk against it; the cell behind it must be free. You cannot pull a"
+        " box, and you cannot push two boxes at once."
     ),
     reward_range=(-14.0, 14.0),
     scores={"random": 0.2, "expert": 1.0},

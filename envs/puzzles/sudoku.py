@@ -167,9 +167,9 @@ SPEC = puzzle_spec(
         " (up to half of the cells)."
     ),
     instructions=(
-        "You solve a Sudoku: fill the empty cells (dots) so that no row, column or box holds a digit twice. An"
-        " action writes a digit into a cell: row, column, digit, with rows and columns counted from 1. 1 3 7 writes a 7"
-        " into row 1, column 3. The digit 0 empties a cell that you have filled."
+        "You solve a Sudoku. Fill the empty cells (dots) so that no row, no column and no box has the same digit"
+        " twice. An action is three numbers: the row, the column and the digit. Rows and columns are numbered from"
+        " 1, so 1 3 7 writes a 7 in row 1, column 3. The digit 0 empties a cell that you filled."
     ),
     reward_range=(0.0, 1.001),
     scores={"random": 0.28, "expert": 1.0},

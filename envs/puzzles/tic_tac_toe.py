@@ -18,7 +18,7 @@ CROSS, NOUGHT = "X", "O"
 EMPTY = "."
 SIZE = 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
-RANDOM, EXPERT, SELF = "random", "expert", "self"
+RANDOM, CAREFUL, EXPERT, SELF = OPPONENTS = "random", "careful", "expert", "self"
 STRIKES = 2
 """Moves in a row that are not allowed, with which one of two players loses."""
 
@@ -27,7 +27,8 @@ class TicTacToe(ChancePuzzle):
     """The rules of tic-tac-toe: 1 for a win, -1 for a loss, 0 for a draw. A game begins with a few random moves.
 
     Args:
-        opponent: ``random``, ``expert``, or ``self`` for a game whose two players both act (`self_play`).
+        opponent: ``careful`` (completes its own row, else blocks yours, else plays at random), ``random``, ``expert``,
+            or ``self`` for a game whose two players both act (`self_play`).
         opening: At most so many moves are made before the game begins.
     """
 
@@ -42,9 +43,9 @@ class TicTacToe(ChancePuzzle):
     """The mark of the only player; empty where two act."""
     strikes: int
 
-    def __init__(self, *, opponent: str = RANDOM, opening: int = 3) -> None:
-        if opponent not in (RANDOM, EXPERT, SELF):
-            raise UsageError("tic_tac_toe has no such opponent", got=repr(opponent), expected="random, expert or self")
+    def __init__(self, *, opponent: str = CAREFUL, opening: int = 3) -> None:
+        if opponent not in OPPONENTS:
+            raise UsageError("tic_tac_toe has no such opponent", got=repr(opponent), expected=", ".join(OPPONENTS))
         self.opponent = opponent
         self.opening = within("opening of tic_tac_toe", opening, 1, 4)
         self.players = (CROSS, NOUGHT) if opponent == SELF else ()
@@ -55,7 +56,7 @@ class TicTacToe(ChancePuzzle):
         for _ in range(rng.randint(0, self.opening)):
             self._put(rng.choice(free(self.board)))
         self.mine = "" if self.players else self.to_move
-        self.dice = rng.getrandbits(48) if self.opponent == RANDOM else 0
+        self.dice = rng.getrandbits(48) if self.opponent in (RANDOM, CAREFUL) else 0
 
     def play(self, action: str) -> Played:
         """Take a field; without a second player, the opponent then takes one."""
@@ -100,8 +101,16 @@ class TicTacToe(ChancePuzzle):
     def _reply(self) -> int:
         if self.opponent == EXPERT:
             return best_move(self.board, self.to_move)
-        fields = free(self.board)
+        fields = self._urgent() if self.opponent == CAREFUL else []
+        fields = fields or free(self.board)
         return fields[self.roll(len(fields))]
+
+    def _urgent(self) -> list[int]:
+        """Return the fields that complete a row of the mark to move, or else of the other mark."""
+        for mark in (self.to_move, other(self.to_move)):
+            if fields := [field for field in free(self.board) if winner(_after(self.board, field, mark)) == mark]:
+                return fields
+        return []
 
     def text(self) -> str:
         """The board with the numbers of its free fields, and who reads it."""
@@ -174,15 +183,18 @@ class TicTacToeExpert:
 SPEC = puzzle_spec(
     TicTacToe,
     description=(
-        "Tic-tac-toe from random openings, against a random or a perfect opponent, or for two players who both act"
-        " (opponent=self, with the agent loop self_play)."
+        "Tic-tac-toe from random openings, against an opponent that completes its own rows and blocks yours (the best"
+        " fixed order of fields wins a fifth of the games), a random or a perfect one, or for two players who both act"
+        " (opponent=self, with the agent loop self_play). Option: opponent (careful, random, expert or self)."
     ),
     instructions=(
-        "You play tic-tac-toe on nine fields, in turns with another player. X and O are taken fields, and a number is a"
-        " free field. You win with three of your marks in a row, in a column or in a diagonal. Each turn you take one"
-        " free field by its number. Take no field that is taken: that only costs you turns, or the game."
+        "You play tic-tac-toe against another player. The board has nine fields. X and O are fields that are"
+        " taken, and a number is a free field. Each turn, take one free field by writing its number. You win with"
+        " three of your marks in a row, a column or a diagonal. Never choose a field that is already taken: it"
+        " costs you a turn, or the game."
     ),
     reward_range=(-1.0, 1.0),
-    scores={"random": 0.45, "expert": 0.88},
+    scores={"random": 0.04, "blind": 0.2, "expert": 0.61},
+    version=1,
 )
 make = SPEC.make

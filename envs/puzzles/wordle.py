@@ -137,9 +137,10 @@ SPEC = puzzle_spec(
     Wordle,
     description="Wordle: find a common English word of five letters in six guesses.",
     instructions=(
-        "You play Wordle: find the hidden word of five letters. Each turn you try one word. Below each of its"
-        " letters you are shown a mark: G when the letter is in the right place, Y when it is in another place of the"
-        " word, X when it is not in the word, or not once more."
+        "You play Wordle. Find the secret word of five letters. Each turn, try one word. Below each of its"
+        " letters you see a mark: G means that the letter is in the right place, Y means that the secret word has"
+        " this letter in another place, and X means that the secret word does not have this letter (or not a"
+        " second time)."
     ),
     reward_range=(0.0, 1.0),
     scores={"random": 0.01, "expert": 0.99},

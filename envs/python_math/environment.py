@@ -39,7 +39,7 @@ _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re
 _TENTHS = (range(8), range(8, 9), range(9, 10))
 """Of the checksums of questions, by split."""
 RULE = (
-    "Call the tool python, or write code in a block that begins with ```python; or give one answer in a box, for"
+    "Call the tool python, or write code in a block that begins with ```python, or give one answer in a box, for"
     " example: \\boxed{7/5}"
 )
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -249,14 +249,16 @@ SPEC = EnvironmentSpec(
         " kinds, or those of JSONL files in the form of GSM8K or MATH."
     ),
     instructions=(
-        "You solve a problem of mathematics with Python. Each turn, either write code in a block, and you read what"
-        " it prints:\n\n```python\nprint(2 ** 10)\n```\n\nor give the answer, which ends the episode: \\boxed{1024}."
-        " What the code defines stays defined. Give fractions as 7/5."
+        "You solve a math problem with Python. Each turn, either write code in a block, and you then read what it"
+        " prints:\n\n```python\nprint(2 ** 10)\n```\n\nor write your answer in a box:\n\n\\boxed{1024}\n\nYou have only"
+        " one answer, and it ends the episode. Variables and functions of earlier code stay defined. Write fractions as"
+        " 7/5."
     ),
     answer_format="free",
     tool_instructions=(
-        "You solve a problem of mathematics with the tool python; what the code defines stays defined. To give the"
-        " answer, which ends the episode, call no tool and write: \\boxed{1024}. Give fractions as 7/5."
+        "You solve a math problem with the tool python, which runs code and returns what it prints. Variables and"
+        " functions of earlier code stay defined. Once you know the answer, do not call a tool: write the answer in a"
+        " box, for example: \\boxed{1024}. You have only one answer. Write fractions as 7/5."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

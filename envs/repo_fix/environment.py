@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -11,15 +12,17 @@ from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
 from ..programs.acting import run_command
 from ..programs.judging import SECONDS, Solution, Verdict, judge
 from ..programs.shell import FENCED, ShellEnv
+from ..puzzles.rules import share_gained
 from ..task_ids import SPLITS, TRAIN
 from .mutations import with_mistakes
-from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of
+from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of, share_right
 
 MAX_STEPS = 15
 REPOSITORY = "repository"
 """The folder of the judging sandbox that the package is copied to."""
 MOST_FILES = 20
 MOST_BYTES = 64 * 1024
+_TEST_SECONDS = re.compile(r"(Ran \d+ tests?) in [\d.]+s")
 _COMMIT = (
     "command -v git >/dev/null || exit 0; git init -q . && git add -A && git -c user.name=agent"
     " -c user.email=agent@localhost commit -q -m 'Begin' --date 2020-01-01T00:00:00Z"
@@ -68,7 +71,7 @@ class RepoFix(ShellEnv):
             f"The repository in the current folder holds the Python package {library.package}. {library.about}\n"
             f"Tests fail in tests/test_{library.module}.py: {failing}.\n"
             f"Run them with: python3 -m unittest discover tests\n"
-            f"The tests are right. Mend {library.package}/{library.module}.py, then submit."
+            f"The tests are correct. Fix {library.package}/{library.module}.py, then submit."
         )
 
     async def _prepare(self, sandbox: Sandbox) -> None:
@@ -93,6 +96,14 @@ class RepoFix(ShellEnv):
             fill=fill,
             seconds=SECONDS,
         )
+
+    def _progress(self, verdict: Verdict) -> float:
+        """Return the share of the failing calls that were repaired; calls that never failed pay nothing."""
+        return share_gained(share_right(self.fault), verdict.share)
+
+    async def _run(self, command: str) -> str:
+        """Run a command; the seconds that tests took are left out, because they differ each time."""
+        return _TEST_SECONDS.sub(r"\1", await super()._run(command))
 
     def _expert_commands(self) -> list[str]:
         library = self.fault.library
@@ -186,17 +197,20 @@ SPEC = EnvironmentSpec(
         " second one. Each split has repositories of its own."
     ),
     instructions=(
-        "You mend a small Python repository in a shell. "
+        "You fix a small Python repository in a shell. "
         + FENCED
-        + "When the tests pass, answer with the single word submit. Further tests, which you do not see, then decide."
+        + "When the tests pass, answer with the single word submit. Your work is then checked by more tests, which you"
+        " cannot see."
     ),
     answer_format="free",
     tool_instructions=(
-        "You mend a small Python repository with tools: bash, read_file and write_file. When the tests pass, call no"
-        " tool and answer with the single word submit. Further tests, which you do not see, then decide."
+        "You fix a small Python repository with the tools bash, read_file and write_file. When the tests pass, do not"
+        " call a tool: answer with the single word submit. Your work is then checked by more tests, which you cannot"
+        " see."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),
     isolation=Isolation.INLINE,
     scores={"random": 0.0, "expert": 1.0},
+    version=1,
 )

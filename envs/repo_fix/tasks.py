@@ -105,6 +105,14 @@ def _fault(library: Library, mistakes: Sequence[Mutation], known: Mapping[str, S
     return Fault(library=library, source=source, failing=tuple(failing), count=len(mistakes))
 
 
+def share_right(fault: Fault) -> float:
+    """Return the share of the hidden cases that the module with the mistakes already passes."""
+    module: dict[str, Any] = {}
+    exec(_compiled(fault.source), module)
+    hidden = [case for cases in cases_of(fault.library).values() for case in cases[SHOWN:]]
+    return sum(_is_right(module, case) for case in hidden) / len(hidden)
+
+
 def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
     try:
         return bool(module[case.call](*copy.deepcopy(case.arguments)) == case.value)

@@ -37,10 +37,10 @@ class Desk:
         self.database = database
 
     def find_user_id_by_email(self, email: str) -> str:
-        """Finds a user by the email address.
+        """Finds a customer by email address.
 
         Args:
-            email: The email address, such as "ann.lee1234@example.com".
+            email: The address.
         """
         wanted = email.strip().lower()
         for user_id, user in self.database.store.users.items():
@@ -49,12 +49,12 @@ class Desk:
         raise ToolError("there is no user with this email address", got=repr(email))
 
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
-        """Finds a user by name and zip code, for customers who do not remember their email address.
+        """Finds a customer who does not know the email address.
 
         Args:
             first_name: The first name.
             last_name: The last name.
-            zip: The zip code, such as "12345".
+            zip: The zip code.
         """
         wanted = (first_name.strip().lower(), last_name.strip().lower(), zip.strip())
         for user_id, user in self.database.store.users.items():
@@ -64,18 +64,18 @@ class Desk:
         raise ToolError("there is no user with this name and zip code", got=", ".join(wanted))
 
     def get_user_details(self, user_id: str) -> str:
-        """Shows the name, email, address, payment methods and orders of a user who was identified.
+        """Shows a customer's address, payment methods and orders.
 
         Args:
-            user_id: The user's id, such as "ann_lee_1234".
+            user_id: Such as "ann_lee_1234".
         """
         return _shown(self._user(user_id))
 
     def get_order_details(self, order_id: str) -> str:
-        """Shows the status, items, address and payments of an order of a user who was identified.
+        """Shows an order's status, items, address and payments.
 
         Args:
-            order_id: The order's number with the leading "#", such as "#W1234567".
+            order_id: Such as "#W1234567".
         """
         return _shown(self._order(order_id))
 
@@ -83,7 +83,7 @@ class Desk:
         """Shows a product's options with their item ids, prices and availability.
 
         Args:
-            product_id: The product's id, which is not an item's id.
+            product_id: The id of a product, not of an item.
         """
         product = self.database.store.products.get(product_id)
         if product is None:
@@ -91,15 +91,15 @@ class Desk:
         return _shown(product)
 
     def list_all_product_types(self) -> str:
-        """Lists the names and ids of all products of the shop."""
+        """Lists the names and ids of all products."""
         return _shown({product["name"]: key for key, product in self.database.store.products.items()})
 
     def cancel_pending_order(self, order_id: str, reason: str) -> str:
-        """Cancels a pending order, and gives the money back. The customer must have confirmed it.
+        """Cancels a pending order and pays the money back.
 
         Args:
-            order_id: The order's number, such as "#W1234567".
-            reason: Either "no longer needed" or "ordered by mistake".
+            order_id: Such as "#W1234567".
+            reason: "no longer needed" or "ordered by mistake".
         """
         order = self._order_with_status(order_id, PENDING)
         if reason not in REASONS:
@@ -114,16 +114,16 @@ class Desk:
     def modify_pending_order_address(
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> str:
-        """Changes where a pending order is sent. The customer must have confirmed it.
+        """Changes where a pending order is sent.
 
         Args:
-            order_id: The order's number, such as "#W1234567".
-            address1: Number and street, such as "123 Main Street".
-            address2: Apartment, such as "Apt 4"; empty if there is none.
+            order_id: Such as "#W1234567".
+            address1: Such as "123 Main Street".
+            address2: Such as "Apt 4"; may be empty.
             city: The city.
-            state: The state, such as "CA".
-            country: The country, such as "USA".
-            zip: The zip code, such as "12345".
+            state: Such as "CA".
+            country: Such as "USA".
+            zip: The zip code.
         """
         if not self._order(order_id)["status"].startswith(PENDING):
             raise ToolError(f"order {order_id} is not pending", got=self._order(order_id)["status"])
@@ -134,14 +134,13 @@ class Desk:
     def modify_pending_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
     ) -> str:
-        """Changes items of a pending order to other options of their products, once per order. The customer must have
-        confirmed it.
+        """Changes items of a pending order to other options, only once per order.
 
         Args:
-            order_id: The order's number, such as "#W1234567".
+            order_id: Such as "#W1234567".
             item_ids: The items to change.
             new_item_ids: What they become, in the same order.
-            payment_method_id: What pays or receives the difference in price, such as "paypal_1234567".
+            payment_method_id: Pays or receives the difference.
         """
         order = self._order_with_status(order_id, PENDING)
         swap = Swap(self.database, order, item_ids, new_item_ids)
@@ -156,11 +155,11 @@ class Desk:
         return _shown(order)
 
     def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> str:
-        """Changes the payment method of a pending order. The customer must have confirmed it.
+        """Changes the payment method of a pending order.
 
         Args:
-            order_id: The order's number, such as "#W1234567".
-            payment_method_id: The other method, such as "credit_card_1234567".
+            order_id: Such as "#W1234567".
+            payment_method_id: The new method.
         """
         order = self._order_with_status(order_id, PENDING)
         (payment, *later) = order["payment_history"]
@@ -175,16 +174,16 @@ class Desk:
     def modify_user_address(
         self, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
     ) -> str:
-        """Changes a user's own address, and no order's. The customer must have confirmed it.
+        """Changes a customer's own address, but not the address of an order.
 
         Args:
-            user_id: The user's id, such as "ann_lee_1234".
-            address1: Number and street, such as "123 Main Street".
-            address2: Apartment, such as "Apt 4"; empty if there is none.
+            user_id: Such as "ann_lee_1234".
+            address1: Such as "123 Main Street".
+            address2: Such as "Apt 4"; may be empty.
             city: The city.
-            state: The state, such as "CA".
-            country: The country, such as "USA".
-            zip: The zip code, such as "12345".
+            state: Such as "CA".
+            country: Such as "USA".
+            zip: The zip code.
         """
         self._user(user_id)
         user = self.database.edit_user(user_id)
@@ -192,12 +191,12 @@ class Desk:
         return _shown(user)
 
     def return_delivered_order_items(self, order_id: str, item_ids: list[str], payment_method_id: str) -> str:
-        """Returns items of a delivered order. The customer must have confirmed it.
+        """Returns items of a delivered order.
 
         Args:
-            order_id: The order's number, such as "#W1234567".
+            order_id: Such as "#W1234567".
             item_ids: The items to return.
-            payment_method_id: What receives the money: the original method, or a gift card of the customer.
+            payment_method_id: Receives the money: the original method or a gift card.
         """
         order = self._order_with_status(order_id, DELIVERED)
         items_of(order, item_ids)
@@ -214,14 +213,13 @@ class Desk:
     def exchange_delivered_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
     ) -> str:
-        """Exchanges items of a delivered order for other options of their products. The customer must have confirmed
-        it.
+        """Exchanges items of a delivered order for other options.
 
         Args:
-            order_id: The order's number, such as "#W1234567".
+            order_id: Such as "#W1234567".
             item_ids: The items to exchange.
             new_item_ids: What they are exchanged for, in the same order.
-            payment_method_id: What pays or receives the difference in price, such as "paypal_1234567".
+            payment_method_id: Pays or receives the difference.
         """
         order = self._order_with_status(order_id, DELIVERED)
         swap = Swap(self.database, order, item_ids, new_item_ids)
@@ -236,23 +234,23 @@ class Desk:
         return _shown(order)
 
     def calculate(self, expression: str) -> str:
-        """Calculates the value of an expression.
+        """Computes an arithmetic expression.
 
         Args:
-            expression: Numbers, + - * / and parentheses, such as "19.99 + 5.5".
+            expression: Such as "19.99 + 5.5".
         """
         return arithmetic.calculate(expression)
 
     def think(self, thought: str) -> str:
-        """Notes a thought. Nothing happens, and the customer does not see it.
+        """Writes down a thought, which the customer does not see.
 
         Args:
-            thought: What to think about.
+            thought: The thought.
         """
         return "Noted."
 
     def transfer_to_human_agents(self, summary: str) -> str:
-        """Hands an identified customer to a human agent, for what is beyond the tools and the policy.
+        """Transfers the customer to a human agent.
 
         Args:
             summary: What the customer wants.

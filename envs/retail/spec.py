@@ -18,15 +18,17 @@ POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_
 INSTRUCTIONS = f"""\
 {POLICY}
 # How to act
-Each turn you either say something to the customer, in plain words, or call one of these tools:
+Each turn, either talk to the customer in plain words, or call one of these tools:
 
 {describe_tools()}
 
-A call is a JSON object and nothing else, for example: {call_text("get_order_details", {"order_id": "#W1234567"})}"""
+To call a tool, write one JSON object and nothing else, for example:
+{call_text("get_order_details", {"order_id": "#W1234567"})}"""
 TOOL_INSTRUCTIONS = f"""\
 {POLICY}
 # How to act
-Each turn you either call a tool, or answer in plain words: the customer hears what you answer."""
+Each turn, either call one tool, or talk to the customer in plain words. The customer reads every answer that calls no
+tool."""
 
 
 def tasks(split: str, **options: Any) -> RetailTasks:

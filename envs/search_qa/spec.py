@@ -13,27 +13,29 @@ from .options import ENVIRONMENT, MAX_STEPS, TOPK, parse_options
 from .tasks import SearchTasks
 
 INSTRUCTIONS = """\
-Answer a question. What you do not know you can look up in a search engine. Each turn you do one of two things.
+Answer a question. You can look things up with a search engine. Each turn, do one of two things.
 
 To search, write the words to look for inside <search> </search>. For example:
 <search>capital of Norway</search>
-You then read the best passages inside <information> </information>. Search as often as you need to, for one thing at a
+You then read the best passages inside <information> </information>. Search as often as you need, for one thing at a
 time: the answer may need facts from several passages.
 
-To answer, write the answer without any explanation inside <answer> </answer>, which ends the episode. For example:
+To answer, write only the answer, without an explanation, inside <answer> </answer>. This ends the episode. For example:
 <answer>Oslo</answer>
 
 You may think inside <think> </think> first."""
 REACT_INSTRUCTIONS = """\
-Answer a question. What you do not know you can look up in a search engine. Each turn you take one action.
+Answer a question. You can look things up with a search engine. Each turn, take one action.
 
-search[words] shows the best passages about the words. Search for one thing at a time: the answer may need facts from
-several passages.
-finish[answer] ends the episode with the answer, which is written without any explanation."""
+To search, write for example: search[capital of Norway]
+You then read the best passages. Search for one thing at a time: the answer may need facts from several passages.
+
+To answer, write only the answer, without an explanation, for example: finish[Oslo]
+This ends the episode."""
 TOOL_INSTRUCTIONS = """\
-Answer a question. What you do not know you can look up with the tool search. Search as often as you need to, for one
-thing at a time: the answer may need facts from several passages. Once you know the answer, call no tool, and write the
-answer without any explanation inside <answer> </answer>. For example:
+Answer a question. You can look things up with the tool search. Search as often as you need, for one thing at a time:
+the answer may need facts from several passages. Once you know the answer, do not call a tool: write only the answer,
+without an explanation, inside <answer> </answer>. For example:
 <answer>Oslo</answer>"""
 
 

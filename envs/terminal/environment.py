@@ -172,8 +172,8 @@ SPEC = EnvironmentSpec(
     instructions=("You work in a shell. " + FENCED + "When the task is done, answer with the single word submit."),
     answer_format="free",
     tool_instructions=(
-        "You work with tools: bash, read_file and write_file. When the task is done, call no tool and answer with the"
-        " single word submit."
+        "You work with the tools bash, read_file and write_file. When the task is done, do not call a tool: answer with"
+        " the single word submit."
     ),
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),

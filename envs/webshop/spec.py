@@ -12,16 +12,18 @@ from .pictures import shows_pictures
 from .tasks import ENVIRONMENT, SPLITS, WebShopTasks
 
 INSTRUCTIONS = """\
-You shop online. The instruction on every page says what to buy, with which options, and for what price at most. Each
-turn you take one action, and the shop shows you the next page.
+You shop online. The instruction on every page says what to buy, which options to choose, and the highest price. Each
+turn, take one action. The shop then shows you the next page.
 
-Actions:
-- search[words] finds products, for example: search[blue cotton shirt]. It works on the first page only.
-- click[text] clicks a button, a product's id or the value of an option that is on the page, for example: click[Buy Now]
+There are two kinds of actions:
+- To search for products, write for example: search[blue cotton shirt]. This works only on the first page.
+- To click something that the page shows, write for example: click[Buy Now]. You can click a button, the id of a product
+  such as B000VKB640, or the value of an option.
 
-First search for the product. Then click the id of a product that fits. On its page, click the values of options that
-the instruction asks for, one per turn. Then click[Buy Now], which ends the shopping. Description and Features tell more
-about a product, and "< Prev" leads back. After an action that cannot be carried out you see the same page again."""
+First search for the product. Then click the id of a product that fits the instruction. On its page, click each option
+value that the instruction asks for, one per turn. Last, click[Buy Now]: this ends the shopping. Description and
+Features tell you more about a product, and < Prev goes back. If an action is not possible, you see the same page
+again."""
 
 
 def tasks(split: str, **options: Any) -> WebShopTasks:
@@ -37,7 +39,9 @@ SPEC = EnvironmentSpec(
     description=(
         "WebShop: find a product that an instruction describes, choose its options and buy it, rewarded by how much of"
         " the instruction it meets. A generated catalogue of 6,000 products in five categories, or WebShop's own files"
-        " (option data), with its pages, search and reward."
+        " (option data), with its pages, search and reward. Most of the reward is easy: buying the first hit of a"
+        " search for the instruction, with the options that it names, returns 0.63 on average but succeeds in 16 % of"
+        " the tasks, so compare the success rate."
     ),
     instructions=INSTRUCTIONS,
     max_turns=MAX_STEPS,

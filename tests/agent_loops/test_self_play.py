@@ -100,7 +100,7 @@ async def test_an_answer_that_cannot_be_read_is_a_move_that_is_not_allowed(game,
 
 async def test_a_player_that_uses_up_its_tokens_loses_alone(game):
     long = "5" + " and on" * 60
-    trajectory = await game("1", long, "4", "2", long, options={"format": "plain"}, max_tokens=420)
+    trajectory = await game("1", long, "4", "2", long, options={"format": "plain"}, max_tokens=460)
     assert trajectory.outcome is Outcome.TRUNCATED_TOKENS or trajectory.role_returns["player_2"] == -1.0
     assert trajectory.role_returns["player_1"] == 0.0
 
@@ -199,4 +199,4 @@ def test_both_players_train_and_a_run_goes_on_bit_for_bit(tiny_run):
 
 
 def test_the_environment_is_played_alone_by_default():
-    assert resolve_environment("tic_tac_toe").scores["expert"] > 0.8
+    assert resolve_environment("tic_tac_toe").make().game.players == ()

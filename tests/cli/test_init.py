@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.cli.init import create_project
+from agentrl.cli.init import WITH_TOOLS, create_project
 
 Cli = Callable[..., Any]
 
@@ -30,7 +30,7 @@ def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
 
 
@@ -38,6 +38,35 @@ def test_its_own_tests_pass(project: Path) -> None:
     ended = run(project, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "7 passed" in ended.stdout
+
+
+@pytest.fixture(scope="module")
+def with_tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create_project("lamp_desk", tmp_path_factory.mktemp("projects"), WITH_TOOLS)
+
+
+def test_a_project_with_tools_is_shown_and_played_through_them(with_tools: Path) -> None:
+    name = "lamp_desk.environment:LampDesk-v0"
+    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
+    shown = run(with_tools, "-c", program, "env", "show", name)
+    assert "/switch number=…" in shown.stdout
+    prompt = run(with_tools, "-c", program, "env", "prompt", name, "agent.loop=tool_calling")
+    assert '{"name": "read_lamps", "arguments": {}}' in prompt.stdout, prompt.stderr
+
+
+def test_the_tests_of_a_project_with_tools_pass(with_tools: Path) -> None:
+    ended = run(with_tools, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "4 passed" in ended.stdout
+
+
+def test_solving_through_own_tools_counts_as_success(with_tools: Path) -> None:
+    program = (
+        "import agentrl; print(agentrl.evaluate('lamp_desk.environment:LampDesk-v0/valid', policy='expert',"
+        " tasks=2, samples=1).success.mean)"
+    )
+    ended = run(with_tools, "-W", "ignore", "-c", program)
+    assert ended.stdout.strip() == "1.0", ended.stderr
 
 
 def test_it_trains(project: Path) -> None:

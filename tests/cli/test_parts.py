@@ -26,7 +26,7 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
     assert "at most 50" in shown
     assert "at most 80" in agentrl("env", "show", "household", "max_steps=80").out
     assert "134 tasks" in shown
-    assert "go to (receptacle)" in shown
+    assert "take apple 1 from fridge 1" in shown
 
 
 def test_checking_prints_each_rule_and_fails_where_one_is_broken(

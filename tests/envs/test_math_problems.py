@@ -15,13 +15,13 @@ from agentrl.envs.math_problems.answers import number_of, same_answer, stated_an
 from agentrl.envs.math_problems.dataset import read_problems
 from agentrl.envs.math_problems.judges import Judge, is_small, judge_named
 from agentrl.envs.math_problems.kinds import KINDS, Kind
-from agentrl.envs.math_problems.problems import FORMS, SPEC, MathEnv, MathExpert, calculate
+from agentrl.envs.math_problems.problems import FORMS, SPEC, MathEnv, MathExpert
 from agentrl.envs.math_problems.verifier import Verifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.env import Isolation
-from agentrl.errors import EnvironmentFailure, ToolError, UsageError
+from agentrl.errors import EnvironmentFailure, UsageError
 
 PROBLEM = {"question": "What is 6 * 7?", "answer": "42", "kind": "product"}
 HAS_MATH_VERIFY = importlib.util.find_spec("math_verify") is not None
@@ -132,8 +132,8 @@ def test_calculations_go_on_and_an_answer_ends() -> None:
     for action, note in (
         ("calculate six", "Write one expression of numbers"),
         ("calculate 1 / 0", "This divides by zero."),
-        ("let me think about 42", f"This states no answer. {FORMS}"),
-        ("I do not know the answer", f"This states no answer. {FORMS}"),
+        ("let me think about 42", f"This does not state an answer. {FORMS}"),
+        ("I do not know the answer", f"This does not state an answer. {FORMS}"),
         ("answer 41 or 42", f"This states several answers. {FORMS}"),
         ("answer a few", f"This answer is no number. {FORMS}"),
     ):
@@ -223,14 +223,6 @@ def test_several_answers_and_formulas_are_no_answer(text: str) -> None:
     assert env.step("answer 42")[1:3] == (1.0, True)
 
 
-def test_the_tool_computes_what_the_action_computes() -> None:
-    assert posed().tools == [calculate]
-    assert calculate(expression="(3 + 4) / 5") == "7/5"
-    assert calculate.schema["function"]["name"] == "calculate"
-    with pytest.raises(ToolError, match="nothing else"):
-        calculate(expression="six")
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kind_reads_its_own_problems(kind: Kind) -> None:
     for seed in range(20):
@@ -318,8 +310,13 @@ def test_bars_in_an_answer_are_no_separators() -> None:
     assert posed(answer="|x||y|").step("answer |x||y|")[1:3] == (1.0, True)
 
 
-def test_an_agent_with_tools_is_told_of_them() -> None:
-    assert "tool calculate" in SPEC.tool_instructions
+def test_there_is_one_way_to_calculate_and_one_to_answer() -> None:
+    env = posed()
+    assert not hasattr(env, "tools")
+    assert not SPEC.tool_instructions
+    for shown in ("calculate (3 + 4) / 5", "answer 7/5"):
+        assert f"for example: {shown}\n" in SPEC.instructions
+        assert env.step(shown)[4]["valid"]
 
 
 @pytest.mark.parametrize(

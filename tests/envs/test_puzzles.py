@@ -67,7 +67,7 @@ def is_near(found: float, stated: float, episodes: int) -> bool:
 
 @pytest.mark.parametrize("name", PUZZLES)
 def test_gymnasium_accepts_it(name: str) -> None:
-    env_id = f"agentrl/{name.title().replace('_', '')}-v0"
+    env_id = f"agentrl/{name.title().replace('_', '')}-v{puzzle_spec_of(name).version}"
     assert env_id in agentrl.envs.registration.ENTRY_POINTS
     check_env(gymnasium.make(env_id).unwrapped, skip_render_check=True)
 
@@ -202,7 +202,7 @@ def test_the_spec_tells_the_model_how_to_play(name: str) -> None:
     assert len(spec.instructions) > 100
     assert len(spec.description) > 40
     assert env.action_hint
-    assert set(spec.scores) == {"random", "expert"}
+    assert set(spec.scores) - {"blind"} == {"random", "expert"}
 
 
 def test_seeds_belong_to_splits() -> None:

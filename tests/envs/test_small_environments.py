@@ -22,11 +22,11 @@ def test_gymnasium_accepts_them(name: str) -> None:
 def test_frozen_lake_shows_a_map_with_the_agent() -> None:
     env = FrozenLake()
     observation, _ = env.reset(seed=1)
-    rows = observation.splitlines()
-    assert len(rows) == 4
-    assert rows[0].startswith("P ")
-    assert rows[3].endswith(" G")
+    assert len(observation.splitlines()) == 5
+    assert (observation.count("P"), observation.count("G")) == (1, 1)
     assert observation == FrozenLake().reset(seed=1)[0]
+    rows = FrozenLake(size=4, layout="corners").reset(seed=1)[0].splitlines()
+    assert (len(rows), rows[0][0], rows[3][-1]) == (4, "P", "G")
     assert len({env.reset(seed=seed)[0] for seed in range(10)}) > 5
 
 

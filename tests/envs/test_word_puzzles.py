@@ -275,7 +275,7 @@ def test_the_dealer_draws_to_seventeen() -> None:
 
 def test_a_bandit_pays_as_often_as_it_should_and_counts() -> None:
     state = {"names": ["dragon", "phoenix", "hydra"], "chances": [0, 100, 40], "dice": 5}
-    env = started(Bandit, state, pulls=3)
+    env = started(Bandit, state, arms=3, pulls=3)
     assert env.step("Dragon")[0] == (
         "The dragon does not pay.\nPaid so far: dragon 0 of 1, phoenix 0 of 0, hydra 0 of 0. Pulls left: 2."
     )
@@ -283,7 +283,7 @@ def test_a_bandit_pays_as_often_as_it_should_and_counts() -> None:
     assert env.step("phoenix")[1] == pytest.approx(1 / 3)
     _, reward, terminated, _, info = env.step("phoenix")
     assert (reward, terminated, info["success"]) == (pytest.approx(1 / 3), True, True)
-    env = started(Bandit, state, pulls=40, max_steps=41)
+    env = started(Bandit, state, arms=3, pulls=40, max_steps=41)
     for _ in range(40):
         *_, info = env.step("hydra")
     assert 8 <= env.game.state()["paid"][2] <= 24

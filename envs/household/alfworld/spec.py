@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.env import EnvironmentSpec, Isolation
 
 from ..options import MAX_STEPS
-from ..spec import INSTRUCTIONS
+from ..spec import INSTRUCTIONS, TOOL_INSTRUCTIONS
 from .data import SPLITS
 from .environment import Engine, isolation_of, make_alfworld
 from .tasks import ENVIRONMENT, alfworld_tasks
@@ -21,6 +21,7 @@ SPEC = EnvironmentSpec(
         " or original (the packages alfworld and textworld, in worker processes)."
     ),
     instructions=INSTRUCTIONS,
+    tool_instructions=TOOL_INSTRUCTIONS,
     max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),
     success_threshold=1.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from agentrl.envs.python_math import environment as python_math
 from agentrl.envs.python_math.environment import PythonMath
 from agentrl.envs.repo_fix import environment as repo_fix
 from agentrl.envs.repo_fix.environment import RepoFix
-from agentrl.envs.repo_fix.mutations import mutations
-from agentrl.envs.repo_fix.tasks import cases_of, faults_of
+from agentrl.envs.repo_fix.mutations import mutations, with_mistakes
+from agentrl.envs.repo_fix.tasks import cases_of, faults_of, share_right
 from agentrl.envs.task_ids import SPLITS
 from agentrl.envs.terminal import environment as terminal
 from agentrl.envs.terminal.environment import Terminal
@@ -88,6 +89,36 @@ def test_a_mutation_changes_one_place() -> None:
 async def test_the_expert_mends_repositories(split: str, number: int) -> None:
     observation, reward, terminated, _, info = await play(RepoFix(sandbox="plain"), **task_options(split, number))
     assert (observation, reward, terminated, info["success"]) == ("It is done.", 1.0, True, True)
+
+
+@pytest.mark.parametrize("number", [0, 3, 8])
+async def test_submitting_at_once_earns_nothing(number: int) -> None:
+    """Most hidden calls are right at the start: what was never broken pays nothing."""
+    assert share_right(faults_of("train")[number]) > 0.5
+    step = await play(RepoFix(sandbox="plain"), ["submit"], **task_options("train", number))
+    assert (step[1], step[4]["reward_components"]) == (0.0, {"checks": 0.0})
+
+
+async def test_half_of_two_repairs_earn_a_part() -> None:
+    """One of two mistakes is repaired."""
+    number, fault = next((n, fault) for n, fault in enumerate(faults_of("train")) if fault.count == 2)
+    library, right = fault.library, with_mistakes(fault.library.source, ()).splitlines()
+    lines = fault.source.splitlines()
+    first = next(n for n, line in enumerate(lines) if line != right[n])
+    lines[first] = right[first]
+    repaired = "\n".join(lines)
+    write = bash(f"cat > {library.package}/{library.module}.py <<'END'\n{repaired}\nEND")
+    step = await play(RepoFix(sandbox="plain"), [write, "submit"], **task_options("train", number))
+    assert step[1] == 0.0
+    assert 0.0 < step[4]["reward_components"]["checks"] < 1.0
+
+
+async def test_run_times_of_tests_are_not_shown() -> None:
+    world = RepoFix(sandbox="plain")
+    await world.reset(**task_options("train", 0))
+    shown = (await world.step(bash("python3 -m unittest discover tests")))[0]
+    assert re.search(r"^Ran \d+ tests?$", shown, re.MULTILINE)
+    await world.close()
 
 
 async def test_changed_tests_mend_nothing() -> None:

@@ -1,0 +1,173 @@
+"""Rule about blind play: what a policy reaches that reads no observation at all.
+
+A task set that one fixed sequence of actions solves half the time cannot show whether a policy reads what it is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from textwrap import shorten
+
+from agentrl.message import Content
+from agentrl.rollout.env_adapter import WrongReturn
+from agentrl.task import Task
+from agentrl.testing.env_session import CallFailed, EnvSession, Played, Policy, play
+from agentrl.testing.env_subject import Subject, until
+from agentrl.testing.report import Finding, Missing, Suspect, rule
+
+NOTHING, SUBMIT, FIRST_LISTED, ONE_ACTION, SEQUENCE = KINDS = (
+    "nothing",
+    "submit",
+    "first listed action",
+    "one action",
+    "fixed sequence",
+)
+MOST_ACTIONS, MOST_SEQUENCES = 8, 12
+"""Numbers of candidates."""
+SHARE = 0.25
+"""Share of the expert's success from which unstated blind play is doubted."""
+UNLIKELY = 1e-3
+"""A number of successes that is rarer than this shows that blind play reaches more than it should."""
+ROUNDED = 0.05
+FEWEST_TASKS = 4
+_SHOWN_ACTIONS = 6
+
+
+@dataclass(slots=True, kw_only=True)
+class Blind:
+    """Policy that takes fixed actions, and the episodes that it played."""
+
+    kind: str
+    actions: Sequence[str] = ()
+    """Taken in this order, again and again; the first that the environment lists, where there are none."""
+    own_task: str | None = None
+    """Id of the task whose expert took these actions: it does not count."""
+    played: list[Played] = field(default_factory=list)
+    is_refused: bool = False
+    """The environment raised an exception, so there is no score."""
+
+    def policy(self) -> Policy:
+        """Return the policy for one episode."""
+        ahead = itertools.cycle(self.actions)
+        if self.kind != FIRST_LISTED:
+            return lambda _session, _observation: next(ahead)
+        chosen: list[str] = []
+
+        def choose(session: EnvSession, _observation: Content) -> str:
+            if not chosen:
+                chosen.append(next(iter(session.call("admissible_actions") or ("",))))
+            return chosen[0]
+
+        return choose
+
+    def score(self, subject: Subject) -> float:
+        """Return the success rate; the mean return where success is unknown."""
+        verdicts = [episode.is_solved(subject.spec) for episode in self.played]
+        if not verdicts or None in verdicts:
+            return statistics.fmean(episode.total for episode in self.played) if self.played else -math.inf
+        return sum(map(bool, verdicts)) / len(verdicts)
+
+    def described(self, subject: Subject) -> str:
+        """Return what it does, and its score."""
+        more = ", …" if len(self.actions) > _SHOWN_ACTIONS else ""
+        shown = ", ".join(shorten(action, 30, placeholder="…") for action in self.actions[:_SHOWN_ACTIONS])
+        named = f" ({shown}{more})" if self.kind in (ONE_ACTION, SEQUENCE) else ""
+        return f"{self.kind}{named} {self.score(subject):.2f}"
+
+
+@rule("draw harder or more varied tasks, or state what blind play reaches: scores={'blind': 0.3, …}")
+def blind_play_solves_little(subject: Subject) -> Finding:
+    """Play that reads no observation (nothing, "submit", one action, a fixed sequence) solves few tasks, or as many as
+    is stated.
+    """
+    best = _best_of_each_kind(subject)
+    if not best:
+        raise Missing("fixed actions are refused by an exception")
+    top = max(best.values(), key=lambda blind: blind.score(subject))
+    figures = {f"{kind.replace(' ', '_')}": blind.score(subject) for kind, blind in best.items()}
+    detail = ", ".join(blind.described(subject) for blind in best.values())
+    verdicts = [episode.is_solved(subject.spec) for episode in top.played]
+    if None in verdicts:
+        return Finding(f"mean return of blind play: {detail}", figures)
+    detail = f"success of blind play on {len(verdicts)} tasks: {detail}"
+    likely = _chance_of_more(sum(map(bool, verdicts)), len(verdicts), _allowed(subject)) >= UNLIKELY
+    if len(verdicts) >= FEWEST_TASKS and not likely:
+        raise Suspect(f"{detail}; {_reference(subject)}")
+    return Finding(detail, figures | {"success": top.score(subject)})
+
+
+def _reference(subject: Subject) -> str:
+    stated = subject.spec.scores.get("blind")
+    return "no score of blind play is stated" if stated is None else f"stated {stated:g}"
+
+
+def _allowed(subject: Subject) -> float:
+    """Return the success of blind play that is not doubted."""
+    stated = subject.spec.scores.get("blind")
+    if stated is not None:
+        return min(stated + ROUNDED, 1.0)
+    with suppress(Missing):
+        verdicts = [bool(episode.is_solved(subject.spec)) for episode in subject.expert_episodes]
+        return SHARE * statistics.fmean(verdicts)
+    return SHARE
+
+
+def _best_of_each_kind(subject: Subject) -> Mapping[str, Blind]:
+    """Try all candidates on the tasks of the check, and then the best of each kind on further tasks."""
+    candidates = [*_candidates(subject)]
+    pairs = [(task, blind) for task in subject.tasks for blind in candidates if blind.own_task != task.id]
+    with subject.session() as session:
+        for task, blind in until(3 * subject.effort.lazy_s, pairs):
+            _try(session, subject, task, blind)
+        best: dict[str, Blind] = {}
+        for blind in sorted(candidates, key=lambda blind: blind.score(subject), reverse=True):
+            if blind.played and not blind.is_refused:
+                best.setdefault(blind.kind, blind)
+        further = range(len(subject.tasks), min(subject.effort.scored, len(subject.source)))
+        if further and best:
+            for blind in best.values():
+                blind.played.clear()  # it was chosen on those: they would flatter it
+            for index in until(subject.effort.scored_s, further):
+                for blind in best.values():
+                    _try(session, subject, subject.source[index], blind)
+    return {kind: best[kind] for kind in KINDS if kind in best}
+
+
+def _try(session: EnvSession, subject: Subject, task: Task, blind: Blind) -> None:
+    try:
+        if not blind.is_refused:
+            blind.played.append(play(session, task, blind.policy(), subject.limit))
+    except (CallFailed, WrongReturn):
+        raise
+    except Exception:  # `bears nonsense` says more about it
+        blind.is_refused = True
+
+
+def _candidates(subject: Subject) -> Iterator[Blind]:
+    yield Blind(kind=NOTHING, actions=[""])
+    yield Blind(kind=SUBMIT, actions=["submit"])
+    yield Blind(kind=FIRST_LISTED)
+    experts: Sequence[Played] = ()
+    with suppress(Missing):
+        experts = subject.expert_episodes
+    taken = Counter(action for episode in (*experts, *subject.random_episodes) for action in episode.actions)
+    frequent = [action for action, _ in taken.most_common(MOST_ACTIONS)]
+    for action in frequent:
+        yield Blind(kind=ONE_ACTION, actions=[action])
+    for task, episode in list(zip(subject.tasks, experts, strict=False))[:MOST_SEQUENCES]:
+        if episode.actions:
+            more = [action for action in frequent if action not in episode.actions]
+            yield Blind(kind=SEQUENCE, actions=[*episode.actions, *more], own_task=task.id)
+    if len(frequent) > 1:
+        yield Blind(kind=SEQUENCE, actions=frequent)
+
+
+def _chance_of_more(solved: int, count: int, share: float) -> float:
+    """Return the chance of so many successes or more where the true share is `share`."""
+    return sum(math.comb(count, n) * share**n * (1 - share) ** (count - n) for n in range(solved, count + 1))
