@@ -77,11 +77,15 @@ def evaluate(
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 0 is greedy.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Play all episodes again, also those that an earlier run has played.")
+    ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write a report with example episodes.")] = False,
 ) -> None:
     """Measure a policy on fixed tasks, with intervals.
 
-    Finished episodes are kept: the same command goes on where it was stopped.
+    Finished episodes are kept: the same command continues where it was stopped. A change of the model, of code, of data
+    or of a setting starts a new evaluation.
     """
     if json_file is not None:
         check_writable(json_file)
@@ -111,9 +115,12 @@ def evaluate(
         samples=samples,
         seed=seed,
         folder=evaluations_folder(config, model),
+        fresh=fresh,
     )
     finished = _play(request)
     _print_result(finished.result)
+    if finished.result.reused:
+        note(f"{finished.result.reused_words}: nothing that they depend on has changed; --fresh plays them again")
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())

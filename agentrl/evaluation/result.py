@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
@@ -151,6 +152,10 @@ class EvaluationResult:
     """Wall-clock time of this run; finished episodes that were found on disk cost none."""
     tokens_per_s: float
     """Tokens that were written in this run, per second of it; 0 when all episodes were found on disk."""
+    reused: int = 0
+    """Episodes that an earlier run of the same evaluation had played."""
+    reused_since: float | None = None
+    """When the first of them ended, in seconds since 1970."""
 
     @property
     def failed(self) -> int:
@@ -183,6 +188,8 @@ class EvaluationResult:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "tokens_per_s": self.tokens_per_s,
+            "reused": self.reused,
+            "reused_since": None if self.reused_since is None else _time_text(self.reused_since),
             "settings": dict(self.panel.settings),
         }
 
@@ -190,7 +197,15 @@ class EvaluationResult:
         policy = self.panel.model or self.panel.policy
         success = "success unknown" if self.success is None else f"success {estimate_text(self.success)}"
         reward = "no reward" if self.reward is None else f"reward {self.reward.mean:.3f}"
-        return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes"
+        reused = f" ({self.reused_words})" if self.reused else ""
+        return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes{reused}"
+
+    @property
+    def reused_words(self) -> str:
+        """How many episodes were not played now, and when they were; empty where all were played now."""
+        if not self.reused or self.reused_since is None:
+            return ""
+        return f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"
 
 
 def summarise(
@@ -211,6 +226,7 @@ def summarise(
         others: Roles that the runtime played for the environment, whose turns and tokens are not the agent's.
     """
     turns = {id(episode): _own_turns(episode, others) for episode in episodes}
+    earlier = [episode for episode in episodes if episode.trajectory.id in found]
     played = sum(_tokens(turns[id(episode)]) for episode in episodes if episode.trajectory.id not in found)
     measured = [episode for episode in episodes if episode.is_measured]
     by_type: dict[str, list[EvaluatedEpisode]] = defaultdict(list)
@@ -229,7 +245,13 @@ def summarise(
         tokens=_mean([float(_tokens(turns[id(episode)])) for episode in measured]),
         seconds=seconds,
         tokens_per_s=played / seconds if seconds > 0 else 0.0,
+        reused=len(earlier),
+        reused_since=min((episode.played_at for episode in earlier), default=None),
     )
+
+
+def _time_text(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
 
 
 def estimate_text(estimate: MeanInterval) -> str:

@@ -241,6 +241,7 @@ def evaluate(
     seed: int = 0,
     temperature: float | None = None,
     concurrency: int | None = None,
+    fresh: bool = False,
     overrides: Overrides = (),
     progress: bool = True,
     on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
@@ -263,6 +264,7 @@ def evaluate(
         seed: Chooses the tasks, and seeds the sampling.
         temperature: Of the sampling; 0 is greedy.
         concurrency: Maximum of episodes at once.
+        fresh: Play all episodes again, also those that an earlier call has played.
         overrides: Further keys, put on top.
         progress: Show how far it is, on standard error.
         on_episode: Called after each episode.
@@ -299,6 +301,7 @@ def evaluate(
             samples=samples,
             seed=seed,
             folder=evaluations_folder(settings, model),
+            fresh=fresh,
         )
         with _counted(request.n_tasks * samples, counters, progress, on_episode) as report:
             return asyncio.run(measured(request, report))
