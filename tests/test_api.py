@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pathlib
 import signal
 import threading
 
@@ -153,6 +154,16 @@ def test_ctrl_c_in_a_notebook_stops_a_run_with_a_checkpoint():
 
 
 @pytest.mark.usefixtures("_notices_ctrl_c")
+def test_ctrl_c_in_a_script_stops_the_script_too(capsys):
+    objects = make_objects()
+    with pytest.raises(KeyboardInterrupt, match=r"stopped after step \d+: continue with agentrl.resume"):
+        agentrl.train(**objects, model="scratch", steps=500, overrides=SMALL, watcher=Killer())
+    assert "continue with agentrl.resume('" in capsys.readouterr().err
+    newest = max(pathlib.Path("runs/latest/checkpoints").glob("step-*"))
+    assert 1 <= int(newest.name.removeprefix("step-")) < 500
+
+
+@pytest.mark.usefixtures("_notices_ctrl_c")
 def test_ctrl_c_in_a_notebook_ends_a_warm_start_and_an_evaluation():
     def interrupt(episode):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -168,6 +179,35 @@ def test_ctrl_c_in_a_notebook_ends_a_warm_start_and_an_evaluation():
 class Interrupter(RunWatcher):
     def on_start(self, folder, status):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_a_run_and_an_evaluation_tell_their_size_before_they_begin(capsys):
+    words = {**SMALL, "trainer.tasks_per_step": 3}
+    agentrl.train(env="guess_number", model="scratch", steps=1, overrides=words)
+    told = capsys.readouterr().err.splitlines()
+    size = "1 steps of 6 episodes (3 tasks x 2) are 6 episodes of at most 2 turns x 4 tokens: up to 48 sampled tokens"
+    assert size in told
+    assert told.index(size) < next(i for i, line in enumerate(told) if line.startswith("step 1/1"))
+    agentrl.evaluate(model="runs/latest", tasks=3, samples=2)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "3 tasks x 2 = 6 episodes of at most 2 turns x 4 tokens: up to 48 sampled tokens"
+
+
+def test_an_unknown_success_is_explained(capsys):
+    class Silent(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Text(20)
+
+        def reset(self, *, seed=None, options=None):
+            return "Speak.", {}
+
+        def step(self, action):
+            return "Well.", 1.0, True, False, {}
+
+        def admissible_actions(self):
+            return ["a"]
+
+    assert "success unknown" in str(agentrl.evaluate(Silent, policy="random", tasks=1))
+    assert "success is unknown because the environment does not report it" in capsys.readouterr().err
 
 
 def test_errors_come_out_of_a_running_loop_as_they_are():

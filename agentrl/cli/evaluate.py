@@ -15,11 +15,12 @@ from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help import examples
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
+from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words
 from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
-from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
 from agentrl.evaluation.session import (
     EvaluationRequest,
     FinishedEvaluation,
@@ -117,10 +118,13 @@ def evaluate(
         folder=evaluations_folder(config, model),
         fresh=fresh,
     )
+    note(evaluation_size(config, n_tasks, samples, has_model=policy is PolicyKind.ENGINE))
     finished = _play(request)
     _print_result(finished.result)
     if finished.result.reused:
-        note(f"{finished.result.reused_words}: nothing that they depend on has changed; --fresh plays them again")
+        note("reused episodes: no change of code, data, settings or model was found; --fresh plays them again")
+    if finished.result.success is None and finished.result.reward is not None:
+        note(WITHOUT_SUCCESS)
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())

@@ -23,7 +23,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.derived import EnvironmentConfigs, parts_of
-from agentrl.config.estimate import EstimateRow, rows
+from agentrl.config.estimate import EstimateRow, rows, run_size
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.env_lookup import resolve_environment
@@ -167,6 +167,7 @@ def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run
 
 
 def _finish(run: Run) -> None:
+    note(run_size(run.config))
     try:
         with curve_kept_up(run.folder.path), watching() as watcher:
             result = train_run(run, watcher=watcher)

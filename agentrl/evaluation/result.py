@@ -119,6 +119,10 @@ def _check_k(samples: int, successes: int, k: int) -> None:
 
 
 UNTYPED = "all"
+WITHOUT_SUCCESS = (
+    "success is unknown because the environment does not report it: return {'success': True} or False as the info of "
+    "the last step, or register the environment with a reward_threshold"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -310,8 +310,17 @@ def _file_of(spec: ModuleSpec | None) -> Path | None:
 @functools.cache
 def _versions(package: str) -> str:
     """Return the distributions that hold a package, with their versions."""
-    names = importlib.metadata.packages_distributions().get(package, [])
-    return ", ".join(sorted(f"{name} {importlib.metadata.version(name)}" for name in set(names)))
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:  # its distribution has another name
+        names = set(_distributions().get(package, []))
+    return ", ".join(sorted(f"{name} {importlib.metadata.version(name)}" for name in names))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, list[str]]:
+    """Return the distributions of each package; finding them takes a second."""
+    return importlib.metadata.packages_distributions()
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
