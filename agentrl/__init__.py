@@ -52,3 +52,8 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, for completion in a Python session."""
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations", "importlib"})

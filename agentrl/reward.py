@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 import numbers
+import shlex
 import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,7 +148,9 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
                 f"{what} gave a {name} that is no reward",
                 got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
                 expected=f"{A_REWARD}, or None as the reward when nothing can be said",
-                hint=f"see agentrl env check {environment}" if isinstance(scorer, EnvironmentReward) else None,
+                hint=f"see agentrl env check {shlex.quote(environment)}"
+                if isinstance(scorer, EnvironmentReward)
+                else None,
             )
     return Score(
         reward=bounded_reward(score.reward),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,7 +126,7 @@ async def _make_environments(config: Config) -> None:
                 f"environment {spec.name} cannot be made",
                 got=error.got,
                 expected="a constructor that takes environment.options",
-                hint=f"try: agentrl env check {spec.name}",
+                hint=f"try: agentrl env check {shlex.quote(spec.name)}",
             ) from error
         finally:
             await pool.close()

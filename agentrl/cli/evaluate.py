@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -125,7 +126,7 @@ def evaluate(
         note("reused episodes: no change of code, data, settings or model was found; --fresh plays them again")
     if finished.result.success is None and finished.result.reward is not None:
         note(WITHOUT_SUCCESS)
-    note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
+    note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
         note(f"wrote {json_file}")
@@ -185,7 +186,7 @@ def _check_measured(result: EvaluationResult) -> None:
 def _next_step(outcome: Outcome, environment: str) -> str:
     """What to do about episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"fix what the message names, and try: agentrl env check {environment}"
+        return f"fix what the message names, and try: agentrl env check {shlex.quote(environment)}"
     if outcome is Outcome.REWARD_ERROR:
         return "fix what the message names; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -56,7 +57,8 @@ def export(
             f"{run} has several adapters, which cannot be merged into one model",
             got=", ".join(several),
             expected="--adapter, which writes a folder of each",
-            hint=f"or merge one of them: agentrl export {adapter_folder(source, several[0])} {folder}",
+            hint="or merge one of them: "
+            + shlex.join(["agentrl", "export", str(adapter_folder(source, several[0])), str(folder)]),
         )
     if adapter and not (is_adapter or several):
         raise UsageError(

@@ -427,8 +427,8 @@ def run_size(config: Config) -> str:
     """Describe in one line how large a run is: its steps, episodes and sampled tokens.
 
     >>> from agentrl.config import load_config
-    >>> run_size(load_config(None, ["environment=guess_number", "trainer.steps=3", "trainer.tasks_per_step=2"]))
-    '3 steps of 16 episodes (2 tasks x 8) are 48 episodes of at most 10 turns x 256 tokens: up to 122,880 sampled tokens'
+    >>> run_size(load_config(None, ["environment=guess_number", "trainer.steps=3", "trainer.tasks_per_step=1"]))
+    '3 steps of 8 episodes (1 tasks x 8) are 24 episodes of at most 10 turns x 256 tokens: up to 61,440 sampled tokens'
     """
     steps, tasks, group = config.trainer.steps, config.trainer.tasks_per_step, config.algorithm.group_size
     each = f"{steps:,} steps of {tasks * group:,} episodes ({tasks:,} tasks x {group:,})"

@@ -19,6 +19,7 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -135,7 +136,8 @@ class RunDirectory:
             raise UsageError(
                 f"{path} exists already",
                 expected="a new folder",
-                hint=f"choose another run.name, remove it, or go on with: agentrl train --resume {path}",
+                hint="choose another run.name, remove it, or go on with: "
+                f"agentrl train --resume {shlex.quote(str(path))}",
             )
         run = cls(path)
         link = parent / LATEST
