@@ -185,12 +185,12 @@ def test_a_run_and_an_evaluation_tell_their_size_before_they_begin(capsys):
     words = {**SMALL, "trainer.tasks_per_step": 3}
     agentrl.train(env="guess_number", model="scratch", steps=1, overrides=words)
     told = capsys.readouterr().err.splitlines()
-    size = "1 steps of 6 episodes (3 tasks x 2) are 6 episodes of at most 2 turns x 4 tokens: up to 48 sampled tokens"
+    size = "1 step of 6 episodes (3 tasks x 2): 6 episodes of at most 2 turns x 4 tokens, up to 48 sampled tokens"
     assert size in told
     assert told.index(size) < next(i for i, line in enumerate(told) if line.startswith("step 1/1"))
     agentrl.evaluate(model="runs/latest", tasks=3, samples=2)
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == "3 tasks x 2 = 6 episodes of at most 2 turns x 4 tokens: up to 48 sampled tokens"
+    assert told[0] == "3 tasks x 2 samples: 6 episodes of at most 2 turns x 4 tokens, up to 48 sampled tokens"
 
 
 def test_an_unknown_success_is_explained(capsys):

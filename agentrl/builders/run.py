@@ -33,6 +33,7 @@ from agentrl.env import Isolation
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.console import html_table
 from agentrl.observe.metrics import check_trackers
 from agentrl.observe.run_folder import RunDirectory
 
@@ -187,7 +188,7 @@ def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Chan
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunResult:
     """Result of a run."""
 
@@ -199,7 +200,25 @@ class RunResult:
     metrics: Mapping[str, float]
     """Of the last step."""
     interrupted: bool
-    """Somebody asked it to stop; `resume` continues."""
+    """It was asked to stop before its last step; `resume` continues it."""
+
+    def __repr__(self) -> str:
+        """Return one line: where the run is, how far it came, and its last results."""
+        words = [f"{'stopped' if self.interrupted else 'done'} after step {self.step}", *self._results()]
+        return f"RunResult({str(self.folder)!r}, {', '.join(words)})"
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        rows = {
+            "run": str(self.folder),
+            "steps": f"{self.step}{', stopped' if self.interrupted else ''}",
+            "checkpoint": self.checkpoint or "none",
+        }
+        return html_table({**rows, **dict(word.split(" ", 1) for word in self._results())})
+
+    def _results(self) -> list[str]:
+        shown = {"success": "success/mean", "reward": "reward/mean", "loss": "sft/loss"}
+        return [f"{word} {self.metrics[name]:.3f}" for word, name in shown.items() if name in self.metrics]
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -428,11 +428,11 @@ def run_size(config: Config) -> str:
 
     >>> from agentrl.config import load_config
     >>> run_size(load_config(None, ["environment=guess_number", "trainer.steps=3", "trainer.tasks_per_step=1"]))
-    '3 steps of 8 episodes (1 tasks x 8) are 24 episodes of at most 10 turns x 256 tokens: up to 61,440 sampled tokens'
+    '3 steps of 8 episodes (1 task x 8): 24 episodes of at most 10 turns x 256 tokens, up to 61,440 sampled tokens'
     """
     steps, tasks, group = config.trainer.steps, config.trainer.tasks_per_step, config.algorithm.group_size
-    each = f"{steps:,} steps of {tasks * group:,} episodes ({tasks:,} tasks x {group:,})"
-    return f"{each} are {_sampled(config, steps * tasks * group)}"
+    each = f"{_count(steps, 'step')} of {_count(tasks * group, 'episode')} ({_count(tasks, 'task')} x {group:,})"
+    return f"{each}: {_sampled(config, steps * tasks * group)}"
 
 
 def evaluation_size(config: Config, tasks: int, samples: int, *, has_model: bool) -> str:
@@ -444,16 +444,19 @@ def evaluation_size(config: Config, tasks: int, samples: int, *, has_model: bool
         samples: Episodes of each.
         has_model: A model plays, and samples tokens.
     """
-    if not has_model:
-        return f"{tasks:,} tasks x {samples:,} = {tasks * samples:,} episodes"
-    return f"{tasks:,} tasks x {samples:,} = {_sampled(config, tasks * samples)}"
+    each = f"{_count(tasks, 'task')} x {_count(samples, 'sample')}"
+    return f"{each}: {_sampled(config, tasks * samples) if has_model else _count(tasks * samples, 'episode')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _sampled(config: Config, episodes: int) -> str:
     """Describe episodes with the most turns and tokens that they may have."""
     turns, tokens = max(map(_most_sampled, parts_of(config)), key=math.prod)
     most = f"{turns:,} turns x {tokens:,} tokens"
-    return f"{episodes:,} episodes of at most {most}: up to {episodes * turns * tokens:,} sampled tokens"
+    return f"{_count(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
 
 
 def _most_sampled(part: EnvironmentConfigs) -> tuple[int, int]:

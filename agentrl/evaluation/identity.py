@@ -25,7 +25,7 @@ from agentrl.models.lora import ADAPTERS
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
 from agentrl.observe.file_identity import file_digest
 from agentrl.observe.model_folder import find_model
-from agentrl.registry import Kind, lookup
+from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 
 REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
 """``module:attr``."""
@@ -91,9 +91,12 @@ def _environment(name: str, outputs: Path) -> str:
 
 
 def _add_module_of(code: CodeIdentity, name: str) -> None:
-    """Add the module of ``module:attr``, which may make the object from others."""
-    if REFERENCE.fullmatch(name):
-        code.add_module(name.partition(":")[0])
+    """Add the module or the file of ``module:attr``, which may make the object from others."""
+    module = name.partition(":")[0]
+    if module.endswith(SOURCE_SUFFIX):
+        code.add_file(Path(module).expanduser().resolve())
+    elif REFERENCE.fullmatch(name):
+        code.add_module(module)
 
 
 def _names(entries: list[str | dict[str, Any]]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from agentrl.errors import Outcome
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.observe.console import html_table
 from agentrl.trajectory import Turn
 
 CONFIDENCE = 0.95
@@ -134,7 +135,7 @@ class TypeResult:
     reward: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EvaluationResult:
     """One policy on one panel."""
 
@@ -203,6 +204,20 @@ class EvaluationResult:
         reward = "no reward" if self.reward is None else f"reward {self.reward.mean:.3f}"
         reused = f" ({self.reused_words})" if self.reused else ""
         return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes{reused}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        success = "unknown" if self.success is None else estimate_text(self.success)
+        rows = {
+            "policy": self.panel.model or self.panel.policy,
+            "environment": self.panel.environment,
+            "success (95 % interval)": success,
+            "mean reward": "none" if self.reward is None else f"{self.reward.mean:.3f}",
+            "episodes": f"{len(self.episodes)}{f' ({self.reused_words})' if self.reused else ''}",
+        }
+        return html_table(rows)
 
     @property
     def reused_words(self) -> str:

@@ -252,7 +252,8 @@ def find_run(path: str | Path) -> RunDirectory | None:
 
 
 def _free_name(parent: Path, prefix: str) -> str:
-    stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', prefix)}-{datetime.now():%Y%m%d-%H%M%S}"
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", prefix).lstrip(".-")  # not a hidden folder, nor one like an option
+    stem = f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (parent / f"{stem}-{number}" for number in count(2))
     return first_free(chain([parent / stem], numbered)).name
 
