@@ -240,7 +240,8 @@ def _unknown(name: str) -> UnknownNameError:
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
-        expected="a name that agentrl env list shows, a registered Gymnasium id, module:EnvId, file.py:Class, or a server's address",
+        expected="a name that agentrl env list shows, a registered Gymnasium id, module:EnvId, file.py:Class, or a "
+        "server's address",
         hint=hint,
     )
 

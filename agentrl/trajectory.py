@@ -155,6 +155,9 @@ class Turn:
     """The answer could be parsed and the environment accepted the action."""
     state_key: str | None = None
     """Key of the state in which the turn was taken (step groups of GiGPO)."""
+    counted_tokens: int | None = None
+    """Tokens of an answer in text, as its service counted them; ``None`` where the tokens are in the sequence, or the
+    service does not tell."""
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 

@@ -112,7 +112,7 @@ def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) 
         return ".".join((*path[:-1], near[0]))
     others = difflib.get_close_matches(name, {key[-1] for key in keys}, n=1, cutoff=LIKE_IT)
     same = [key for key in keys if others and key[-1] == others[0]]
-    return ".".join(min(same, key=len)) if same else None
+    return ".".join(min(same, key=lambda key: len(key))) if same else None
 
 
 def _option(path: KeyPath) -> str | None:

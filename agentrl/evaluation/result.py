@@ -152,7 +152,8 @@ class EvaluationResult:
     turns: float
     """Mean per episode."""
     tokens: float
-    """Mean tokens of an episode that the policy sampled, or a scripted policy wrote."""
+    """Mean tokens of an episode that the policy sampled or a scripted policy wrote; those that a service counts, where
+    it does."""
     seconds: float
     """Wall-clock time of this run; finished episodes that were found on disk cost none."""
     tokens_per_s: float
@@ -331,7 +332,7 @@ def _own_turns(episode: EvaluatedEpisode, others: Container[str]) -> list[Turn]:
 
 
 def _tokens(turns: Sequence[Turn]) -> int:
-    return sum(turn.end - turn.start for turn in turns)
+    return sum(turn.end - turn.start or turn.counted_tokens or 0 for turn in turns)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -555,6 +555,7 @@ class ChatConversation(Conversation):
         self.messages.append(chat.message)
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
         turn = append_textual_turn(self._turns, chat.stop_reason.value, options.role)
+        turn.counted_tokens = chat.answer_tokens or None
         self._turns.take(
             turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens, trained=options.trained
         )
