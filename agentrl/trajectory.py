@@ -584,6 +584,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         del record["own_reward"]
     if turn.adapter is None:
         del record["adapter"]
+    if turn.counted_tokens is None:
+        del record["counted_tokens"]
     return record
 
 

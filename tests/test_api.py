@@ -14,6 +14,7 @@ from agentrl import registry
 from agentrl.agent_loop import AgentLoop
 from agentrl.algorithms.advantages import centred_returns
 from agentrl.algorithms.types import unclipped
+from agentrl.builders.run import RunResult
 from agentrl.config import load_config
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message, user
@@ -208,6 +209,30 @@ def test_an_unknown_success_is_explained(capsys):
 
     assert "success unknown" in str(agentrl.evaluate(Silent, policy="random", tasks=1))
     assert "success is unknown because the environment does not report it" in capsys.readouterr().err
+
+
+def test_results_are_one_line_and_a_small_table():
+    found = agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False)
+    assert (
+        repr(found)
+        == str(found)
+        == "expert on guess_number/valid: success 100.0 % (34.2 to 100.0), reward 1.000, 2 episodes"
+    )
+    assert "<tr><th>success (95 % interval)</th><td>100.0 % (34.2 to 100.0)</td></tr>" in found._repr_html_()
+    again = agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False)
+    assert (again.reused, "(2 of 2 reused, played since 20" in repr(again)) == (2, True)
+    assert agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False, fresh=True).reused == 0
+    run = RunResult(
+        folder=pathlib.Path("runs/<a>"), step=3, checkpoint="", metrics={"success/mean": 0.25}, interrupted=True
+    )
+    assert repr(run) == "RunResult('runs/<a>', stopped after step 3, success 0.250)"
+    assert "<tr><th>run</th><td>runs/&lt;a&gt;</td></tr>" in run._repr_html_()
+    assert "<tr><th>success</th><td>0.250</td></tr>" in run._repr_html_()
+
+
+def test_the_public_names_are_listed():
+    assert set(agentrl.__all__) <= set(dir(agentrl))
+    assert not {"importlib", "os", "Any"} & set(dir(agentrl))
 
 
 def test_errors_come_out_of_a_running_loop_as_they_are():

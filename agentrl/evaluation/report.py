@@ -177,7 +177,7 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
         ),
         ["failed by the machinery", *(f"{r.failed} ({r.retries} retries)" for r in columns)],
         ["seconds", *(f"{r.seconds:.1f}" for r in columns)],
-        ["tokens/s", *(f"{r.tokens_per_s:,.0f}" if r.tokens_per_s else "not counted" for r in columns)],
+        ["tokens/s", *(f"{r.tokens_per_s:,.0f}" if r.tokens_per_s else "none" for r in columns)],
     ]
 
 
