@@ -33,7 +33,7 @@ def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, 
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
-        (("--engine", "scripted"), "engine.type", "scripted"),
+        (("--engine", "sglang"), "engine.type", "sglang"),
         (("--engine", "vllm"), "engine.type", "vllm"),
         (("--env", "frozen_lake/valid"), "environment.name", "frozen_lake"),
         (("--model", "scratch"), "model.path", "scratch"),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from agentrl.builders.models import SCRATCH
@@ -230,6 +231,22 @@ def test_every_file_of_a_model_is_part_of_it(name: str, tmp_path: Path) -> None:
     before = weights(str(tmp_path), config)
     (tmp_path / name).write_text("2")
     assert weights(str(tmp_path), config) != before
+
+
+def test_a_name_on_the_hub_is_its_revision_and_not_its_branch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The branch main of a repository may move to other weights under the same name."""
+    in_cache = functools.partial(huggingface_hub.try_to_load_from_cache, cache_dir=tmp_path)
+    monkeypatch.setattr("agentrl.evaluation.identity.try_to_load_from_cache", in_cache)
+    repository = tmp_path / "models--owner--name"
+    found = [weights("owner/name", small_config())]
+    for revision in ("aaa", "bbb"):
+        (repository / "refs").mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / "main").write_text(revision)
+        (repository / "snapshots" / revision).mkdir(parents=True)
+        (repository / "snapshots" / revision / "config.json").write_text("{}")
+        found.append(weights("owner/name", small_config()))
+    assert found[1:] == [["owner/name", "revision aaa"], ["owner/name", "revision bbb"]]
+    assert found[0] == ["owner/name", "not in the cache"]
 
 
 def test_a_new_model_is_its_seed() -> None:
