@@ -179,6 +179,21 @@ def _files(model: str) -> list[str]:
     return [f"{file.relative_to(folder)} {file_digest(file)}" for file in files]
 
 
+async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
+    """Ask the services of an evaluation which models they serve: the engine's, the judge's, and those of roles.
+
+    Args:
+        config: Of the evaluation.
+        has_model: A model plays, rather than a scripted policy.
+    """
+    agent = config.agent
+    used = [config.engine] if has_model and isinstance(config.engine, OpenAIEngineConfig) else []
+    used += [role.engine for role in (agent.roles or {}).values() if role.engine is not None]
+    used += [] if agent.judge is None else [agent.judge.engine]
+    told = await asyncio.gather(*map(served_model, used))
+    return {f"{one.model} at {one.url}": card for one, card in zip(used, told, strict=True)}
+
+
 async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
     """Ask a service which model it serves; whatever it does not tell is left out.
 

@@ -23,7 +23,7 @@ from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
-from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_model
+from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.files import replace_file, writing
@@ -93,9 +93,7 @@ async def run_evaluation(
     check_tools(config)
     check_roles(config)
     check_rewards(config)
-    served = None
-    if request.policy is PolicyKind.ENGINE and isinstance(config.engine, OpenAIEngineConfig):
-        served = await served_model(config.engine)
+    served = await served_models(config, has_model=request.policy is PolicyKind.ENGINE)
     panel = describe(request, config, served=served)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
@@ -176,7 +174,7 @@ def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str,
     Args:
         request: What to evaluate.
         config: The request's, with resolved paths.
-        served: What a service tells about its model.
+        served: What services tell about their models.
     """
     environment = config.sole_environment
     settings: dict[str, Any] = {
@@ -186,6 +184,8 @@ def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str,
         "version": importlib.metadata.version("agentrl"),
         "code": code_identity(config, request.folder),
     }
+    if served:
+        settings["served"] = dict(served)
     if reader := reward_model_identity(config):
         settings["reward_model"] = reader
     model = None
@@ -196,7 +196,6 @@ def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str,
         }
         if isinstance(config.engine, OpenAIEngineConfig):
             model = config.engine.model
-            settings["served"] = dict(served or {})
         else:
             model = config.model.path
             settings["model"] = config.model.model_dump(mode="json", exclude={"path"})

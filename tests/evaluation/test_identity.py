@@ -19,7 +19,7 @@ import pytest
 from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.evaluation.identity import code_identity, served_model, weights
+from agentrl.evaluation.identity import code_identity, served_model, served_models, weights
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, task_digest
 from agentrl.observe import file_identity
 from agentrl.observe.code_identity import CodeIdentity
@@ -315,6 +315,21 @@ async def test_another_model_behind_the_same_name_is_noticed(
     assert first
     assert first == again
     assert changed != first
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "engine={type: openai, url: 'URL', model: m}",
+        "agent.judge={engine: {url: 'URL', model: m}}",
+        "agent.roles={helper: {engine: {url: 'URL', model: m}}}",
+    ],
+)
+async def test_every_service_of_an_evaluation_is_asked(words: str, service: Callable[[Answers], str]) -> None:
+    url = service(card(root="/models/a"))
+    found = await served_models(small_config(words.replace("URL", url)), has_model=True)
+    assert found == {f"m at {url}": {"id": "m", "root": "/models/a"}}
+    assert bool(await served_models(small_config(words.replace("URL", url)), has_model=False)) == ("agent" in words)
 
 
 async def test_the_time_of_the_request_is_not_part_of_a_model(service: Callable[[Answers], str]) -> None:
