@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from agentrl.tool import tool as tool  # imported now: the attribute must be the decorator, not the module
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from agentrl.runs.api import train as train
     from agentrl.tool import ToolContext as ToolContext
     from agentrl.tool import ToolResult as ToolResult
+
+# Let torch's threads wait for the next operation for some microseconds, and then sleep: next to other busy processes,
+# threads that keep spinning make small operations ten times slower, and threads that sleep at once halve their speed.
+# torch reads this when it is imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 _EXPORTS = {
     "AgentLoop": "agentrl.agent_loop",
@@ -52,3 +59,8 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names, for completion in a Python session."""
+    return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations", "importlib", "os"})

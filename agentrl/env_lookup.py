@@ -5,6 +5,7 @@
 ``agentrl/Household-v0``       a Gymnasium id; under ``agentrl/`` it is the registry name in CamelCase
 ``my_game:GuessNumber-v0``     a Gymnasium id that ``import my_game`` registers
 ``my_game:GuessNumber``        an environment class, or an `EnvironmentSpec`, in a module
+``./my_game.py:GuessNumber``   the same in a file
 ``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
 ============================== ==========================================================================
 
@@ -137,11 +138,11 @@ def _resolve_in_module(name: str) -> EnvironmentSpec:
         )
     if not GYMNASIUM_ID.fullmatch(attribute):
         return _spec_of(name, registry.load(name))
-    registry.load_module(module_name)
-    return _gymnasium_spec(name, attribute)
+    module = registry.load_module(module_name)
+    return _gymnasium_spec(name, attribute, importable=f"{module.__name__}:{attribute}")
 
 
-def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
+def _gymnasium_spec(name: str, env_id: str, *, importable: str | None = None) -> EnvironmentSpec:
     if env_id not in gymnasium.registry:
         _load_gymnasium_plugins()
     registered: EnvSpec | None = gymnasium.registry.get(env_id)
@@ -150,7 +151,7 @@ def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
     creator = registered.entry_point
     return _plain_spec(
         name,
-        functools.partial(make_gymnasium, name),
+        functools.partial(make_gymnasium, importable or name),
         about=_loaded(creator),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,
@@ -281,7 +282,8 @@ def _unknown(name: str) -> UnknownNameError:
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
-        expected="a name that agentrl env list shows, a registered Gymnasium id, module:EnvId, or a server's address",
+        expected="a name that agentrl env list shows, a registered Gymnasium id, module:EnvId, file.py:Class, or a "
+        "server's address",
         hint=hint,
     )
 
@@ -301,6 +303,7 @@ def _unknown_in_module(module: str, attribute: str) -> UnknownNameError:
 def environments_of(module: str) -> list[str]:
     """List the ids that a module registers with Gymnasium, then its own environment classes and specs."""
     loaded = registry.load_module(module)
+    module = loaded.__name__  # which differs from the path of a file
     ids = [env_id for env_id, spec in gymnasium.registry.items() if _module_of(spec.entry_point) == module]
     own = [
         name

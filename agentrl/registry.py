@@ -22,6 +22,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -48,6 +49,9 @@ class Kind(enum.StrEnum):
 
 ALGORITHM_PARTS = (Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER, Kind.SHAPING)
 """Kinds that are taken for one another: GRPO is an advantage, PPO a loss."""
+
+SOURCE_SUFFIX = ".py"
+"""Ends the name of a module that is given as a file, as in ``./my_game.py:MyGame``."""
 
 SESSION = "python:"
 """Begins the names of objects of this Python session that no other process could import."""
@@ -159,11 +163,13 @@ def load(reference: str) -> Any:
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module by its dotted name.
+    """Import a module by its dotted name, or by the path of its file, as in ``./games/my_game.py``.
 
     Raises:
         UsageError: it is missing, or needs a package that is.
     """
+    if name.endswith(SOURCE_SUFFIX):
+        return _load_file(Path(name).expanduser())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -177,6 +183,27 @@ def load_module(name: str) -> ModuleType:
         ) from error
     except SystemExit as error:
         raise UsageError(f"{name} ends the program when it is imported", got=f"sys.exit({error})") from error
+
+
+def _load_file(file: Path) -> ModuleType:
+    """Import a file under its own name, so that other processes find it by that name, too."""
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}", got=f"the current folder {Path.cwd()}", expected="a Python file")
+    if not file.stem.isidentifier():
+        raise UsageError(f"{file} cannot be imported", got=f"the name {file.stem}", expected="letters, digits and _")
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    module = load_module(file.stem)
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != file.resolve():
+        raise UsageError(
+            f"{file} has the name of another module",
+            got=f"{file.stem} from {found or 'Python itself'}",
+            expected="a name of its own",
+            hint="rename the file",
+        )
+    return module
 
 
 @functools.cache

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 import inspect
 import math
 import numbers
+import shlex
 import tokenize
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from agentrl.errors import (
@@ -179,7 +178,9 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
                     f"{what} gave a {name} that is no reward",
                     got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
                     expected=f"{A_REWARD}, or None as the reward when nothing can be said",
-                    hint=f"see agentrl env check {environment}" if isinstance(scorer, EnvironmentReward) else None,
+                    hint=f"see agentrl env check {shlex.quote(environment)}"
+                    if isinstance(scorer, EnvironmentReward)
+                    else None,
                 ),
                 Definition() if isinstance(scorer, EnvironmentReward) else defined_in(scorer),
                 type(scorer).__name__,
@@ -244,22 +245,6 @@ def _place(target: Any) -> Definition:
         return Definition(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or another one than was run
         return Definition()
-
-
-def fingerprint(function: Any) -> str:
-    """Hash the file of a function or class, or its source or code, to tell it from an earlier one of its name."""
-    place = defined_in(function)
-    with suppress(OSError):
-        if place.file is not None:
-            return hashlib.sha256(Path(place.file).read_bytes()).hexdigest()[:16]
-    target = function if inspect.isclass(function) or hasattr(function, "__code__") else type(function)
-    try:
-        source = inspect.getsource(target)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # a notebook's classes
-        parts = [target, *vars(target).values()] if inspect.isclass(target) else [target]
-        codes = [part.__code__ for part in parts if hasattr(part, "__code__")]
-        source = " ".join(f"{code.co_code!r} {code.co_consts} {code.co_names}" for code in codes)
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def as_number(value: Any) -> float | None:

@@ -159,6 +159,9 @@ class Turn:
     """Tool calls of the answer that could be read although they are not in the model's own notation."""
     state_key: str | None = None
     """Key of the state in which the turn was taken (step groups of GiGPO)."""
+    counted_tokens: int | None = None
+    """Tokens of an answer in text, as its service counted them; ``None`` where the tokens are in the sequence, or the
+    service does not tell."""
     timings: TurnTimings = field(default_factory=TurnTimings)
 
 
@@ -587,6 +590,8 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         del record["repaired_calls"]
     if turn.adapter is None:
         del record["adapter"]
+    if turn.counted_tokens is None:
+        del record["counted_tokens"]
     return record
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import pathlib
 import signal
 import threading
 
@@ -13,6 +14,7 @@ from agentrl import registry
 from agentrl.agent_loop import AgentLoop
 from agentrl.algorithms.advantages import centred_returns
 from agentrl.algorithms.types import unclipped
+from agentrl.builders.run import RunResult
 from agentrl.config import load_config
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message, user
@@ -153,6 +155,16 @@ def test_ctrl_c_in_a_notebook_stops_a_run_with_a_checkpoint():
 
 
 @pytest.mark.usefixtures("_notices_ctrl_c")
+def test_ctrl_c_in_a_script_stops_the_script_too(capsys):
+    objects = make_objects()
+    with pytest.raises(KeyboardInterrupt, match=r"stopped after step \d+: continue with agentrl.resume"):
+        agentrl.train(**objects, model="scratch", steps=500, overrides=SMALL, watcher=Killer())
+    assert "continue with agentrl.resume('" in capsys.readouterr().err
+    newest = max(pathlib.Path("runs/latest/checkpoints").glob("step-*"))
+    assert 1 <= int(newest.name.removeprefix("step-")) < 500
+
+
+@pytest.mark.usefixtures("_notices_ctrl_c")
 def test_ctrl_c_in_a_notebook_ends_a_warm_start_and_an_evaluation():
     def interrupt(episode):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
@@ -168,6 +180,59 @@ def test_ctrl_c_in_a_notebook_ends_a_warm_start_and_an_evaluation():
 class Interrupter(RunWatcher):
     def on_start(self, folder, status):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_a_run_and_an_evaluation_tell_their_size_before_they_begin(capsys):
+    words = {**SMALL, "trainer.tasks_per_step": 3}
+    agentrl.train(env="guess_number", model="scratch", steps=1, overrides=words)
+    told = capsys.readouterr().err.splitlines()
+    size = "1 step of 6 episodes (3 tasks x 2): 6 episodes of at most 2 turns x 4 tokens, up to 48 sampled tokens"
+    assert size in told
+    assert told.index(size) < next(i for i, line in enumerate(told) if line.startswith("step 1/1"))
+    agentrl.evaluate(model="runs/latest", tasks=3, samples=2)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "3 tasks x 2 samples: 6 episodes of at most 2 turns x 4 tokens, up to 48 sampled tokens"
+
+
+def test_an_unknown_success_is_explained(capsys):
+    class Silent(gymnasium.Env):
+        observation_space = action_space = gymnasium.spaces.Text(20)
+
+        def reset(self, *, seed=None, options=None):
+            return "Speak.", {}
+
+        def step(self, action):
+            return "Well.", 1.0, True, False, {}
+
+        def admissible_actions(self):
+            return ["a"]
+
+    assert "success unknown" in str(agentrl.evaluate(Silent, policy="random", tasks=1))
+    assert "success is unknown because the environment does not report it" in capsys.readouterr().err
+
+
+def test_results_are_one_line_and_a_small_table():
+    found = agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False)
+    assert (
+        repr(found)
+        == str(found)
+        == "expert on guess_number/valid: success 100.0 % (34.2 to 100.0), reward 1.000, 2 episodes"
+    )
+    assert "<tr><th>success (95 % interval)</th><td>100.0 % (34.2 to 100.0)</td></tr>" in found._repr_html_()
+    again = agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False)
+    assert (again.reused, "(2 of 2 reused, played since 20" in repr(again)) == (2, True)
+    assert agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False, fresh=True).reused == 0
+    run = RunResult(
+        folder=pathlib.Path("runs/<a>"), step=3, checkpoint="", metrics={"success/mean": 0.25}, interrupted=True
+    )
+    assert repr(run) == "RunResult('runs/<a>', stopped after step 3, success 0.250)"
+    assert "<tr><th>run</th><td>runs/&lt;a&gt;</td></tr>" in run._repr_html_()
+    assert "<tr><th>success</th><td>0.250</td></tr>" in run._repr_html_()
+
+
+def test_the_public_names_are_listed():
+    assert set(agentrl.__all__) <= set(dir(agentrl))
+    assert not {"importlib", "os", "Any"} & set(dir(agentrl))
 
 
 def test_errors_come_out_of_a_running_loop_as_they_are():

@@ -31,8 +31,8 @@ SMALL = (
     "'model.scratch.hidden_size=32', 'model.scratch.layers=1', 'trackers=[]'"
 )
 SHORTER = {
-    '"Qwen/Qwen2.5-0.5B-Instruct", algorithm="grpo", steps=100)': f'"scratch", steps=1, overrides=[{SMALL}])',
-    "samples=4))": "samples=2, tasks=2))",
+    'algorithm="grpo", steps=2, overrides=small)': f"steps=1, overrides=[{SMALL}])",
+    "tasks=8))": "samples=2, tasks=2))",
     'steps=2, overrides=["trainer.tasks_per_step=2"])': f"steps=1, overrides=[{SMALL}])",
 }
 """What is changed in blocks before they run: no download, and seconds instead of hours."""

@@ -22,7 +22,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.render.renderer import Renderer
-from agentrl.reward import Score, Scorer, fingerprint
+from agentrl.reward import Score, Scorer
 from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.ranking import ROUNDS, pairs_of
@@ -189,12 +189,6 @@ def _labels(names: Sequence[str]) -> list[str]:
     """Short names, or whole ones where two of them would be the same."""
     short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
     return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
-
-
-def reward_fingerprints(config: AgentConfig) -> dict[str, str]:
-    """Hash the code of the functions that ``agent.reward`` names, by name; the default has no hash."""
-    names = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.reward]
-    return {name: fingerprint(lookup(Kind.REWARD, name)) for name in names if name not in AgentConfig().reward}
 
 
 def check_rewards(config: Config) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from agentrl.env import Isolation
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.console import html_table
 from agentrl.observe.metrics import check_trackers
 from agentrl.observe.problems import Problem
 from agentrl.observe.run_folder import RunDirectory
@@ -130,7 +132,7 @@ async def _make_environments(config: Config) -> None:
                 f"environment {spec.name} cannot be made",
                 got=error.got,
                 expected="a constructor that takes environment.options",
-                hint=f"try: agentrl env check {spec.name}",
+                hint=f"try: agentrl env check {shlex.quote(spec.name)}",
             ) from error
         finally:
             await pool.close()
@@ -193,7 +195,7 @@ def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Chan
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class RunResult:
     """Result of a run."""
 
@@ -205,9 +207,27 @@ class RunResult:
     metrics: Mapping[str, float]
     """Of the last step."""
     interrupted: bool
-    """Somebody asked it to stop; `resume` continues."""
+    """It was asked to stop before its last step; `resume` continues it."""
     problems: tuple[Problem, ...] = ()
-    """The worst of them, at most three."""
+    """The worst problems of the run, at most three."""
+
+    def __repr__(self) -> str:
+        """Return one line: where the run is, how far it came, and its last results."""
+        words = [f"{'stopped' if self.interrupted else 'done'} after step {self.step}", *self._results()]
+        return f"RunResult({str(self.folder)!r}, {', '.join(words)})"
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        rows = {
+            "run": str(self.folder),
+            "steps": f"{self.step}{', stopped' if self.interrupted else ''}",
+            "checkpoint": self.checkpoint or "none",
+        }
+        return html_table({**rows, **dict(word.split(" ", 1) for word in self._results())})
+
+    def _results(self) -> list[str]:
+        shown = {"success": "success/mean", "reward": "reward/mean", "loss": "sft/loss"}
+        return [f"{word} {self.metrics[name]:.3f}" for word, name in shown.items() if name in self.metrics]
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -166,7 +167,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
         raise UsageError(
             "no episode can be played to learn the vocabulary from",
             got=f"{spec.name}: {failed.error}",
-            hint=f"run: agentrl env check {spec.name}",
+            hint=f"run: agentrl env check {shlex.quote(spec.name)}",
         )
     return scribe.texts
 
@@ -185,5 +186,5 @@ async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
         async with async_boundary(EnvironmentFailure, f"close of environment {spec.name}", deadline_s=None):
             await settled(environment.close())
     except EnvironmentFailure as error:
-        raise UsageError(str(error), hint=f"run: agentrl env check {spec.name}") from error
+        raise UsageError(str(error), hint=f"run: agentrl env check {shlex.quote(spec.name)}") from error
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,10 +41,6 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
-    # torch's threads wait for the next operation for some microseconds, and then sleep: next to other busy processes
-    # those that go on spinning make small operations ten times slower, and those that sleep at once halve their speed
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
     if logging.lastResort is not None:  # what prints warnings that no run takes into its log

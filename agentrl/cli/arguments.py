@@ -20,7 +20,9 @@ Words: TypeAlias = Annotated[
         help="Configs, each on top of the one before; then overrides.",
     ),
 ]
-EnvName: TypeAlias = Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")]
+EnvName: TypeAlias = Annotated[
+    str | None, typer.Option(help="The environment: NAME or NAME/SPLIT; your own as module:Class or ./file.py:Class.")
+]
 ModelName: TypeAlias = Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")]
 Rewards: TypeAlias = Annotated[
     list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +16,12 @@ from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help import examples
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
+from agentrl.config.estimate import evaluation_size
 from agentrl.config.overrides import reward_words
 from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
-from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
 from agentrl.evaluation.session import (
     EvaluationRequest,
     FinishedEvaluation,
@@ -78,11 +80,15 @@ def evaluate(
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 0 is greedy.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Play all episodes again, also those that an earlier run has played.")
+    ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write a report with example episodes.")] = False,
 ) -> None:
     """Measure a policy on fixed tasks, with intervals.
 
-    Finished episodes are kept: the same command goes on where it was stopped.
+    Finished episodes are kept: the same command continues where it was stopped. A change of the model, of code, of data
+    or of a setting starts a new evaluation.
     """
     if json_file is not None:
         check_writable(json_file)
@@ -112,12 +118,18 @@ def evaluate(
         samples=samples,
         seed=seed,
         folder=evaluations_folder(config, model),
+        fresh=fresh,
     )
+    note(evaluation_size(config, n_tasks, samples, has_model=policy is PolicyKind.ENGINE))
     finished = _play(request)
     _print_result(finished.result)
     for line in problem_lines(finished.result.problems):
         note(line)
-    note(f"episodes are kept in {finished.folder}; read them: agentrl view {finished.folder}")
+    if finished.result.reused:
+        note("reused episodes: no change of code, data, settings or model was found; --fresh plays them again")
+    if finished.result.success is None and finished.result.reward is not None:
+        note(WITHOUT_SUCCESS)
+    note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
     if json_file is not None:
         replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
         note(f"wrote {json_file}")
@@ -177,7 +189,7 @@ def _check_measured(result: EvaluationResult) -> None:
 def _next_step(outcome: Outcome, environment: str) -> str:
     """What to do about episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"fix what the message names, and try: agentrl env check {environment}"
+        return f"fix what the message names, and try: agentrl env check {shlex.quote(environment)}"
     if outcome is Outcome.REWARD_ERROR:
         return "fix what the message names; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:

@@ -6,6 +6,7 @@ import importlib.resources
 import importlib.util
 import keyword
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.resources.abc import Traversable
@@ -48,7 +49,7 @@ def init(
     for path in sorted(project.rglob("*")):
         if path.is_file():
             out.print(f"  {path.relative_to(project)}")
-    for step in ("", "next:", f"  cd {project}", *NEXT[scaffold]):
+    for step in ("", "next:", f"  cd {shlex.quote(str(project))}", *NEXT[scaffold]):
         out.print(step)
 
 

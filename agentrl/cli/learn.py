@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -135,7 +136,7 @@ def _learn(
     stopped = f"stopped: {run.folder.path} has no model, for {saved}; begin again"
     with watching() as watcher, message_when_interrupted(lambda: stopped):
         result = function(run, watcher=watcher)
-    note(f"done: {result.folder}\n{next_step.format(folder=result.folder)}")
+    note(f"done: {result.folder}\n{next_step.format(folder=shlex.quote(str(result.folder)))}")
 
 
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:

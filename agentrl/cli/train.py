@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +26,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.derived import EnvironmentConfigs, parts_of
-from agentrl.config.estimate import EstimateRow, rows
+from agentrl.config.estimate import EstimateRow, rows, run_size
 from agentrl.config.learning_rate import rate_rows, rate_warnings
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
@@ -50,6 +51,7 @@ app = typer.Typer()
         "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
         "agentrl train tasks/math hardware/qwen2.5-7b_8gpu_vllm --dry-run --gpus 8",
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train quickstart --engine vllm",
         "agentrl train --tasks prompts.jsonl --reward my_rewards:exact --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train --resume runs/latest",
         "agentrl train --resume runs/latest trainer.steps=200",
@@ -60,6 +62,7 @@ def train(
     words: Words = None,
     env: EnvName = None,
     model: ModelName = None,
+    engine: Annotated[str | None, typer.Option(help="What samples: local, vllm or sglang.")] = None,
     tasks: Annotated[
         str | None, typer.Option(metavar="FILE", help="Tasks of the environment; without one, prompts to answer once.")
     ] = None,
@@ -84,6 +87,7 @@ def train(
     shortcuts = [
         *shortcut("environment", env),
         *shortcut("model", model),
+        *shortcut("engine", engine),
         *task_words(tasks, has_environment=has_environment),
         *reward_words(reward),
     ]
@@ -141,10 +145,11 @@ def print_run(result: RunResult, config: Config) -> None:
     note(f"{end}{_without_learning(result, config)}: {result.folder}")
     if result.step:
         _report(result.folder)
+    folder = shlex.quote(str(result.folder))
     if result.interrupted:
-        note(f"go on with: agentrl train --resume {result.folder}")
+        note(f"go on with: agentrl train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-    note(f"measure it: agentrl eval --model {result.folder}{where}\nread it:    agentrl view {result.folder}")
+    note(f"measure it: agentrl eval --model {folder}{where}\nread it:    agentrl view {folder}")
 
 
 def _without_learning(result: RunResult, config: Config) -> str:
@@ -175,12 +180,14 @@ def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run
 
 
 def _finish(run: Run) -> None:
+    note(run_size(run.config))
     try:
         with curve_kept_up(run.folder.path), watching() as watcher:
             result = train_run(run, watcher=watcher)
     except KeyboardInterrupt:
+        folder = shlex.quote(str(run.folder.path))
         if run.folder.config_file.is_file():
-            note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {run.folder.path}")
+            note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {folder}")
         else:
             note("ended at once, before anything was finished")
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from agentrl.evaluation.token_view import (
     turn_words,
 )
 from agentrl.observe.console import note, out
+from agentrl.observe.files import writing
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.run_folder import find_run
 from agentrl.observe.trajectory_store import read_trajectories, step_files
@@ -71,7 +73,10 @@ def view(
     failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not solve their task.")] = False,
     count: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 10,
     terminal: Annotated[bool, typer.Option("--terminal", help="Print them instead of writing a page.")] = False,
-    output: Annotated[Path | None, typer.Option(help="The page; episodes.html in the folder when left out.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="The page; episodes.html in the folder when left out."),
+    ] = None,
 ) -> None:
     """See episodes token by token: where each token came from, how likely it was, which weights sampled it.
 
@@ -92,7 +97,12 @@ def view(
             out.print(episode_text(trajectory, decode, labelled=not out.is_terminal or out.no_color))
         return
     target = output or folder / EPISODES_PAGE
-    target.write_text(page_html(f"Episodes of {folder.resolve().name}", found, decode), encoding="utf-8")
+    page = page_html(f"Episodes of {folder.resolve().name}", found, decode)
+    if target.is_dir():
+        target /= EPISODES_PAGE
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
     note(f"wrote {len(found)} episodes to {target}: open it in a browser")
 
 
@@ -178,7 +188,9 @@ def _episodes(folder: Path) -> Iterator[_Episode]:
         )
     if not run.trajectories.is_dir():
         played = run.path / FOLDER
-        hint = f"those of its evaluations: agentrl view {played}" if _newest_evaluation(played) else None
+        hint = (
+            f"those of its evaluations: agentrl view {shlex.quote(str(played))}" if _newest_evaluation(played) else None
+        )
         raise UsageError(f"run {run.path} has no episodes", hint=hint)
     stored = read_trajectories(run.trajectories)
     return (_Episode(found.trajectory, found.step) for found in stored if found.trajectory.sequences)

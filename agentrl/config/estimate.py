@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, ScratchModelConfig
-from agentrl.config.derived import agent_loop_class, parts_of, placement_words
+from agentrl.config.derived import EnvironmentConfigs, agent_loop_class, parts_of, placement_words
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.trainer import CriticConfig, LoraConfig
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.observe.model_folder import find_model
 
@@ -420,6 +421,49 @@ def _answers(config: Config) -> list[tuple[int, int]]:
     """Turns of an episode and tokens of an answer, as they differ among environments."""
     agents = [part.config.agent for part in parts_of(config)]
     return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
+
+
+def run_size(config: Config) -> str:
+    """Describe in one line how large a run is: its steps, episodes and sampled tokens.
+
+    >>> from agentrl.config import load_config
+    >>> run_size(load_config(None, ["environment=guess_number", "trainer.steps=3", "trainer.tasks_per_step=1"]))
+    '3 steps of 8 episodes (1 task x 8): 24 episodes of at most 10 turns x 256 tokens, up to 61,440 sampled tokens'
+    """
+    steps, tasks, group = config.trainer.steps, config.trainer.tasks_per_step, config.algorithm.group_size
+    each = f"{_count(steps, 'step')} of {_count(tasks * group, 'episode')} ({_count(tasks, 'task')} x {group:,})"
+    return f"{each}: {_sampled(config, steps * tasks * group)}"
+
+
+def evaluation_size(config: Config, tasks: int, samples: int, *, has_model: bool) -> str:
+    """Describe in one line how large an evaluation is.
+
+    Args:
+        config: Of the evaluation.
+        tasks: Tasks that are played.
+        samples: Episodes of each.
+        has_model: A model plays, and samples tokens.
+    """
+    each = f"{_count(tasks, 'task')} x {_count(samples, 'sample')}"
+    return f"{each}: {_sampled(config, tasks * samples) if has_model else _count(tasks * samples, 'episode')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _sampled(config: Config, episodes: int) -> str:
+    """Describe episodes with the most turns and tokens that they may have."""
+    turns, tokens = max(map(_most_sampled, parts_of(config)), key=math.prod)
+    most = f"{turns:,} turns x {tokens:,} tokens"
+    return f"{_count(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
+
+
+def _most_sampled(part: EnvironmentConfigs) -> tuple[int, int]:
+    """Return the turns of an episode, as its environment or the agent limits them, and the tokens of an answer."""
+    agent, environment = part.config.agent, part.config.sole_environment
+    own = resolve_environment(environment.name).turns_under(environment.options)
+    return min(agent.max_turns, own or agent.max_turns), agent.max_answer_tokens
 
 
 def _model_rows(size: ModelSize | None) -> list[EstimateRow]:

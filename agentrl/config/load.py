@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails
 from agentrl import registry
 from agentrl.config.config import Config
 from agentrl.config.environment import MixedEnvironmentConfig
+from agentrl.config.near_names import nearest_key
 from agentrl.config.overrides import (
     ANNOUNCED,
     MAIN_KEYS,
@@ -134,12 +135,8 @@ def _suggestion(path: KeyPath) -> str:
     section = section_at(path[:-1])
     if path[-1] in section:
         return f" for this {'.'.join(path[:-1])}: it belongs to another type of it"
-    near = difflib.get_close_matches(path[-1], section or [], n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"
-    elsewhere = [".".join(key) for key in all_keys() if key[-1] == path[-1]]
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
+    if near := nearest_key(path, section, all_keys()):
+        return f"; did you mean {near}?"
     return f"; known keys here: {', '.join(section)}" if section else ""
 
 

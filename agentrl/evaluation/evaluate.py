@@ -28,7 +28,7 @@ from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
 from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks, task_digest
 from agentrl.evaluation.result import EvaluationResult, find_problems, summarise
 from agentrl.message import Message
 from agentrl.models.load import load_model
@@ -86,7 +86,13 @@ async def evaluate_panel(
         left = dict(sorted(left.items(), key=lambda entry: entry[1].group_id))
     async for trajectory in play_all(runner, left.values(), concurrency=concurrency):
         assignment = left[trajectory.id.rpartition(".")[0]]
-        episode = EvaluatedEpisode(task_id=assignment.task.id, sample=assignment.member, trajectory=trajectory)
+        episode = EvaluatedEpisode(
+            task_id=assignment.task.id,
+            sample=assignment.member,
+            trajectory=trajectory,
+            task=task_digest(assignment.task),
+            played_at=time.time(),
+        )
         episodes[assignment.id] = episode
         if store is not None and episode.is_measured:
             store.add(episode)
@@ -118,7 +124,7 @@ def _finished(
     """Return the episodes that are in the store, by id; of tasks with all samples only, where samples are compared."""
     if store is None:
         return {}
-    found = {one.id: episode for one in chosen if (episode := store.find(one.task.id, one.member)) is not None}
+    found = {one.id: episode for one in chosen if (episode := store.find(one.task, one.member)) is not None}
     if not whole_groups:
         return found
     partial = {one.group_id for one in chosen if one.id not in found}

@@ -9,13 +9,14 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from agentrl.errors import UsageError
-from agentrl.observe.files import UNREADABLE, JsonLinesWriter, numbered_records, warn_damaged
+from agentrl.observe.files import UNREADABLE, JsonLinesWriter, first_free, numbered_records, warn_damaged
 from agentrl.rollout.runner import Assignment
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import Task, TaskSource
@@ -101,6 +102,10 @@ class EvaluatedEpisode:
     task_id: str
     sample: int
     trajectory: Trajectory
+    task: str = ""
+    """Digest of the task's content."""
+    played_at: float = 0.0
+    """When it ended, in seconds since 1970."""
 
     @property
     def slot(self) -> tuple[str, int]:
@@ -115,23 +120,36 @@ class EvaluatedEpisode:
 
     def to_record(self) -> dict[str, Any]:
         """Return the episode as plain JSON types."""
-        return {"task_id": self.task_id, "sample": self.sample, "trajectory": self.trajectory.to_record()}
+        own = {"task_id": self.task_id, "sample": self.sample, "task": self.task, "played_at": self.played_at}
+        return {**own, "trajectory": self.trajectory.to_record()}
+
+
+def task_digest(task: Task) -> str:
+    """Return a digest of a task's content: an episode of an earlier version of the task is not reused."""
+    return hashlib.blake2b(repr(task).encode(errors="backslashreplace"), digest_size=8).hexdigest()
 
 
 class EpisodeStore:
     """The finished episodes of one evaluation, on disk as JSON lines.
 
     Only measured episodes are kept: infrastructure failures are tried again by the next run.
+
+    Args:
+        path: The file.
+        fresh: Begin an empty file; the episodes of earlier runs stay in a file next to it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, fresh: bool = False) -> None:
+        if fresh and path.exists():
+            path.rename(first_free(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in count(1)))
         self._finished = {episode.slot: episode for episode in read_episodes(path)} if path.exists() else {}
         self.path = path
         self._writer = JsonLinesWriter(path)
 
-    def find(self, task_id: str, sample: int) -> EvaluatedEpisode | None:
-        """Return the episode, if it is finished."""
-        return self._finished.get((task_id, sample))
+    def find(self, task: Task, sample: int) -> EvaluatedEpisode | None:
+        """Return the episode, if it is finished and its task is still the same."""
+        found = self._finished.get((task.id, sample))
+        return found if found is not None and found.task == task_digest(task) else None
 
     def add(self, episode: EvaluatedEpisode) -> None:
         """Keep a finished episode."""

@@ -176,7 +176,12 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
     return [
         *rows,
         ["turns per episode", *(f"{r.turns:.1f}" for r in columns)],
-        ["tokens per episode", *(f"{r.tokens:.0f}" for r in columns)],
+        ["tokens per episode", *(f"{r.tokens:.0f}" if r.tokens else "not counted" for r in columns)],
+        *(
+            [["episodes not played now", *(r.reused_words or "none" for r in columns)]]
+            if any(r.reused for r in columns)
+            else []
+        ),
         ["failed by the machinery", *(f"{r.failed} ({r.retries} retries)" for r in columns)],
         ["seconds", *(f"{r.seconds:.1f}" for r in columns)],
         ["tokens/s", *(f"{r.tokens_per_s:,.0f}" if r.tokens_per_s else "none" for r in columns)],

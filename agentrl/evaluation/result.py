@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from agentrl.errors import Outcome, Place
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.observe.console import html_table
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.problems import Evidence, Problem, episode_problems, failures, reward_problems, top_problems
 from agentrl.trajectory import Turn
@@ -120,6 +122,10 @@ def _check_k(samples: int, successes: int, k: int) -> None:
 
 
 UNTYPED = "all"
+WITHOUT_SUCCESS = (
+    "success is unknown because the environment does not report it: return {'success': True} or False as the info of "
+    "the last step, or register the environment with a reward_threshold"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,7 @@ class TypeResult:
     reward: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EvaluationResult:
     """One policy on one panel."""
 
@@ -148,13 +154,18 @@ class EvaluationResult:
     turns: float
     """Mean per episode."""
     tokens: float
-    """Mean tokens of an episode that the policy sampled, or a scripted policy wrote."""
+    """Mean tokens of an episode that the policy sampled or a scripted policy wrote; those that a service counts, where
+    it does."""
     seconds: float
     """Wall-clock time of this run; finished episodes that were found on disk cost none."""
     tokens_per_s: float
     """Tokens that were written in this run, per second of it; 0 when all episodes were found on disk."""
     problems: Sequence[Problem] = ()
     """What a person should look at, the worst one first; at most three."""
+    reused: int = 0
+    """Episodes that an earlier run of the same evaluation had played."""
+    reused_since: float | None = None
+    """When the first of them ended, in seconds since 1970."""
 
     @property
     def failed(self) -> int:
@@ -194,6 +205,8 @@ class EvaluationResult:
             "seconds": self.seconds,
             "tokens_per_s": self.tokens_per_s,
             "problems": [problem.to_json() for problem in self.problems],
+            "reused": self.reused,
+            "reused_since": None if self.reused_since is None else _time_text(self.reused_since),
             "settings": dict(self.panel.settings),
         }
 
@@ -201,7 +214,29 @@ class EvaluationResult:
         policy = self.panel.model or self.panel.policy
         success = "success unknown" if self.success is None else f"success {estimate_text(self.success)}"
         reward = "no reward" if self.reward is None else f"reward {self.reward.mean:.3f}"
-        return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes"
+        reused = f" ({self.reused_words})" if self.reused else ""
+        return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes{reused}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """Return a small table for notebooks."""
+        success = "unknown" if self.success is None else estimate_text(self.success)
+        rows = {
+            "policy": self.panel.model or self.panel.policy,
+            "environment": self.panel.environment,
+            "success (95 % interval)": success,
+            "mean reward": "none" if self.reward is None else f"{self.reward.mean:.3f}",
+            "episodes": f"{len(self.episodes)}{f' ({self.reused_words})' if self.reused else ''}",
+        }
+        return html_table(rows)
+
+    @property
+    def reused_words(self) -> str:
+        """How many episodes were not played now, and when they were; empty where all were played now."""
+        if not self.reused or self.reused_since is None:
+            return ""
+        return f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"
 
 
 def summarise(
@@ -222,6 +257,7 @@ def summarise(
         others: Roles that the runtime played for the environment, whose turns and tokens are not the agent's.
     """
     turns = {id(episode): _own_turns(episode, others) for episode in episodes}
+    earlier = [episode for episode in episodes if episode.trajectory.id in found]
     played = sum(_tokens(turns[id(episode)]) for episode in episodes if episode.trajectory.id not in found)
     measured = [episode for episode in episodes if episode.is_measured]
     by_type: dict[str, list[EvaluatedEpisode]] = defaultdict(list)
@@ -240,6 +276,8 @@ def summarise(
         tokens=_mean([float(_tokens(turns[id(episode)])) for episode in measured]),
         seconds=seconds,
         tokens_per_s=played / seconds if seconds > 0 else 0.0,
+        reused=len(earlier),
+        reused_since=min((episode.played_at for episode in earlier), default=None),
     )
 
 
@@ -257,6 +295,10 @@ def find_problems(
     for episode in episodes:
         evidence.add(episode.trajectory)
     return top_problems([*failures(incidents), *reward_problems(evidence, definitions), *episode_problems(evidence)])
+
+
+def _time_text(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M}"
 
 
 def estimate_text(estimate: MeanInterval) -> str:
@@ -317,7 +359,7 @@ def _own_turns(episode: EvaluatedEpisode, others: Container[str]) -> list[Turn]:
 
 
 def _tokens(turns: Sequence[Turn]) -> int:
-    return sum(turn.end - turn.start for turn in turns)
+    return sum(turn.end - turn.start or turn.counted_tokens or 0 for turn in turns)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from agentrl.builders.default_loop import select_default_loop
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.builders.models import SCRATCH, resolve_model
-from agentrl.builders.rewards import build_judge, check_rewards, reward_fingerprints
+from agentrl.builders.rewards import build_judge, check_rewards
 from agentrl.builders.run import check_environments
 from agentrl.builders.start_checks import check_agents, check_model
 from agentrl.builders.tools import check_tools
@@ -24,14 +25,12 @@ from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
+from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.models.lora import ADAPTERS
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.run_folder import find_run, locked
-from agentrl.registry import SESSION, Kind, lookup
 from agentrl.render.tokens import read_chat_template
-from agentrl.reward import fingerprint as code_fingerprint
 from agentrl.rollout.waits import RolloutCounters, settled_heap
 
 _log = logging.getLogger(__name__)
@@ -55,6 +54,8 @@ class EvaluationRequest:
     seed: int
     folder: Path
     """Folder of evaluations; this one gets its own inside, named by its settings."""
+    fresh: bool = False
+    """Play all episodes, also those that an earlier run of the same evaluation has played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,8 @@ async def run_evaluation(
     check_agents(config)
     if _uses_model(request):
         check_model(config)
-    panel = describe(request, config)
+    served = await served_models(config, has_model=request.policy is PolicyKind.ENGINE)
+    panel = describe(request, config, served=served)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +127,7 @@ async def _play(
     """Play what is not finished, in the evaluation's folder."""
     uses_model = _uses_model(request)
     pool = build_env_pool(config, spec=spec)
-    store = EpisodeStore(folder / EPISODES_FILE)
+    store = EpisodeStore(folder / EPISODES_FILE, fresh=request.fresh)
     try:
         watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
         async with open_policy(config, request.policy, folder) as policy, watched, AsyncExitStack() as stack:
@@ -171,27 +173,44 @@ def evaluations_folder(config: Config, model: str | None) -> Path:
     return (Path(config.run.directory) if run is None else run.path) / FOLDER
 
 
-def describe(request: EvaluationRequest, config: Config) -> Panel:
-    """Make the panel of a request: whatever would change an episode is part of its key."""
+def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str, Any] | None = None) -> Panel:
+    """Make the panel of a request: whatever would change an episode is part of its key.
+
+    Args:
+        request: What to evaluate.
+        config: The request's, with resolved paths.
+        served: What services tell about their models.
+    """
     environment = config.sole_environment
     settings: dict[str, Any] = {
         "options": environment.options,
         "tasks": environment.tasks,
         "agent": config.agent.model_dump(mode="json"),
+        "version": importlib.metadata.version("agentrl"),
+        "code": code_identity(config, request.folder),
     }
-    if fingerprints := {**reward_fingerprints(config.agent), **_session_fingerprints(config)}:
-        settings["code"] = fingerprints
+    if served:
+        settings["served"] = dict(served)
+    if reader := reward_model_identity(config):
+        settings["reward_model"] = reader
     model = None
     if request.policy is PolicyKind.ENGINE:
         settings |= {
             "sampling": config.sampling.model_dump(mode="json"),
             "engine": config.engine.model_dump(mode="json"),
-            "dtype": config.model.dtype,
-            "weights": fingerprint(config),
         }
-        if config.model.chat_template is not None:
-            settings["chat_template"] = read_chat_template(config.model.chat_template)
-        model = config.engine.model if isinstance(config.engine, OpenAIEngineConfig) else config.model.path
+        if isinstance(config.engine, OpenAIEngineConfig):
+            model = config.engine.model
+        else:
+            model = config.model.path
+            settings["model"] = config.model.model_dump(mode="json", exclude={"path"})
+            settings["weights"] = model_identity(config)
+            if config.named_adapters:
+                settings["adapters"] = {
+                    name: section.model_dump(mode="json") for name, section in config.named_adapters.items()
+                }
+            if config.model.chat_template is not None:
+                settings["chat_template"] = read_chat_template(config.model.chat_template)
     return Panel(
         environment=f"{environment.name}/{environment.split}",
         policy=request.policy.value,
@@ -201,22 +220,3 @@ def describe(request: EvaluationRequest, config: Config) -> Panel:
         seed=request.seed,
         settings=settings,
     )
-
-
-def _session_fingerprints(config: Config) -> dict[str, str]:
-    """Hash the code of the environment, loop and tools of this Python session, by name."""
-    tools = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.agent.tools]
-    named = [(Kind.ENVIRONMENT, config.sole_environment.name), (Kind.AGENT_LOOP, config.agent.loop)]
-    named += [(Kind.TOOL, name) for name in tools]
-    found = {name: lookup(kind, name) for kind, name in named if name.startswith(SESSION)}
-    return {name: code_fingerprint(getattr(target, "target", target)) for name, target in found.items()}
-
-
-def fingerprint(config: Config) -> list[str]:
-    """Fingerprint the weights in a model folder: names, sizes and times of its files."""
-    folder = Path(config.model.path)
-    if config.model.path == SCRATCH or not folder.is_dir():
-        return [config.model.path, str(config.run.seed)]
-    found = [*folder.iterdir(), *(folder / ADAPTERS).rglob("*")]
-    files = sorted(path for path in found if path.suffix in {".safetensors", ".bin", ".json"})
-    return [f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from html import escape
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -25,6 +26,16 @@ def visible(text: str) -> str:
     'a␛[2J\tb\n'
     """
     return text.translate(_VISIBLE)
+
+
+def html_table(rows: Mapping[str, str]) -> str:
+    """Write a table of two columns for a notebook.
+
+    >>> html_table({"steps": "3 < 4"})
+    '<table><tr><th>steps</th><td>3 &lt; 4</td></tr></table>'
+    """
+    cells = (f"<tr><th>{escape(name)}</th><td>{escape(visible(value))}</td></tr>" for name, value in rows.items())
+    return f"<table>{''.join(cells)}</table>"
 
 
 class VisibleConsole(Console):

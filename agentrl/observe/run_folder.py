@@ -20,6 +20,7 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -138,7 +139,8 @@ class RunDirectory:
             raise UsageError(
                 f"{path} exists already",
                 expected="a new folder",
-                hint=f"choose another run.name, remove it, or go on with: agentrl train --resume {path}",
+                hint="choose another run.name, remove it, or go on with: "
+                f"agentrl train --resume {shlex.quote(str(path))}",
             )
         run = cls(path)
         link = parent / LATEST
@@ -253,7 +255,8 @@ def find_run(path: str | Path) -> RunDirectory | None:
 
 
 def _free_name(parent: Path, prefix: str) -> str:
-    stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', prefix)}-{datetime.now():%Y%m%d-%H%M%S}"
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", prefix).lstrip(".-")  # not a hidden folder, nor one like an option
+    stem = f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (parent / f"{stem}-{number}" for number in count(2))
     return first_free(chain([parent / stem], numbered)).name
 

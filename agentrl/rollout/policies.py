@@ -566,6 +566,7 @@ class ChatConversation(Conversation):
         turn.repaired_calls = 0 if read is None else len(read.repairs)
         if self._tools and options.trained:
             self._turns.add_metric(REPAIRED_CALLS, turn.repaired_calls)
+        turn.counted_tokens = chat.answer_tokens or None
         self._turns.take(
             turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens, trained=options.trained
         )

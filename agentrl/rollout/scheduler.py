@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import shlex
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -354,7 +355,7 @@ class GroupScheduler:
             f"{self._failed_in_a_row} groups in a row have {few} to train on",
             got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
             hint="fix the reported error"
-            + (f", then run: agentrl env check {latest.environment}" if is_environment else ""),
+            + (f", then run: agentrl env check {shlex.quote(latest.environment)}" if is_environment else ""),
         )
 
     def _note_filtered(self) -> None:

@@ -23,12 +23,13 @@ from agentrl.builders.machine import check_machine
 from agentrl.builders.run import Interruption, RunResult, resume_run, start_run
 from agentrl.config import Config, load_config
 from agentrl.config.derived import parts_of
+from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.evaluate import PolicyKind, unwatched
 from agentrl.evaluation.panel import EvaluatedEpisode
-from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note
@@ -97,6 +98,8 @@ def train(
     Raises:
         UsageError: something that the caller must change.
         TrainingError: training cannot go on.
+        KeyboardInterrupt: Ctrl-C stopped the run, with a checkpoint, and no event loop runs in this thread; in a
+            notebook the result is returned, and its `interrupted` is true.
     """
     has_environment = env is not None or config is not None
     words_of_tasks = task_words(_text(tasks), has_environment=has_environment)
@@ -118,10 +121,12 @@ def train(
         check_machine(resolved)
         _check_session(resolved)
         run = start_run(resolved, kind=resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2])
+        if progress:
+            note(run_size(run.config))
         with _watcher(progress, watcher) as shown:
             return train_run(run, watcher=shown, interruption=interruption)
 
-    return _apart(work, interruption)
+    return _to_the_end(_apart(work, interruption))
 
 
 def resume(
@@ -159,6 +164,7 @@ def resume(
     Raises:
         UsageError: no run lies there, an object is missing, or a change would make it another run.
         TrainingError: training cannot go on.
+        KeyboardInterrupt: As in `train`.
     """
     _parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward)  # their names are known now
     folder = run.folder if isinstance(run, RunResult) else run
@@ -169,7 +175,20 @@ def resume(
         with _watcher(progress, watcher) as shown:
             return train_run(found, watcher=shown, interruption=interruption)
 
-    return _apart(work, interruption)
+    return _to_the_end(_apart(work, interruption))
+
+
+def _to_the_end(result: RunResult) -> RunResult:
+    """Return the result of a run, unless Ctrl-C stopped it in a script, whose next line must not work with half a run.
+
+    Raises:
+        KeyboardInterrupt: the run was stopped, and no event loop runs here, as one does in a notebook.
+    """
+    if not result.interrupted or _has_event_loop():
+        return result
+    words = f"stopped after step {result.step}: continue with agentrl.resume({str(result.folder)!r})"
+    note(words)
+    raise KeyboardInterrupt(words)
 
 
 def sft(
@@ -243,6 +262,7 @@ def evaluate(
     seed: int = 0,
     temperature: float | None = None,
     concurrency: int | None = None,
+    fresh: bool = False,
     overrides: Overrides = (),
     progress: bool = True,
     on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
@@ -265,6 +285,7 @@ def evaluate(
         seed: Chooses the tasks, and seeds the sampling.
         temperature: Of the sampling; 0 is greedy.
         concurrency: Maximum of episodes at once.
+        fresh: Play all episodes again, also those that an earlier call has played.
         overrides: Further keys, put on top.
         progress: Show how far it is, on standard error.
         on_episode: Called after each episode.
@@ -301,11 +322,16 @@ def evaluate(
             samples=samples,
             seed=seed,
             folder=evaluations_folder(settings, model),
+            fresh=fresh,
         )
+        if progress:
+            note(evaluation_size(settings, request.n_tasks, samples, has_model=chosen is PolicyKind.ENGINE))
         with _counted(request.n_tasks * samples, counters, progress, on_episode) as report:
             result = asyncio.run(measured(request, report))
         for line in problem_lines(result.problems) if progress else ():
             note(line)
+        if progress and result.success is None and result.reward is not None:
+            note(WITHOUT_SUCCESS)
         return result
 
     return _apart(work, interruption)
@@ -317,9 +343,7 @@ def _apart(work: Callable[[], T], interruption: Interruption) -> T:
     Raises:
         KeyboardInterrupt: the work was ended by Ctrl-C before it had a result.
     """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_event_loop():
         return work()
     done: Future[T] = Future()
 
@@ -339,6 +363,14 @@ def _apart(work: Callable[[], T], interruption: Interruption) -> T:
             interruption()
         except (CancelledError, asyncio.CancelledError) as error:
             raise KeyboardInterrupt from error
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class _Interrupting(RunWatcher):

@@ -9,6 +9,7 @@ manifest.json     sizes and checksums
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
             f"checkpoint {checkpoint.path} cannot be resumed",
             got="a model only",
             expected="a training run's checkpoint",
-            hint=f"start a new run from it: agentrl train … model.path={checkpoint.path}",
+            hint=f"start a new run from it: agentrl train … model.path={shlex.quote(str(checkpoint.path))}",
         )
     return Progress(**orjson.loads(file.read_bytes()))
 

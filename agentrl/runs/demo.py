@@ -5,6 +5,7 @@ config ─► (pretrained: evaluation) ─► (with `sft`: warm start ─► eva
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,7 +132,8 @@ class DemoRunner:
     def _finished(self, result: RunResult) -> RunResult:
         if result.interrupted:
             raise TrainingError(
-                "the demo was interrupted", hint=f"its training goes on with: agentrl train --resume {result.folder}"
+                "the demo was interrupted",
+                hint=f"its training goes on with: agentrl train --resume {shlex.quote(str(result.folder))}",
             )
         return result
 

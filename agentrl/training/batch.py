@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -338,5 +339,5 @@ def _check_rewards(trajectory: Trajectory) -> None:
                 f"(environment {trajectory.environment}, trajectory {trajectory.id})",
                 got=value,
                 expected=A_REWARD,
-                hint=f"see agentrl env check {trajectory.environment}",
+                hint=f"see agentrl env check {shlex.quote(trajectory.environment)}",
             )

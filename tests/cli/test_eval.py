@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agentrl.envs.guess_number import GuessNumber
 
 import agentrl as library
 from agentrl.errors import UsageError
@@ -72,7 +74,9 @@ def test_the_same_seed_gives_the_same_episodes(agentrl: Cli, trained_run: Path, 
     rewards = []
     for concurrency in ("1", "4"):
         words = ("--seed", "5", "--tasks", "3", "--concurrency", concurrency)
-        assert agentrl("eval", "--model", str(trained_run), *words, "--json", "r.json", f"engine.slots={concurrency}")
+        ended = agentrl("eval", "--model", str(trained_run), *words, "--json", "r.json", f"engine.slots={concurrency}")
+        assert ended.code == 0, ended.err
+        assert json.loads((workplace / "r.json").read_text())["reused"] == 0
         rewards.append(json.loads((workplace / "r.json").read_text())["tokens"])
     assert rewards[0] == rewards[1]
 
@@ -113,7 +117,7 @@ def test_a_service_that_is_not_there_is_told_before_any_episode(agentrl: Cli, wo
     assert ended.code == 1
     assert "error: the service at http://127.0.0.1:9/v1 cannot be reached" in ended.err
     assert "up to and with /v1" in ended.err
-    assert "episodes" not in ended.err
+    assert "/2 episodes" not in ended.err
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:9/v1", "localhost", "http:///v1"])
@@ -289,3 +293,133 @@ def test_an_environment_that_explains_nothing_is_told_so_and_its_failure_has_a_l
     assert ended.code == 1
     assert f"It was raised in {workplace}/silent_game.py line 11: return self.nowhere" in caplog.text
     assert "silent_game.py line 11" in ended.err
+
+
+@pytest.fixture
+def chat() -> Iterator[Callable[[dict[str, int] | None], str]]:
+    """Starts a chat service that guesses 50, and counts tokens as it is told."""
+    running: list[http.server.ThreadingHTTPServer] = []
+
+    def start(usage: dict[str, int] | None) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_error(404)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                answer: dict[str, Any] = {"choices": [{"message": {"content": "50"}, "finish_reason": "stop"}]}
+                body = json.dumps(answer if usage is None else {**answer, "usage": usage}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_address[1]}/v1"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("usage", "tokens", "shown"),
+    [
+        ({"prompt_tokens": 90, "completion_tokens": 7}, 21.0, "tokens per episode       21"),
+        (None, 0.0, "tokens per episode       not counted"),
+    ],
+)
+def test_the_tokens_that_a_service_counts_are_shown(
+    usage: dict[str, int] | None,
+    tokens: float,
+    shown: str,
+    agentrl: Cli,
+    workplace: Path,
+    chat: Callable[[dict[str, int] | None], str],
+) -> None:
+    words = ("agent.loop=react_text", "agent.options={format: plain}", "agent.max_turns=3", "--json", "r.json")
+    ended = agentrl(*OPENAI[:-1], "1", "--seed", "1", "--url", chat(usage), *words)
+    assert ended.code == 0, ended.err
+    found = json.loads((workplace / "r.json").read_text())
+    assert (found["turns"], found["tokens"]) == (3.0, tokens)
+    assert shown in ended.out
+    again = agentrl(*OPENAI[:-1], "1", "--seed", "1", "--url", chat(usage), *words)
+    assert shown in again.out  # from the file of episodes
+
+
+def test_one_failed_episode_does_not_fail_the_command(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three tasks one breaks: the other two are measured, and the exit code is that of success."""
+    original, seen = GuessNumber.reset, []
+
+    def sometimes(self: GuessNumber, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        seen.append(seed)
+        if seed == seen[0]:
+            raise RuntimeError("no board")
+        return original(self, seed=seed, options=options)
+
+    monkeypatch.setattr(GuessNumber, "reset", sometimes)
+    words = ("eval", "--env", "guess_number", "--policy", "expert", "--tasks", "3", "--concurrency", "1")
+    ended = agentrl(*words, "rollout.retries=0", "environment.isolation=inline", "--json", "r.json")
+    assert ended.code == 0, ended.err
+    found = json.loads((workplace / "r.json").read_text())
+    assert (found["failed"], found["success"]["mean"]) == (1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (("--env", "guess_number/test"), "env", "guess_number/test"),
+        (("--policy", "expert"), "policy", "expert"),
+        (("--tasks", "3"), "n_tasks", 3),
+        (("--samples", "2"), "samples", 2),
+        (("--seed", "7"), "seed", 7),
+        (("--reward", "environment=2"), "settings.agent.reward", [{"name": "environment", "weight": 2.0}]),
+        (("agent.max_turns=2",), "settings.agent.max_turns", 2),
+    ],
+)
+def test_every_option_shows_in_the_result(
+    words: tuple[str, ...], key: str, value: object, agentrl: Cli, workplace: Path
+) -> None:
+    defaults = {"--env": "guess_number/valid", "--policy": "random", "--tasks": "1"}
+    given = dict(zip(words[::2], words[1::2], strict=False)) if words[0].startswith("--") else {}
+    options = [part for pair in ({**defaults, **given}).items() for part in pair]
+    ended = agentrl("eval", *options, *(word for word in words if "=" in word and not given), "--json", "r.json")
+    assert ended.code == 0, ended.err
+    found: Any = json.loads((workplace / "r.json").read_text())
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+
+
+def test_the_program_and_the_temperature_are_part_of_the_settings(
+    agentrl: Cli, trained_run: Path, workplace: Path
+) -> None:
+    words = ("eval", "--model", str(trained_run), "--tasks", "1", "--json", "r.json")
+    assert agentrl(*words, "--temperature", "0.25").code == 0
+    assert json.loads((workplace / "r.json").read_text())["settings"]["sampling"]["temperature"] == 0.25
+    agentrl(*words, "--program", "{python} -c 'print(1)'", "rollout.retries=0")
+    agent = json.loads((workplace / "r.json").read_text())["settings"]["agent"]
+    assert (agent["loop"], agent["options"]) == ("external", {"command": "{python} -c 'print(1)'"})
+
+
+def test_an_environment_may_be_a_class_in_a_file(agentrl: Cli, workplace: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (workplace / "my games").mkdir()
+    text = SILENT.replace("self.nowhere, 0.0, True, False, {}", "'.', 0.75, True, False, {}")
+    (workplace / "my games" / "filed_game.py").write_text(text)
+    words = ("--policy", "random", "--tasks", "1", "--json", "r.json")
+    ended = agentrl("eval", "--env", "./my games/filed_game.py:Silent/test", *words)
+    assert ended.code == 0, ended.err
+    found = json.loads((workplace / "r.json").read_text())
+    assert (found["env"], found["reward"]["mean"]) == ("./my games/filed_game.py:Silent/test", 0.75)
+    assert "Did you mean 'Silent'?" in agentrl("eval", "--env", "my games/filed_game.py:Silnt").err
+    assert "there is no file nowhere.py" in agentrl("eval", "--env", "./nowhere.py:Game").err
+    (workplace / "json.py").write_text(text)
+    assert "json.py has the name of another module" in agentrl("eval", "--env", "./json.py:Silent").err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,37 @@ def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, 
     assert "episodes in all" in arithmetic
     assert f"{3 * 8 * 7}" in arithmetic
     assert list(workplace.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (("--engine", "sglang"), "engine.type", "sglang"),
+        (("--engine", "vllm"), "engine.type", "vllm"),
+        (("--env", "frozen_lake/valid"), "environment.name", "frozen_lake"),
+        (("--model", "scratch"), "model.path", "scratch"),
+        (("--tasks", "tasks.jsonl"), "environment.tasks", "tasks.jsonl"),
+        (("--reward", "environment=0.5"), "agent.reward", [{"name": "environment", "weight": 0.5}]),
+    ],
+)
+def test_every_option_of_a_run_shows_in_its_config(
+    words: tuple[str, ...], key: str, value: object, agentrl: Cli, workplace: Path
+) -> None:
+    (workplace / "tasks.jsonl").write_text('{"id": "a"}\n')
+    ended = agentrl("train", "--env", "guess_number", *words, "--dry-run")
+    assert ended.code == 0, ended.err
+    found: Any = yaml.safe_load(ended.out.partition("\nwhat ")[0])
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+
+
+def test_a_run_tells_its_size_first(agentrl: Cli, workplace: Path, small: tuple[str, ...]) -> None:
+    ended = agentrl("train", "--env", "guess_number", "trainer.steps=1", "run.directory=my runs", *small)
+    assert ended.code == 0, ended.err
+    size = "1 step of 4 episodes (2 tasks x 2): 4 episodes of at most 3 turns x 12 tokens, up to 144 sampled tokens"
+    assert ended.err.index(size) < ended.err.index("step 1/1")
+    assert re.search(r"agentrl eval --model '.*my runs.*'\n", ended.err)
 
 
 def test_a_dry_run_looks_at_tools_and_their_sandbox(agentrl: Cli, workplace: Path) -> None:

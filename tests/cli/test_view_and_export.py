@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
+from safetensors import safe_open
 
 Cli = Callable[..., Any]
 
@@ -126,3 +130,109 @@ def test_a_whole_model_is_exported_in_another_format_and_in_parts(
     assert ended.code == 0, ended.err
     assert (workplace / "parts" / "model.safetensors.index.json").is_file()
     assert json.loads((workplace / "parts" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def formats(folder: Path) -> set[str]:
+    """Return the number formats of the weights in a folder."""
+    found: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "numpy") as weights:
+            names = weights.keys()
+            found |= {weights.get_slice(name).get_dtype() for name in names}
+    return found
+
+
+def test_the_size_of_parts_alone_keeps_the_number_format(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    assert formats(trained_run / "model") == {"F32"}
+    assert agentrl("export", str(trained_run), "short", "--dtype", "bfloat16").code == 0
+    assert formats(workplace / "short") == {"BF16"}
+    assert agentrl("export", "short", "parts", "--shard-size", "20KB").code == 0
+    assert formats(workplace / "parts") == {"BF16"}
+    assert json.loads((workplace / "parts" / "config.json").read_text())["dtype"] == "bfloat16"
+    assert len(list((workplace / "parts").glob("model-*.safetensors"))) > 1
+    assert agentrl("export", "parts", "whole", "--dtype", "float32").code == 0
+    assert formats(workplace / "whole") == {"F32"}
+    assert [file.name for file in (workplace / "whole").glob("*.safetensors")] == ["model.safetensors"]
+
+
+class Hub:
+    """What the hub's library would be asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.refuses = False
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+        if self.refuses:
+            raise ConnectionError("no route to the hub\nmore")
+        self.asked.append((name, private, exist_ok))
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        self.asked.append((repo_id, {file.name for file in folder_path.iterdir()}))
+
+
+def test_an_export_may_go_to_the_hub(
+    agentrl: Cli, trained_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub()
+    monkeypatch.setattr("agentrl.cli.export.HfApi", lambda: hub)
+    ended = agentrl("export", str(trained_run), "hub://me/my-model")
+    assert ended.code == 0, ended.err
+    assert "to https://huggingface.co/me/my-model" in ended.err
+    (made, (name, files)) = hub.asked
+    assert made == ("me/my-model", True, True)
+    assert name == "me/my-model"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)  # type: ignore[call-overload]
+    assert list(workplace.iterdir()) == []
+    assert agentrl("export", str(trained_run), "hub://me/my-model", "--public").code == 0
+    assert hub.asked[2] == ("me/my-model", False, True)
+    hub.refuses = True
+    refused = agentrl("export", str(trained_run), "hub://me/my-model")
+    assert refused.code == 2
+    assert (
+        "cannot push to me/my-model on the Hugging Face hub: got no route to the hub, expected a token" in refused.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("hub://my-model",), "hub://my-model names no repository of the hub, expected hub://OWNER/NAME"),
+        (("hub://a/b/c",), "names no repository"),
+        (("folder", "--public"), "--public is for a repository of the hub"),
+    ],
+)
+def test_what_is_no_repository_is_refused(words: tuple[str, ...], said: str, agentrl: Cli, trained_run: Path) -> None:
+    ended = agentrl("export", str(trained_run), *words)
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_the_page_goes_into_a_folder_that_is_made(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    assert agentrl("view", str(trained_run), "--output", "new/dir/x.html").code == 0
+    assert "<details" in (workplace / "new" / "dir" / "x.html").read_text()
+    assert agentrl("view", str(trained_run), "--output", "new").code == 0
+    assert (workplace / "new" / "episodes.html").is_file()
+    (workplace / "file").write_text("")
+    refused = agentrl("view", str(trained_run), "--output", "file/x.html")
+    assert refused.code == 2
+    assert "cannot write file/x.html" in refused.err
+
+
+def test_failed_episodes_alone_are_shown(agentrl: Cli, workplace: Path) -> None:
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "12", "--json", "r.json")
+    assert agentrl(*words).code == 0
+    solved = round(12 * json.loads((workplace / "r.json").read_text())["success"]["mean"])
+    assert 0 < solved < 12, "the fixture needs both"
+    shown = agentrl("view", "--terminal", "--failed", "--count", "99").out
+    assert len(re.findall(r"^valid-", shown, re.MULTILINE)) == 12 - solved
+
+
+def test_printed_commands_keep_paths_with_spaces_together(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    run = workplace / "my runs" / "first"
+    shutil.copytree(trained_run, run)
+    ended = agentrl("eval", str(run), "--tasks", "1")
+    (command,) = re.findall(r"read them: (agentrl view .*)", ended.err)
+    words = shlex.split(command)
+    assert len(words) == 3
+    assert agentrl(*words[1:], "--terminal").code == 0

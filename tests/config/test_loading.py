@@ -14,6 +14,7 @@ from agentrl.config.load import (
     own_fields,
     warn_once,
 )
+from agentrl.config.near_names import OTHER_NAMES, WHOLE_KEYS
 from agentrl.config.overrides import RENAMED_KEYS, new_path, parse_override
 from agentrl.config.reference import config_reference
 from agentrl.env_lookup import parse_env_name
@@ -110,6 +111,15 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             "override 'engine.slotz=3': unknown key engine.slotz; did you mean engine.slots?",
         ),
         ("environment: a\n", ["group_size=3"], "unknown key group_size; did you mean algorithm.group_size?"),
+        ("environment: a\n", ["algorithm.clip_high=0.3"], "did you mean algorithm.loss_options.clip_high?"),
+        ("environment: a\n", ["algorithm.clip_hihg=0.3"], "did you mean algorithm.loss_options.clip_high?"),
+        ("environment: a\n", ["algorithm.gamma=0.9"], "did you mean algorithm.advantage_options.gamma?"),
+        ("environment: a\n", ["algorithm.adv_estimator=grpo"], "did you mean algorithm.advantage?"),
+        ("environment: a\n", ["adv_estimator=grpo"], "did you mean algorithm.advantage?"),
+        ("environment: a\n", ["sampling.max_tokens=64"], "did you mean agent.max_answer_tokens?"),
+        ("environment: a\n", ["agent.temperature=1"], "did you mean sampling.temperature?"),
+        ("environment: a\n", ["trainer.lr=1e-5"], "did you mean trainer.learning_rate?"),
+        ("environment: a\n", ["engine.group_sizes=4"], "did you mean algorithm.group_size?"),
         (
             "environment: a\ntrainer:\n  steps: many\n",
             [],
@@ -576,3 +586,16 @@ def test_auto_asks_for_gpus_that_are_not_hidden(tmp_path, monkeypatch):
     assert load_config("quickstart", ["model.dtype=auto"]).model.dtype == "bfloat16"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert load_config("quickstart", ["model.dtype=auto"]).model.dtype == "float32"
+
+
+def test_every_name_of_another_framework_leads_to_a_key():
+    known = {".".join(key) for key in all_keys()}
+    options = {"algorithm.loss_options.clip_low", "algorithm.loss_options.clip_high"}
+    assert {*OTHER_NAMES.values(), *WHOLE_KEYS.values()} <= known | options
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e3", 1000), ("4.096e3", 4096), ("2048.0", 2048)])
+def test_a_whole_number_may_be_written_with_an_exponent(text, value):
+    config = load_config(None, ["environment=guess_number", f"agent.max_tokens={text}"])
+    assert config.agent.max_tokens == value
+    assert isinstance(config.agent.max_tokens, int)

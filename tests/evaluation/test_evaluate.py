@@ -134,7 +134,7 @@ async def test_finished_episodes_are_found_and_failed_ones_are_played_again(
     assert sorted(Coin.resets) == sorted(task.seed for task in new)
     assert after.failed == 0
     assert after.episodes[0].to_record() == before.episodes[0].to_record()
-    assert EpisodeStore(file).find(tasks[2].id, 0) is not None
+    assert EpisodeStore(file).find(tasks[2], 0) is not None
 
 
 async def test_what_stops_the_store_stops_the_evaluation_with_one_error(runner: EpisodeRunner, tmp_path: Path) -> None:

@@ -117,3 +117,16 @@ def test_examples_mix_solved_and_unsolved_and_kinds() -> None:
     ]
     assert [t.id for t in choose_examples(episodes, 4)] == ["a", "d", "c", "b"]
     assert [t.id for t in choose_examples(episodes[:3], 2)] == ["a", "c"]
+
+
+def test_any_and_all_of_the_samples_are_different_rows() -> None:
+    """One task solved by both samples, one by the second alone: pass@2 is 100 %, pass^2 50 %."""
+    panel = Panel(environment="world/test", policy="engine", model="m", n_tasks=2, samples=2, seed=0)
+    won = {("a", 0): True, ("a", 1): True, ("b", 0): False, ("b", 1): True}
+    episodes = [
+        EvaluatedEpisode(task_id=task, sample=sample, trajectory=trajectory(task, success=success))
+        for (task, sample), success in won.items()
+    ]
+    text = markdown(Report(title="Run", results={"now": summarise(panel, episodes, 1.0)}))
+    assert "| pass@2 | 100.0 % |" in text
+    assert "| pass^2 | 50.0 % |" in text

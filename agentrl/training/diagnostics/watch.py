@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -305,7 +306,7 @@ class NumericsWatch:
         name = f"step-{gradient.batch.step_version + 1:06d}-update-{gradient.before['updates'] + 1}.pt"
         file = None if self._folder is None else self._folder / name
         _write_dump(file, gradient, generator=self._generator, run=self._run, found=found)
-        self._hint = f"see where it begins: agentrl replay-step {file}"
+        self._hint = f"see where it begins: agentrl replay-step {shlex.quote(str(file))}"
 
     def report(self, report: StepReport) -> StepReport:
         """The report with the alarms in it."""

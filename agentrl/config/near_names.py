@@ -1,0 +1,137 @@
+"""The key that was probably meant by an unknown one: a misspelt key, one of another section, or another framework's."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+
+from agentrl.config.overrides import KeyPath
+from agentrl.errors import AgentRLError
+from agentrl.registry import Kind, lookup, names
+
+LIKE_IT = 0.8
+"""Least similarity of names in different sections."""
+
+WHOLE_KEYS: Mapping[str, str] = {
+    "sampling.max_tokens": "agent.max_answer_tokens",
+    "engine.max_tokens": "agent.max_answer_tokens",
+    "engine.name": "engine.type",
+    "model.name": "model.path",
+    "agent.name": "agent.loop",
+    "rollout.n": "algorithm.group_size",
+    "algorithm.name": "algorithm.advantage",
+    "algorithm.type": "algorithm.advantage",
+}
+"""Keys whose last word means something else in another section."""
+
+OTHER_NAMES: Mapping[str, str] = {
+    "adv_estimator": "algorithm.advantage",
+    "advantage_estimator": "algorithm.advantage",
+    "estimator": "algorithm.advantage",
+    "loss_type": "algorithm.loss",
+    "loss_fn": "algorithm.loss",
+    "beta": "algorithm.kl_coef",
+    "kl_beta": "algorithm.kl_coef",
+    "kl_loss_coef": "algorithm.kl_coef",
+    "entropy_coeff": "algorithm.entropy_coef",
+    "clip_ratio": "algorithm.loss_options.clip_high",
+    "clip_range": "algorithm.loss_options.clip_high",
+    "clip_ratio_low": "algorithm.loss_options.clip_low",
+    "clip_ratio_high": "algorithm.loss_options.clip_high",
+    "epsilon": "algorithm.loss_options.clip_low",
+    "epsilon_low": "algorithm.loss_options.clip_low",
+    "epsilon_high": "algorithm.loss_options.clip_high",
+    "loss_agg_mode": "algorithm.aggregation",
+    "n_samples": "algorithm.group_size",
+    "num_generations": "algorithm.group_size",
+    "n_samples_per_prompt": "algorithm.group_size",
+    "samples_per_prompt": "algorithm.group_size",
+    "batch_size": "trainer.tasks_per_step",
+    "train_batch_size": "trainer.tasks_per_step",
+    "rollout_batch_size": "trainer.tasks_per_step",
+    "per_device_train_batch_size": "trainer.tasks_per_step",
+    "lr": "trainer.learning_rate",
+    "max_steps": "trainer.steps",
+    "num_steps": "trainer.steps",
+    "total_steps": "trainer.steps",
+    "total_training_steps": "trainer.steps",
+    "ppo_epochs": "trainer.epochs",
+    "num_iterations": "trainer.epochs",
+    "ppo_mini_batch_size": "trainer.mini_batches",
+    "num_minibatches": "trainer.mini_batches",
+    "ppo_max_token_len_per_gpu": "trainer.tokens_per_micro_batch",
+    "grad_clip": "trainer.max_grad_norm",
+    "lr_scheduler_type": "trainer.schedule",
+    "max_new_tokens": "agent.max_answer_tokens",
+    "max_response_length": "agent.max_answer_tokens",
+    "max_completion_length": "agent.max_answer_tokens",
+    "max_prompt_length": "agent.max_tokens",
+    "max_seq_len": "agent.max_tokens",
+    "max_model_len": "engine.max_context",
+    "model_name": "model.path",
+    "model_name_or_path": "model.path",
+    "torch_dtype": "model.dtype",
+    "lora_rank": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "env": "environment.name",
+    "env_name": "environment.name",
+    "dataset": "environment.tasks",
+    "train_files": "environment.tasks",
+    "save_steps": "checkpoint.every",
+    "save_freq": "checkpoint.every",
+    "eval_steps": "evaluation.every",
+    "test_freq": "evaluation.every",
+    "report_to": "trackers",
+    "logger": "trackers",
+    "output_dir": "run.directory",
+    "experiment_name": "run.name",
+    "run_name": "run.name",
+}
+"""Names of other frameworks' settings, and this one's keys."""
+
+_OPTIONS = (("loss_options", Kind.LOSS), ("advantage_options", Kind.ADVANTAGE))
+"""Sections of options, and what takes them."""
+
+
+def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str | None:
+    """Return the key that an unknown one probably stands for; ``None`` where nothing is near.
+
+    Args:
+        path: The unknown key.
+        section: The keys of its section, of all types that the section may have.
+        keys: All keys.
+    """
+    name = path[-1]
+    known = WHOLE_KEYS.get(".".join(path)) or OTHER_NAMES.get(name) or _option(path)
+    if known is not None:
+        return known
+    if near := difflib.get_close_matches(name, section, n=1, cutoff=0.6):
+        return ".".join((*path[:-1], near[0]))
+    others = difflib.get_close_matches(name, {key[-1] for key in keys}, n=1, cutoff=LIKE_IT)
+    same = [key for key in keys if others and key[-1] == others[0]]
+    return ".".join(min(same, key=lambda key: len(key))) if same else None
+
+
+def _option(path: KeyPath) -> str | None:
+    """Return the key of an option of a loss or an estimator that was written next to its name."""
+    if path[0] != "algorithm":
+        return None
+    for section, kind in _OPTIONS:
+        found = difflib.get_close_matches(path[-1], _options_of(kind), n=1, cutoff=LIKE_IT)
+        if found:
+            return f"algorithm.{section}.{found[0]}"
+    return None
+
+
+@functools.cache
+def _options_of(kind: Kind) -> frozenset[str]:
+    """Collect the options that the losses or the estimators take."""
+    found: set[str] = set()
+    for name in names(kind):
+        with contextlib.suppress(AgentRLError, TypeError, ValueError):  # a plugin that cannot be imported here
+            parameters = inspect.signature(lookup(kind, name)).parameters.values()
+            found |= {one.name for one in parameters if one.kind is one.KEYWORD_ONLY or one.default is not one.empty}
+    return frozenset(found)

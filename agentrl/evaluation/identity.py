@@ -1,0 +1,243 @@
+"""What an evaluation depends on besides its config: code, data files, weights, and the model behind an address."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import gymnasium
+from huggingface_hub import try_to_load_from_cache
+
+from agentrl.builders.models import SCRATCH
+from agentrl.builders.tools import agents_of
+from agentrl.config.config import Config
+from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.config.environment import AgentConfig
+from agentrl.env_lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
+from agentrl.models.lora import ADAPTERS
+from agentrl.observe.code_identity import CodeIdentity, is_own_module
+from agentrl.observe.file_identity import file_digest
+from agentrl.observe.model_folder import find_model
+from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
+
+REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
+"""``module:attr``."""
+MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".model", ".py"}
+"""Endings of the files that make a model: weights, sizes, tokenizer, chat template."""
+ASKED_S = 5.0
+"""Deadline of a request to a service about its model."""
+CARD = ("id", "root", "parent", "created", "digest", "revision", "weight_version", "max_model_len", "meta")
+"""What is kept of a model's entry in ``/v1/models``; other fields may be new with each request."""
+RECENT_S = 60.0
+"""A model that was created less than so long ago has the time of the request there, as vLLM tells it."""
+SERVED = ("model_path", "tokenizer_path", "weight_version", "revision", "quantization", "dtype")
+"""What is kept of SGLang's ``/model_info``."""
+
+
+def code_identity(config: Config, outputs: Path) -> dict[str, str]:
+    """Return digests of the code that plays and scores an episode, and of the data that it reads, by name.
+
+    Args:
+        config: Of the evaluation.
+        outputs: Folder in which evaluations are written.
+
+    Raises:
+        UnknownNameError: something that the config names does not exist.
+        UsageError: a module cannot be imported.
+    """
+    environment, agent = config.sole_environment, config.agent
+    found = {f"environment {environment.name}": _environment(environment.name, outputs)}
+    named = [(Kind.AGENT_LOOP, agent.loop)]
+    named += [(Kind.REWARD, name) for name in _names(agent.reward) if name not in AgentConfig().reward]
+    named += [(Kind.TOOL, name) for one in agents_of(agent) for name in _names(one.tools)]
+    for kind, name in named:
+        code = CodeIdentity(outputs)
+        code.add(lookup(kind, name))
+        _add_module_of(code, name)
+        found[f"{kind.replace('_', ' ')} {name}"] = code.digest()
+    words = CodeIdentity(outputs)
+    for text in _texts([environment.options, environment.tasks, _agent_words(agent), config.engine.model_dump()]):
+        _add_word(words, text)
+    for text in _texts(environment.options):
+        if text.replace("-", "_").isidentifier() and is_own_module(text.replace("-", "_")):
+            words.add_module(text.replace("-", "_"))
+    return {**found, "files and modules of the config": words.digest()}
+
+
+def _environment(name: str, outputs: Path) -> str:
+    spec = resolve_environment(name)
+    if ADDRESS.fullmatch(name):
+        return str(getattr(getattr(spec.make, "served", None), "fingerprint", name))
+    code = CodeIdentity(outputs)
+    code.add(spec)
+    _add_module_of(code, name)
+    env_id = name.rpartition(":")[2]
+    registered = gymnasium.registry.get(env_id) if GYMNASIUM_ID.fullmatch(env_id) else None
+    if registered is not None:
+        code.add_value(env_id, [registered.kwargs, registered.max_episode_steps, registered.reward_threshold])
+        entry = registered.entry_point
+        if isinstance(entry, str):
+            code.add_module(entry.partition(":")[0])
+        else:
+            code.add_value(f"{env_id} entry point", entry)
+    return code.digest()
+
+
+def _add_module_of(code: CodeIdentity, name: str) -> None:
+    """Add the module or the file of ``module:attr``, which may make the object from others."""
+    module = name.partition(":")[0]
+    if module.endswith(SOURCE_SUFFIX):
+        code.add_file(Path(module).expanduser().resolve())
+    elif REFERENCE.fullmatch(name):
+        code.add_module(module)
+
+
+def _names(entries: list[str | dict[str, Any]]) -> list[str]:
+    return [entry if isinstance(entry, str) else str(entry["name"]) for entry in entries]
+
+
+def _agent_words(agent: AgentConfig) -> dict[str, Any]:
+    """Return the settings of an agent that may name files or code; a reward model is found by `weights`."""
+    return agent.model_dump(mode="json", exclude={"system_prompt", "reward_model"})
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _add_word(code: CodeIdentity, text: str) -> None:
+    """Add what a text of the config names: code, a file, a folder, or the files of a command."""
+    if "\n" in text or len(text) > 4096 or not text.strip("./ "):
+        return
+    if REFERENCE.fullmatch(text):
+        if is_own_module(text.partition(":")[0]):
+            code.add_module(text.partition(":")[0])
+        return
+    if text.endswith(".py") and Path(text).is_file():
+        code.add_file(Path(text).resolve())
+        return
+    if code.add_data(text) or " " not in text:
+        return
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a sentence with an apostrophe
+        return
+    for before, word in zip(["", *words], words, strict=False):
+        if before == "-m":
+            code.add_module(word)
+            code.add_module(f"{word}.__main__")
+        elif " " not in word:
+            _add_word(code, word)
+
+
+def model_identity(config: Config) -> list[str]:
+    """Return what tells a model from another one under its path: the contents of its files, or its revision.
+
+    The weights that a reward model, an adapter or a new model consists of are told in the same way.
+    """
+    adapters = [section.path for section in config.named_adapters.values() if section.path is not None]
+    return [line for path in (config.model.path, *adapters) for line in weights(path, config)]
+
+
+def reward_model_identity(config: Config) -> list[str]:
+    """Return what tells the reward model from another one under its path; nothing where there is none."""
+    reader = config.agent.reward_model
+    return [] if reader is None else weights(find_model(reader.path), config)
+
+
+def weights(path: str, config: Config) -> list[str]:
+    """Return the files of a model with their digests; of a name on the hub its revision; of a new model its seed."""
+    if path == SCRATCH:
+        return [path, f"seed {config.run.seed}"]
+    if not Path(path).is_dir():
+        cached = try_to_load_from_cache(path, "config.json")
+        return [path, f"revision {Path(cached).parent.name}" if isinstance(cached, str) else "not in the cache"]
+    return _files(path)
+
+
+def _files(model: str) -> list[str]:
+    """Return the files in a model's folder with their digests; none of a folder that is not on this machine."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return []
+    found = [*folder.iterdir(), *(folder / ADAPTERS).rglob("*")]
+    files = sorted(file for file in found if file.suffix in MODEL_FILES and file.is_file())
+    return [f"{file.relative_to(folder)} {file_digest(file)}" for file in files]
+
+
+async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
+    """Ask the services of an evaluation which models they serve: the engine's, the judge's, and those of roles.
+
+    Args:
+        config: Of the evaluation.
+        has_model: A model plays, rather than a scripted policy.
+    """
+    agent = config.agent
+    used = [config.engine] if has_model and isinstance(config.engine, OpenAIEngineConfig) else []
+    used += [role.engine for role in (agent.roles or {}).values() if role.engine is not None]
+    used += [] if agent.judge is None else [agent.judge.engine]
+    told = await asyncio.gather(*map(served_model, used))
+    return {f"{one.model} at {one.url}": card for one, card in zip(used, told, strict=True)}
+
+
+async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
+    """Ask a service which model it serves; whatever it does not tell is left out.
+
+    vLLM and most others answer ``/v1/models``, SGLang ``/model_info`` too, Ollama ``/api/tags``.
+    """
+    key = os.environ.get(config.api_key_variable)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    base = config.url.rstrip("/")
+    root = base.removesuffix("/v1")
+    timeout = aiohttp.ClientTimeout(total=ASKED_S)
+    async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+        card = _card(await _asked(session, f"{base}/models"), config.model)
+        for address in (f"{root}/model_info", f"{root}/get_model_info"):
+            if told := await _asked(session, address):
+                card |= {name: told[name] for name in SERVED if name in told}
+                break
+        listed = (await _asked(session, f"{root}/api/tags")).get("models")
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
+                card["digest"] = entry.get("digest")
+    served_from = [str(card[name]) for name in ("root", "model_path") if name in card]
+    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in _files(folder)]):
+        card["weights"] = files
+    return card
+
+
+async def _asked(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """Return the object that an address answers with; an empty one for anything else."""
+    try:
+        async with session.get(url) as response:
+            told = await response.json(content_type=None) if response.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _card(listed: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """Return what ``/v1/models`` tells about a model, without what changes with each request."""
+    entries = listed.get("data")
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model:
+            card = {name: entry[name] for name in CARD if entry.get(name) is not None}
+            created = card.get("created")
+            if isinstance(created, int | float) and time.time() - created < RECENT_S:
+                del card["created"]
+            return card
+    return {}

@@ -1,0 +1,56 @@
+"""Digests of files and folders, which tell a changed file from an unchanged one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+WHOLE_BYTES = 64 * 2**20
+"""Files up to this size are read whole; of larger ones, such as weights, the time of change and samples are read."""
+SAMPLES = 256
+"""Pieces that are read of a larger file, at equal distances; the last one is its end."""
+SAMPLE_BYTES = 4096
+MOST_FILES = 10_000
+"""Files of a folder that are read; a larger folder is told by its first ones, in the order of their names."""
+
+
+def file_digest(path: Path) -> str:
+    """Return a digest of a file's content; of a large file, of its size, its time of change and samples of it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    status = path.stat()
+    digest = hashlib.blake2b(str(status.st_size).encode(), digest_size=8)
+    with path.open("rb") as file:
+        if status.st_size <= WHOLE_BYTES:
+            while block := file.read(2**20):
+                digest.update(block)
+            return digest.hexdigest()
+        digest.update(str(status.st_mtime_ns).encode())
+        for number in range(SAMPLES):
+            file.seek((status.st_size - SAMPLE_BYTES) * number // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of the names and contents of the files in a folder and its folders, hidden ones left out.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for file in islice(_files(folder), MOST_FILES):
+        digest.update(f"{file.relative_to(folder).as_posix()} {file_digest(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        shown = sorted(name for name in names if not name.startswith("."))
+        yield from (Path(place, name) for name in shown if Path(place, name).is_file())

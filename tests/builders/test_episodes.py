@@ -1,0 +1,90 @@
+"""From the agent section to the runner of its episodes: where the examples of prompts come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl import registry
+from agentrl.builders.episodes import build_env_pool, build_runner
+from agentrl.config import load_config
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.registry import Kind
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
+from agentrl.task import SeedTasks, Task
+
+
+class Spoken(gymnasium.Env[str, str]):
+    """The expert says the seed of its task, so that an example tells where it comes from."""
+
+    observation_space = action_space = gymnasium.spaces.Text(20)
+    action_hint = "a number"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.seed_of_task = seed
+        return f"Say {seed}.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        return "Said.", 1.0, True, False, {"success": True}
+
+    def expert(self) -> Spoken:
+        return self
+
+    def act(self, observation: str) -> str:
+        return str(self.seed_of_task)
+
+
+def tasks_of(split: str) -> SeedTasks:
+    return SeedTasks("spoken", split)
+
+
+@pytest.fixture
+def _spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, splits in {"spoken": ("train", "valid", "test"), "spoken_test": ("valid", "test")}.items():
+        spec = EnvironmentSpec(name=name, make=Spoken, tasks=tasks_of, splits=splits, isolation=Isolation.INLINE)
+        monkeypatch.setitem(registry._registered[Kind.ENVIRONMENT], name, spec)
+
+
+TRAIN, VALID = tasks_of("train"), tasks_of("valid")
+
+
+@pytest.mark.usefixtures("_spoken")
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("spoken/valid", [TRAIN[0].seed, TRAIN[1].seed]),
+        ("spoken/test", [TRAIN[0].seed, TRAIN[1].seed]),
+        ("spoken/train", [TRAIN[0].seed, TRAIN[1].seed]),
+        ("spoken_test/valid", [VALID[0].seed, VALID[1].seed]),
+    ],
+)
+async def test_examples_come_from_the_training_split_where_there_is_one(environment: str, expected: list[int]) -> None:
+    assert await shown(f"environment={environment}") == [str(seed) for seed in expected]
+
+
+@pytest.mark.usefixtures("_spoken")
+async def test_examples_come_from_the_file_of_tasks_where_there_is_one(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"id": "a", "seed": 41}\n{"id": "b", "seed": 43}\n{"id": "c", "seed": 47}\n')
+    assert await shown("environment=spoken", f"environment.tasks={tmp_path}/tasks.jsonl") == ["41", "43"]
+
+
+async def test_without_shots_there_are_no_examples() -> None:
+    config = load_config(None, ["environment=guess_number/valid", "agent.loop=react_text"])
+    pool = build_env_pool(config)
+    assert build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.RANDOM)).shots is None
+    await pool.close()
+
+
+async def shown(*words: str) -> list[str]:
+    """Return what the expert says in the examples of a prompt with two of them."""
+    settings = ("agent.loop=react_text", "agent.options={format: plain}", "agent.shots=2")
+    config = load_config(None, [*words, *settings])
+    pool = build_env_pool(config)
+    runner = build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.EXPERT))
+    assert runner.shots is not None
+    messages = await runner.shots.messages(runner, Task(id="other", environment="spoken", seed=5))
+    await pool.close()
+    return [message.text for message in messages if message.role == "assistant"]
