@@ -13,11 +13,11 @@ from agentrl.message import Message, user
 from .prompting import after, remembered, with_lines
 
 REQUEST = (
-    "This conversation has become long. It is cut here, and you go on with nothing but a summary, which you write now."
-    " Write what you did and what came of it, what you know, and what is left to do. Write plain sentences, and no"
+    "This conversation has become too long and ends here. You will continue with nothing but a summary, which you write"
+    " now. Write what you did, what happened, what you know, and what remains to be done. Write plain sentences and no"
     " action. For example:\n"
-    "I looked into the desk and found a key. The drawer is locked. Next I try the key on the drawer.\n"
-    "You then see your summary, and go on."
+    "I looked into the desk and found a key. The drawer is locked. Next, I will try the key on the drawer.\n"
+    "You will then see your summary and continue."
 )
 
 

@@ -19,13 +19,12 @@ from .text_answers import TextLoop
 T = TypeVar("T", bound=enum.StrEnum)
 JUDGE = "judge"
 SILENT = "(nothing)"
-DEBATER_RULE = "Other agents answer the same. You then see what they say, and answer again."
+DEBATER_RULE = "Other agents answer the same question. You will then see their answers and answer again."
 JUDGE_RULE = (
-    "Other agents have answered. You see their answers, and decide: your own answer is the one that counts. They may be"
-    " wrong, all of them."
+    "Other agents have answered. Read their answers and decide: only your own answer counts. All of them may be wrong."
 )
-AGAIN = "Check whether that is right, and whether your own answer is. Then answer again, in the same form."
-DECIDE = "Decide what is right, and answer in the form that you were told."
+AGAIN = "Check whether these answers are right, and whether your own is. Then answer again in the same form."
+DECIDE = "Decide what is right, and answer in the form described above."
 
 
 class Decision(enum.StrEnum):

@@ -12,7 +12,7 @@ from .prompting import after, goal_of, opening, remembered, with_lines
 from .text_answers import TextLoop
 
 EMPTY = "(empty)"
-WRITE = "Write your new memory: the facts from your memory and from what is new."
+WRITE = "Write your new memory: the facts from your memory and the new facts."
 
 
 @dataclass(kw_only=True, eq=False)
@@ -72,12 +72,12 @@ class Memory(TextLoop):
     def writing_rule(self) -> str:
         """Return how the memory is written."""
         return (
-            "You cannot see what came before, so you keep a memory. Now you do not act: you write your new memory. It"
-            " takes the place of the old one, so repeat what is still needed, correct what has changed, and add what is"
-            f" new. Write short facts and nothing else, at most {max(1, self.memory_tokens * 3 // 4)} words. For"
-            " example, if your memory is:\nThe door is locked.\nand new is:\nIt rained. Tom found a key in the desk.\n"
-            "then you write:\nThe door is locked. Tom has the key.\n"
-            "Next time you see only what you wrote, and what is new then."
+            "You cannot see earlier messages, so you keep a memory. Do not act now; write your new memory. It replaces"
+            " the old one, so repeat what is still needed, correct what has changed, and add what is new. Write short"
+            f" facts and nothing else, at most {max(1, self.memory_tokens * 3 // 4)} words. For example, if your memory"
+            " is:\nThe door is locked.\nand this is new:\nIt rained. Tom found a key in the desk.\n"
+            "then write:\nThe door is locked. Tom has the key.\n"
+            "Next time, you will see only what you wrote and what is new then."
         )
 
 

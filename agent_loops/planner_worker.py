@@ -13,10 +13,10 @@ from .text_answers import TextLoop
 
 PLANNER, WORKER = "planner", "worker"
 RULE = (
-    "Now you do not act. You write a plan for a worker, who sees what you see and acts. Write two or three short"
-    " sentences: what to do first, and what then. For example:\n"
+    "Do not act now. Write a plan for a worker, who sees what you see and takes the actions. Write two or three short"
+    " sentences: what to do first, and what to do next. For example:\n"
     "First look for the key in the desk. Then open the drawer with it.\n"
-    "The worker then acts by your plan."
+    "The worker will follow your plan."
 )
 REQUEST = "Write the plan for the worker."
 PLAN = TurnOptions(demonstration=lambda: "Solve the task step by step.")

@@ -16,7 +16,7 @@ _TASK_SENTENCE = re.compile(r"^.*\byour task is to:?.*$", re.IGNORECASE | re.MUL
 
 _EXAMPLE = re.compile(r"[,;:.]?\s*\bfor example:\s*", re.IGNORECASE)
 PLACEHOLDER = "(your action)"
-READ_NEXT = "You then see what it led to, and answer again in the same form."
+READ_NEXT = "You will then see the result. Answer again in the same form."
 
 
 @dataclass(frozen=True, slots=True)

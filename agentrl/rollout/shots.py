@@ -131,9 +131,9 @@ def _parts(content: Content) -> tuple[ContentPart, ...]:
     return (TextPart(text=content),) if isinstance(content, str) else content
 
 
-NEXT = "Now the next task."
+NEXT = "Here is the next task."
 """Stands between what an example led to and the task that follows it."""
-ANNOUNCED = "First you see examples from other tasks. Your own task comes after them."
+ANNOUNCED = "Here are some examples from other tasks. Your own task comes after them."
 
 
 def with_shots(messages: Sequence[Message], shots: Sequence[Message]) -> Sequence[Message]:

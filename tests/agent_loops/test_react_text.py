@@ -54,7 +54,7 @@ async def test_the_prompt_explains_unless_told_not_to(play):
     assert (
         "You are at home.\n\nHow to answer: first think inside <think> </think>, then write one action inside <action> "
         "</action>. An action is: look or leave. For example:\n<think>My next action is look.</think>\n"
-        "<action>look</action>\nYou then see what it led to, and answer again in the same form.<|im_end|>"
+        "<action>look</action>\nYou will then see the result. Answer again in the same form.<|im_end|>"
     ) in explained.text
     bare = await play(Room, "react_text", "leave", options={"format": "plain", "explain": False})
     assert "How to answer" not in bare.text

@@ -64,7 +64,7 @@ async def test_actions_are_a_tool(play):
     assert '"description": "The action, as text: a whole number."' in played.text
     assert (
         "How to act: call the tool act with one action. An action is: a whole number. For example:\n"
-        '<tool_call>\n{"name": "act", "arguments": {"action": "6"}}\n</tool_call>\nYou then see'
+        '<tool_call>\n{"name": "act", "arguments": {"action": "6"}}\n</tool_call>\nYou will then see'
     ) in played.text
     assert "<tool_response>\nWrong.\n</tool_response>" in played.text
 
