@@ -83,7 +83,7 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     solved = [trajectory.success for trajectory in ended]
     paid = {trajectory.reward for trajectory in ended if trajectory.reward is not None}
-    if definitions and len(paid) == 1:
+    if definitions and len(paid) == 1 and not all(solved):
         return _constant(paid.pop(), ended, definitions)
     if len(paid) == 1 and len(set(solved)) == 2:
         return (

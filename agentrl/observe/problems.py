@@ -229,14 +229,15 @@ def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> li
         return []
     if not definitions and not (0 < evidence.solved < evidence.judged) and (evidence.solved or whole.high == 0):
         return []  # an environment whose tasks are all solved, or all failed: it is not the reward
+    if evidence.solved == evidence.judged > 0 and whole.high > 0:
+        return []  # all are solved, and paid for it
     who, place = _named(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
-    hint = (
-        "it may be right that none deserves more yet (then try easier tasks or a warm start); if not, look at what "
-        "it is given"
-        if whole.high == 0
-        else "look at what it is given"
-    )
+    hint = "look at what it is given"
+    if whole.high == 0:
+        hint = f"if none deserves more yet, try easier tasks or a warm start; if not, {hint}"
+    elif not evidence.judged:
+        hint = f"if all of them are right, the tasks are too easy; if not, {hint}"
     return [
         Problem(
             kind="constant_reward",

@@ -91,6 +91,11 @@ def test_a_constant_reward_function_is_named_with_its_line(reward, successes, wo
         assert word in text
 
 
+def test_a_reward_function_whose_tasks_are_all_solved_is_not_blamed():
+    text = explain_cause([episode(True, reward=1.0)] * 3, {"reward function exact": Place("/home/me/rewards.py", 12)})
+    assert "succeeded: the tasks are too easy" in text
+
+
 def test_reward_functions_that_differ_between_tasks_are_not_called_constant():
     places = {"reward function exact": Place("/home/me/rewards.py", 12)}
     text = explain_cause([episode(False, reward=0.0), episode(False, reward=0.25)], places)

@@ -175,6 +175,14 @@ def test_a_constant_reward_of_the_environment_is_one_that_success_does_not_chang
     assert all("the environment gave the same reward" in problem.text for problem in found)
 
 
+def test_a_reward_function_that_pays_all_solved_episodes_alike_is_no_problem():
+    assert reward_problems(differing(1.0, [True] * 12), RULE) == []
+    (unpaid,) = reward_problems(differing(0.0, [True] * 12), RULE)
+    assert "12 of 12 solved" in unpaid.text
+    (unknown,) = reward_problems(differing(1.0, [None] * 12), RULE)
+    assert "if all of them are right, the tasks are too easy" in unknown.text
+
+
 def test_few_episodes_and_equal_answers_prove_no_constant():
     assert reward_problems(differing(1.0, [False] * 7), RULE) == []
     assert reward_problems(evidence_of(*(episode(1.0, False, answer=4) for _ in range(20))), RULE) == []
