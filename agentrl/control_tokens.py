@@ -37,7 +37,7 @@ _BRACKET_WORDS = (
     *("USER", "BOT", "SYSTEM"),  # Skywork
 )
 _OTHER_SHAPES = (
-    r"\](?=[~!<][!~\]b-d p])",  # MiniMax's ]~b], ]~!b[, ]!p~[, ]<]
+    r"\](?=~b\]|~!b\[|![a-z]~\[|<\])",  # MiniMax's ]~b], ]~!b[, ]!p~[, ]<]image[>[
     r"[|｜](?=DSML[|｜])",  # DeepSeek V3.2
     r"\|(?=\|\|[A-Z_]+\|\|\|)",  # OLMo's |||IP_ADDRESS|||
     r"\|(?=(?:ENDOFTEXT|SPEAKER|NEWLINE)\|)",  # Persimmon

@@ -28,6 +28,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import read_chat_template
+from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 from agentrl.tool import Tool
 
 SFT, DPO, REWARD_MODEL = "sft", "dpo", "reward-model"
@@ -112,9 +113,13 @@ def start_renderer(config: Config, *, fetch: bool = True) -> Renderer | None:
 
 
 def _check_chats(config: Config, renderer: Renderer) -> None:
-    """Check that the template shows the conversations of a file turn by turn."""
+    """Check that the template shows the conversations of a file, with their tools and calls, turn by turn."""
     chats = read_chats(str(config.sft.data))
+    tools = next((chat.tools for chat in chats if chat.tools), ())
+    if tools:
+        check_tools_shown(renderer, tools)
+    if any(message.tool_calls for chat in chats for message in chat.messages):
+        check_calls_shown(renderer)
     roles: set[Role] = set().union(*(chat.follow_ups for chat in chats))
     if roles:
-        tools = next((chat.tools for chat in chats if chat.tools), ())
         check_template(renderer, roles=sorted(roles), tools=tools)

@@ -104,8 +104,12 @@ def test_start_and_dry_run_refuse_the_same(agentrl: Cli, place: Path, case: str,
     assert message in refused(agentrl, place, command[0], *words, *command[1:])
 
 
+@pytest.mark.parametrize("last", [2, 4])
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
-def test_a_file_whose_calls_the_template_leaves_out_is_refused(agentrl: Cli, place: Path, dry: tuple[str, ...]) -> None:
+def test_a_file_whose_calls_the_template_leaves_out_is_refused(
+    agentrl: Cli, place: Path, dry: tuple[str, ...], last: int
+) -> None:
+    (place / "chats.jsonl").write_text(json.dumps({"messages": CHAT["messages"][:last]}))
     said = refused(agentrl, place, "sft", "--data", "chats.jsonl", "--model", "llama3", *dry)
     assert "the chat template does not show the call of look_around" in said
 
