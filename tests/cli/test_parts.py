@@ -25,7 +25,7 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
     shown = agentrl("env", "show", "household").out
     assert "at most 50" in shown
     assert "at most 80" in agentrl("env", "show", "household", "max_steps=80").out
-    assert "version      1" in agentrl("env", "show", "frozen_lake").out
+    assert "version 1" in " ".join(agentrl("env", "show", "frozen_lake").out.split())
     assert "134 tasks" in shown
     assert "take apple 1 from fridge 1" in shown
 
