@@ -18,7 +18,7 @@ NUMBERS = range(1, 101)
 CHARACTERS = frozenset(map(chr, range(32, 127)))
 
 
-_REMARK = "That is no number. Guess a whole number from 1 to 100, for example: 50"
+_REMARK = "That is not a number. Guess a whole number from 1 to 100, for example: 50"
 
 
 class Guesses(gymnasium.spaces.Text):

@@ -75,7 +75,7 @@ def stated_number(stated: str) -> Fraction:
     if len(set(found)) > 1:
         raise NoAnswer("This states several answers.")
     if not found or found[0] is None or not _HARMLESS.fullmatch(rest):
-        raise NoAnswer("This answer is no number.")
+        raise NoAnswer("This answer is not a number.")
     return found[0]
 
 

@@ -59,7 +59,7 @@ class FifteenPuzzle(Puzzle):
     def play(self, action: str) -> Played:
         """Slide the tile next to the gap that can go that way."""
         if action not in MOVES:
-            raise Illegal("That is no move. Moves are up, down, left and right.")
+            raise Illegal("That is not a move. Moves are up, down, left and right.")
         source = self.sources[self.gap].get(action)
         if source is None:
             raise Illegal(f"No tile can slide {action}.")

@@ -63,7 +63,7 @@ class Game2048(ChancePuzzle):
     def play(self, action: str) -> Played:
         """Slide all tiles; a new one appears."""
         if action not in LINES:
-            raise Illegal("That is no move. Moves are up, down, left and right.")
+            raise Illegal("That is not a move. Moves are up, down, left and right.")
         board, gained = slide(self.board, action)
         if board == self.board:
             raise Illegal(f"Nothing can slide {action}.")

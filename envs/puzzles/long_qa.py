@@ -94,7 +94,7 @@ class LongQA(Puzzle):
             self.part += 1
             return Played()
         if action not in map(str.lower, PLACES):
-            raise Illegal("That is no place. Answer with the name of a place.")
+            raise Illegal("That is not a place. Answer with the name of a place.")
         won = action == self.answer.lower()
         return Played(float(won), "Right." if won else "Wrong.", over=True, won=won)
 

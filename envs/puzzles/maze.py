@@ -70,7 +70,7 @@ class Maze(Puzzle):
         """Go one step."""
         offset = self.moves.get(action)
         if offset is None:
-            raise Illegal("That is no move. Moves are up, down, left and right.")
+            raise Illegal("That is not a move. Moves are up, down, left and right.")
         place = self.player + offset
         if self.cells[place] == WALL:
             raise Illegal("A wall is in the way.")

@@ -76,7 +76,7 @@ class Sokoban(Puzzle):
         """Step, or push what stands there; a step against a wall changes nothing."""
         offset = self.moves.get(action)
         if offset is None:
-            raise Illegal("That is no move. Moves are up, down, left and right.")
+            raise Illegal("That is not a move. Moves are up, down, left and right.")
         board, place = self.board, self.player + offset
         cell, reward = board[place], STEP_REWARD
         if cell == WALL:

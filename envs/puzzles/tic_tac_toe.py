@@ -62,7 +62,7 @@ class TicTacToe(ChancePuzzle):
         """Take a field; without a second player, the opponent then takes one."""
         number = int(action) - 1 if re.fullmatch(r"[1-9]", action) else None
         if number is None or self.board[number] != EMPTY:
-            return self._refuse("That is no number of a field." if number is None else f"Field {action} is taken.")
+            return self._refuse("That is not the number of a field." if number is None else f"Field {action} is taken.")
         played = self._move(number)
         if self.players or played.over:
             return played

@@ -103,7 +103,7 @@ class Desk:
         """
         order = self._order_with_status(order_id, PENDING)
         if reason not in REASONS:
-            raise ToolError("this is no reason to cancel", got=repr(reason), expected=" or ".join(REASONS))
+            raise ToolError("this is not a reason to cancel", got=repr(reason), expected=" or ".join(REASONS))
         order = self.database.edit_order(order_id)
         for payment in list(order["payment_history"]):
             sign = -1 if payment["transaction_type"] == "payment" else 1

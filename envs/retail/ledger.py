@@ -43,7 +43,7 @@ def _replacement(database: Database, item: Row, new_item_id: str) -> Row:
     variants = database.store.products[item["product_id"]]["variants"]
     variant: Row | None = variants.get(new_item_id)
     if variant is None:
-        raise ToolError(f"item {new_item_id} is no {item['name']}", expected="another option of the same product")
+        raise ToolError(f"item {new_item_id} is not a {item['name']}", expected="another option of the same product")
     if new_item_id == item["item_id"]:
         raise ToolError(f"item {new_item_id} is the one that the order holds", expected="another option")
     if not variant["available"]:

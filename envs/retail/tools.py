@@ -119,7 +119,7 @@ def parse_call(action: str) -> ToolCall | None:
         raise ToolError("this call is not JSON", got=error, expected=_EXAMPLE) from error
     arguments = call.get("arguments", {})
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
-        raise ToolError("this is no call of a tool", got=", ".join(call), expected=_EXAMPLE)
+        raise ToolError("this is not a tool call", got=", ".join(call), expected=_EXAMPLE)
     return ToolCall(name=call["name"], arguments=arguments)
 
 

@@ -25,6 +25,7 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
     shown = agentrl("env", "show", "household").out
     assert "at most 50" in shown
     assert "at most 80" in agentrl("env", "show", "household", "max_steps=80").out
+    assert "version 1" in " ".join(agentrl("env", "show", "frozen_lake").out.split())
     assert "134 tasks" in shown
     assert "take apple 1 from fridge 1" in shown
 
@@ -124,7 +125,7 @@ def test_a_person_plays(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     every_number = "\n".join(map(str, range(1, 12)))
     out = play(agentrl, monkeypatch, f"?\nfifty\n{every_number}\n", "guess_number")
     assert "a whole number" in out
-    assert "That is no number. Guess a whole number" in out
+    assert "That is not a number. Guess a whole number" in out
     assert "after 10 turns" in out
 
 

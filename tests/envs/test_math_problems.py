@@ -135,7 +135,7 @@ def test_calculations_go_on_and_an_answer_ends() -> None:
         ("let me think about 42", f"This does not state an answer. {FORMS}"),
         ("I do not know the answer", f"This does not state an answer. {FORMS}"),
         ("answer 41 or 42", f"This states several answers. {FORMS}"),
-        ("answer a few", f"This answer is no number. {FORMS}"),
+        ("answer a few", f"This answer is not a number. {FORMS}"),
     ):
         observation, _, terminated, _, info = env.step(action)
         assert observation.startswith(note)

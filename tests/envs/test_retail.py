@@ -366,7 +366,7 @@ def test_an_episode_is_truncated_at_its_limit() -> None:
     ("action", "answer"),
     [
         ("{broken", "Error: this call is not JSON"),
-        ('{"tool": "think"}', "Error: this is no call of a tool"),
+        ('{"tool": "think"}', "Error: this is not a tool call"),
         ('{"name": "fly", "arguments": {}}', "Error: there is no tool 'fly'"),
         ('{"name": "get_user_details", "arguments": {"user": "x"}}', "Error: wrong arguments for get_user_details"),
         ('{"name": "get_user_details", "arguments": {"user_id": "x"}}', "Error: there is no user with this id"),

@@ -98,7 +98,7 @@ def test_guesses_are_answered() -> None:
     env = GuessNumber()
     assert env.reset(seed=3)[0] == "I think of a number from 1 to 100. Guess."
     low, high, answer = 1, 100, ("", 0.0, False, False, {})
-    assert env.step("dunno")[:2] == ("That is no number. Guess a whole number from 1 to 100, for example: 50", 0.0)
+    assert env.step("dunno")[:2] == ("That is not a number. Guess a whole number from 1 to 100, for example: 50", 0.0)
     for _ in range(7):
         middle = (low + high) // 2
         answer = env.step(f"Is it {middle}?")
