@@ -471,6 +471,9 @@ def test_a_truth_that_no_row_has_is_named(named):
     for name, missing in (("verl", "ground_truth"), ("verifiers", "answer")):
         with pytest.raises(ConfigError, match=f"got the columns prompt alone, expected {missing}"):
             check_columns(AgentConfig(reward=["environment", name]), lambda: [bare])
+    with pytest.raises(ConfigError, match="got the columns answer, expected answer"):
+        check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": None})])
+    check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": None}, ground_truth=0)])
     check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": 0})])
     check_columns(AgentConfig(reward="verl"), lambda: [replace(bare, ground_truth=0)])
 
