@@ -184,6 +184,17 @@ async def test_a_text_completion_of_several_turns_is_all_that_was_said(named):
     assert seen == {"prompts": ["Say it."], "completions": [f"{whole}\nIs it 42?\nYes, 42"]}
 
 
+async def test_the_one_answer_is_a_text_completion_with_its_calls(named):
+    seen = []
+    named(keeping=lambda completions: seen.extend(completions) or [0.0])
+    trajectory = episode(text="")
+    answer = Message(role="assistant", tool_calls=(ToolCall(name="add", arguments={"a": 1}),))
+    trajectory.conversations[-1][-1], trajectory.answers[-1] = answer, answer
+    trajectory.completions[-1] = '<tool_call>{"name": "add"}</tool_call>'
+    await scored("keeping", trajectory, replace(TASK, prompt="Say it."))
+    assert seen == ['<tool_call>{"name": "add"}</tool_call>']
+
+
 async def test_a_function_for_trl_may_log(named):
     def logging(completions, log_metric, log_extra):
         log_metric("length", 3.0)
