@@ -181,6 +181,8 @@ class FunctionReward(Scorer):
         columns = {*task.columns, *(("ground_truth",) if task.ground_truth is not None else ())}
         aliases = {"ground_truths", "answer" if self._convention is VERIFIERS else "ground_truth"}
         known = columns | (aliases if "ground_truth" in columns else set())
+        if self._convention is VERIFIERS and task.ground_truth is None and task.columns.get("answer") is None:
+            known -= {"answer"}
         missing = [name for name in self.needed if name not in known]
         if missing:
             raise ConfigError(

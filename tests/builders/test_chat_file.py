@@ -68,6 +68,10 @@ def test_what_the_assistant_says_is_learnt_with_the_end_of_its_turn(tmp_path, re
     text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
     assert "Be brief." in text
     assert "Never answered" not in text
+    (chat,) = read_chats(tmp_path / "chats.jsonl")
+    assert [message.role for message in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+    place = f"{tmp_path / 'chats.jsonl'} line 1"
+    assert (trajectory.id, trajectory.group_id, trajectory.seed) == (place, place, 0)
 
 
 def test_tool_calls_are_learnt_as_the_template_writes_them(tmp_path, renderer):
@@ -79,6 +83,16 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(tmp_path, renderer):
     assert text.index("Look.") < text.index("Look at the door.")
     whole = renderer.template.render(read_chats(tmp_path / "chats.jsonl")[0].messages, tools=[TOOL])
     assert text.rstrip() == whole.rstrip()
+
+
+def test_calls_are_numbered_over_the_conversation_where_the_family_numbers_them(tmp_path):
+    again = [{**CALLING["messages"][1], "tool_calls": [{**CALL, "id": "c2"}]}, {"role": "tool", "tool_call_id": "c2"}]
+    rows = [*CALLING["messages"][:3], *again, CALLING["messages"][3]]
+    renderer = Renderer(build_tokenizer("kimi_k2"))
+    found = lessons(read_chats(write(tmp_path, {**CALLING, "messages": rows})), renderer, max_tokens=2000)
+    first, second, _ = learnt(found.trajectories[0], renderer)
+    assert "functions.look:0" in first
+    assert "functions.look:1" in second
 
 
 def test_what_is_spelled_in_a_file_ends_no_message_and_thinking_stays_thinking(tmp_path):

@@ -184,6 +184,17 @@ async def test_a_text_completion_of_several_turns_is_all_that_was_said(named):
     assert seen == {"prompts": ["Say it."], "completions": [f"{whole}\nIs it 42?\nYes, 42"]}
 
 
+async def test_the_one_answer_is_a_text_completion_with_its_calls(named):
+    seen = []
+    named(keeping=lambda completions: seen.extend(completions) or [0.0])
+    trajectory = episode(text="")
+    answer = Message(role="assistant", tool_calls=(ToolCall(name="add", arguments={"a": 1}),))
+    trajectory.conversations[-1][-1], trajectory.answers[-1] = answer, answer
+    trajectory.completions[-1] = '<tool_call>{"name": "add"}</tool_call>'
+    await scored("keeping", trajectory, replace(TASK, prompt="Say it."))
+    assert seen == ['<tool_call>{"name": "add"}</tool_call>']
+
+
 async def test_a_function_for_trl_may_log(named):
     def logging(completions, log_metric, log_extra):
         log_metric("length", 3.0)
@@ -471,6 +482,9 @@ def test_a_truth_that_no_row_has_is_named(named):
     for name, missing in (("verl", "ground_truth"), ("verifiers", "answer")):
         with pytest.raises(ConfigError, match=f"got the columns prompt alone, expected {missing}"):
             check_columns(AgentConfig(reward=["environment", name]), lambda: [bare])
+    with pytest.raises(ConfigError, match="got the columns answer, expected answer"):
+        check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": None})])
+    check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": None}, ground_truth=0)])
     check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": 0})])
     check_columns(AgentConfig(reward="verl"), lambda: [replace(bare, ground_truth=0)])
 

@@ -61,8 +61,8 @@ def main() -> int:
 
 
 def _read(report: Path) -> list[dict[str, Any]]:
-    lines = report.read_text(encoding="utf-8").splitlines() if report.exists() else []
-    return [json.loads(line) for line in lines]
+    lines = report.read_text(encoding="utf-8").split("\n") if report.exists() else []
+    return [json.loads(line) for line in lines if line]
 
 
 if __name__ == "__main__":
