@@ -120,7 +120,8 @@ def evaluate(
         folder=evaluations_folder(config, model),
         fresh=fresh,
     )
-    note(evaluation_size(config, n_tasks, samples, has_model=policy is PolicyKind.ENGINE))
+    if policy is PolicyKind.ENGINE:
+        note(evaluation_size(config, n_tasks, samples))
     finished = _play(request)
     _print_result(finished.result)
     for line in problem_lines(finished.result.problems):

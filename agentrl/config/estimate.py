@@ -435,17 +435,15 @@ def run_size(config: Config) -> str:
     return f"{each}: {_sampled(config, steps * tasks * group)}"
 
 
-def evaluation_size(config: Config, tasks: int, samples: int, *, has_model: bool) -> str:
-    """Describe in one line how large an evaluation is.
+def evaluation_size(config: Config, tasks: int, samples: int) -> str:
+    """Describe in one line how large a model's evaluation is.
 
     Args:
         config: Of the evaluation.
         tasks: Tasks that are played.
         samples: Episodes of each.
-        has_model: A model plays, and samples tokens.
     """
-    each = f"{_count(tasks, 'task')} x {_count(samples, 'sample')}"
-    return f"{each}: {_sampled(config, tasks * samples) if has_model else _count(tasks * samples, 'episode')}"
+    return f"{_count(tasks, 'task')} x {_count(samples, 'sample')}: {_sampled(config, tasks * samples)}"
 
 
 def _count(number: int, what: str) -> str:

@@ -111,8 +111,8 @@ def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) 
     if near := difflib.get_close_matches(name, section, n=1, cutoff=0.6):
         return ".".join((*path[:-1], near[0]))
     others = difflib.get_close_matches(name, {key[-1] for key in keys}, n=1, cutoff=LIKE_IT)
-    same = [key for key in keys if others and key[-1] == others[0]]
-    return ".".join(min(same, key=lambda key: len(key))) if same else None
+    same = sorted((key for key in keys if others and key[-1] == others[0]), key=len)
+    return ".".join(same[0]) if same else None
 
 
 def _option(path: KeyPath) -> str | None:

@@ -324,8 +324,8 @@ def evaluate(
             folder=evaluations_folder(settings, model),
             fresh=fresh,
         )
-        if progress:
-            note(evaluation_size(settings, request.n_tasks, samples, has_model=chosen is PolicyKind.ENGINE))
+        if progress and chosen is PolicyKind.ENGINE:
+            note(evaluation_size(settings, request.n_tasks, samples))
         with _counted(request.n_tasks * samples, counters, progress, on_episode) as report:
             result = asyncio.run(measured(request, report))
         for line in problem_lines(result.problems) if progress else ():
