@@ -3,13 +3,13 @@ import pytest
 from agentrl.agent_loops.prompting import ActionHint, goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 from agentrl.agent_loops.tool_calling import ToolCalling
-from agentrl.evaluation.shown import shown
 
 from agentrl.agent_loop import Answer
 from agentrl.config import load_config
 from agentrl.engine import StopReason
 from agentrl.errors import ConfigError, Outcome
-from agentrl.message import Message, TextPart, plainly_written
+from agentrl.evaluation.prompt_preview import preview_prompts
+from agentrl.message import Message, TextPart
 
 
 class Room(gymnasium.Env):
@@ -181,8 +181,9 @@ def test_a_prefill_is_text(prefill):
 async def test_an_environment_that_says_how_to_answer_is_not_contradicted(name):
     """Its whole answers are read, unless the config names a format."""
     words = [f"environment={name}", "agent.loop=react_text", "agent.max_turns=1"]
-    (messages,), (tagged,) = [
-        (await shown(load_config(None, [*words, *more]))).conversations for more in ([], ["agent.options.format=react"])
+    free, tagged = [
+        (await preview_prompts(load_config(None, [*words, *more]))).parts
+        for more in ([], ["agent.options.format=react"])
     ]
-    assert "<action>" not in "".join(map(plainly_written, messages))
-    assert "<action>" in "".join(map(plainly_written, tagged))
+    assert "<action>" not in "".join(part.text for part in free)
+    assert "<action>" in "".join(part.text for part in tagged)
