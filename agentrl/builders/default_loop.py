@@ -22,7 +22,7 @@ from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.model_folder import find_model, models_folder
 from agentrl.render.renderer import Renderer
-from agentrl.render.tokens import read_chat_template
+from agentrl.render.tokens import find_chat_template, read_chat_template
 
 TOOL_LOOP = "tool_calling"
 TEXT_LOOP = "react_text"
@@ -30,6 +30,8 @@ TEXT_LOOP = "react_text"
 BEGUN_ACTION = {"format": "action_tag", "prefill": "<action>"}
 """Options of the text loop: even a small model completes a form that is begun for it."""
 END_OF_ACTION = "</action>"
+CHATML, CHATML_TOKENS = "chatml", ("<|im_start|>", "<|im_end|>")
+"""The shipped chat template with tools, and the special tokens that it needs."""
 CHECKS = ".checks"
 """Folder of the results of `agentrl model check`, next to the models that were added."""
 
@@ -92,7 +94,8 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
     """Choose how a model plays, if the user chose no loop and asked for no tools.
 
     The settings that `agentrl model check` recommended for the model and the environment come first. Without them, a
-    model whose chat template has no tool calls acts in text.
+    model whose chat template has no tool calls acts in text. With tools of the user's, a ChatML model gets the shipped
+    template that shows them.
 
     Args:
         config: The config of a model whose files are on this machine.
@@ -101,8 +104,10 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
     Raises:
         UsageError: the model has no tokenizer.
     """
-    if config.model.path == SCRATCH or not config.has_environment or not _leaves_loop_open(config):
+    if config.model.path == SCRATCH or not config.has_environment:
         return config
+    if not _leaves_loop_open(config):
+        return _with_tool_template(config, say)
     found = None if config.environments else find_recommendation(config)
     if found is not None:
         say(
@@ -118,6 +123,21 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
     )
     say(f"the model's chat template has no tool calls, so its actions are text: {settings}; set agent.loop to choose")
     return settings.applied(config)
+
+
+def _with_tool_template(config: Config, say: Callable[[str], None]) -> Config:
+    """Replace a chat template without tools where the user asked for tools and the tokenizer knows ChatML's tokens."""
+    chosen = {"loop", "tool_parser"} & config.agent.model_fields_set
+    if chosen or not config.agent.tools or config.model.chat_template is not None or calls_tools(config):
+        return config
+    if not set(CHATML_TOKENS) <= load_tokenizer(find_model(config.model.path)).get_added_vocab().keys():
+        return config
+    say(
+        f"the model's chat template does not show tools: model.chat_template={CHATML} takes its place; set "
+        "model.chat_template to choose"
+    )
+    model = config.model.model_copy(update={"chat_template": find_chat_template(CHATML)})
+    return config.model_copy(update={"model": model})
 
 
 def calls_tools(config: Config) -> bool:

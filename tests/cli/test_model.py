@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def test_a_model_that_cannot_call_tools_plays_in_text_where_nobody_chose_a_loop(
     options = ("agent.loop=react_text", 'agent.options={format: action_tag, prefill: "<action>"}')
     same = agentrl("eval", *words, *short, "--tasks", "2", *options, "sampling.stop=['</action>']")
     assert "2/2 episodes" in same.err
-    assert " turns" not in same.err  # of the same settings: the episodes are found
+    assert "reused episodes" in same.err  # of the same settings
     assert "has no tool calls" not in caplog.text
     unset = [word for word in small if not word.startswith(("agent.loop", "model.scratch"))]
     dry = agentrl("train", *words, *unset, "--dry-run")
@@ -138,6 +139,20 @@ def test_a_model_that_cannot_call_tools_plays_in_text_where_nobody_chose_a_loop(
     assert trained.code == 0, trained.err
     assert "loop: react_text" in (workplace / "runs" / "text" / "config.yaml").read_text()
     assert "assistant\n<action>" in agentrl("view", "runs/text", "--terminal").out.replace("\n[forced]", "")
+
+
+def test_a_chatml_model_without_tools_gets_a_template_that_shows_them_where_tools_are_asked_for(
+    agentrl: Cli, workplace: Path, added: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = workplace / "plain-model"
+    shutil.copytree(workplace.parent / "models" / added, folder)
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    words = ("eval", "--env", "guess_number", "--model", str(folder), "--tasks", "2", "agent.max_turns=1")
+    ended = agentrl(*words, "agent.tools=[calculator]", "agent.max_answer_tokens=8")
+    assert ended.code == 0, ended.err
+    assert "model.chat_template=chatml takes its place" in caplog.text
+    stored = next((workplace / "runs" / "evaluations").glob("*/model/chat_template.jinja"))
+    assert "tools" in stored.read_text()
 
 
 @pytest.mark.parametrize("asked", ["agent.loop=tool_calling", "agent.tools=[calculator]"])
