@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.models.products import FLOAT32_HEAD
+from agentrl.observe.model_folder import find_model
 from agentrl.observe.trajectory_store import read_trajectories
 
 Cli = Callable[..., Any]
@@ -145,7 +146,7 @@ def test_a_chatml_model_without_tools_gets_a_template_that_shows_them_where_tool
     agentrl: Cli, workplace: Path, added: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = workplace / "plain-model"
-    shutil.copytree(workplace.parent / "models" / added, folder)
+    shutil.copytree(find_model(added), folder)
     (folder / "chat_template.jinja").write_text(PLAIN)
     words = ("eval", "--env", "guess_number", "--model", str(folder), "--tasks", "2", "agent.max_turns=1")
     ended = agentrl(*words, "agent.tools=[calculator]", "agent.max_answer_tokens=8")
