@@ -200,7 +200,7 @@ class AlgorithmConfig(Section):
     """Factors of the advantages of roles, for loops of several agents: ``{planner: 2, worker: 0.5}``; 1 for those that
     are left out."""
     dynamic_sampling: bool = False
-    """Replace groups in which ``advantage`` tells no episode from another, by rewards before shaping, by fresh ones."""
+    """Replace groups whose episodes do not differ, as ``advantage`` compares them before shaping, by new ones."""
     teacher: TeacherConfig | None = None
     """A frozen model to learn from: ``{path: MODEL}``; none when left out. See docs/guides.md."""
     expert: ExpertConfig | None = None

@@ -22,7 +22,7 @@ SMALL, USUAL_SMALL = 5e5, 5e-4
 SLOPE = math.log(USUAL / USUAL_SMALL) / math.log(LARGE / SMALL)
 LORA_FACTOR = 10.0
 FAR = 8.0
-"""A learning rate that is so many times the usual one, or such a part of it, is far from it."""
+"""Ratio of a learning rate to the usual one, or of the usual one to it, from which on there is a warning."""
 BASIS = "published runs of 0.5B to 32B models use 1e-6, LoRA takes ten times as much, and smaller models take more"
 
 
@@ -46,7 +46,7 @@ class RateCheck:
     usual: float
     warmup: int
     model: str
-    """The model's size and how it is trained, in words."""
+    """How the model is trained, and its size: ``full fine-tuning of 494M parameters``."""
 
     @property
     def ratio(self) -> float:
@@ -55,23 +55,23 @@ class RateCheck:
 
     @property
     def is_far(self) -> bool:
-        """True if it is far above or far below the usual one; a rate of 0 is meant."""
+        """True if it is far above or far below the usual one; a rate of 0 is taken for intended."""
         return self.rate > 0 and not 1 / FAR < self.ratio < FAR
 
     @property
     def usual_range(self) -> str:
-        """The usual rate, and a third to three times of it."""
+        """From a third of the usual rate to three times the usual rate."""
         return f"{self.usual / 3:.0e} to {self.usual * 3:.0e}"
 
     @property
     def warning(self) -> str | None:
-        """What to say about a rate that is far from the usual one."""
+        """A warning about a rate that is far from the usual one; ``None`` otherwise."""
         if not self.is_far:
             return None
         usual = f"usual for {self.model} is about {self.usual:.0e} ({self.usual_range}): {BASIS}"
         if self.ratio < 1:
             share = f"1/{1 / self.ratio:.0f} of what is usual"
-            return f"{self.name} {self.rate:g} is {share}, and may teach next to nothing; {usual}"
+            return f"{self.name} {self.rate:g} is {share}, so the model may hardly learn anything; {usual}"
         warmup = (
             f"with a warm-up of {self.warmup} optimizer steps (trainer.warmup_steps)"
             if self.warmup
@@ -87,7 +87,7 @@ def check_learning_rates(config: Config) -> list[RateCheck]:
     if parameters is None:
         return []
     lora = config.model.lora is not None
-    model = f"{_short(parameters)} parameters, {'LoRA' if lora else 'trained whole'}"
+    model = f"{'LoRA training' if lora else 'full fine-tuning'} of {_short(parameters)} parameters"
     usual = usual_learning_rate(parameters, lora=lora)
     trainers: Mapping[str, Config] = {
         f"adapters.{name}.learning_rate": adapter_config(config, name)
@@ -115,7 +115,7 @@ def rate_rows(config: Config) -> list[EstimateRow]:
 
 
 def rate_warnings(config: Config) -> list[str]:
-    """Return what to say about learning rates that are far from usual."""
+    """Return warnings about learning rates that are far from the usual ones."""
     return [said for check in check_learning_rates(config) if (said := check.warning) is not None]
 
 

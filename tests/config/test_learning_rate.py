@@ -46,7 +46,7 @@ def test_ten_times_the_usual_without_a_warm_up_is_named(half_billion):
     (said,) = rate_warnings(config_of(half_billion, "trainer.learning_rate=1e-5"))
     assert "trainer.learning_rate 1e-05 is 10 times what is usual" in said
     assert "no warm-up (trainer.warmup_steps 0)" in said
-    assert "494M parameters, trained whole is about 1e-06 (3e-07 to 3e-06)" in said
+    assert "full fine-tuning of 494M parameters is about 1e-06 (3e-07 to 3e-06)" in said
 
 
 def test_a_warm_up_is_said_too(half_billion):
@@ -63,7 +63,7 @@ def test_adapters_take_ten_times_as_much(half_billion):
     lora = "model.lora={rank: 8}"
     assert rate_warnings(config_of(half_billion, lora, "trainer.learning_rate=1e-5")) == []
     (high,) = rate_warnings(config_of(half_billion, lora, "trainer.learning_rate=1e-4"))
-    assert "494M parameters, LoRA is about 1e-05" in high
+    assert "LoRA training of 494M parameters is about 1e-05" in high
     (low,) = rate_warnings(config_of(half_billion, lora, "trainer.learning_rate=1e-6"))
     assert "1/10 of what is usual" in low
 
@@ -93,4 +93,4 @@ def test_every_adapter_with_a_rate_of_its_own_is_judged(half_billion):
 def test_the_dry_run_shows_rate_and_range(half_billion):
     ((what, rate, how),) = rate_rows(config_of(half_billion, "trainer.learning_rate=1e-5"))
     assert (what, rate) == ("learning rate", "1e-05")
-    assert how == "trainer.learning_rate; usual for 494M parameters, trained whole: 3e-07 to 3e-06"
+    assert how == "trainer.learning_rate; usual for full fine-tuning of 494M parameters: 3e-07 to 3e-06"
