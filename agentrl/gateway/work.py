@@ -52,7 +52,7 @@ class Work:
     answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
     """Those that were sampled; a retry samples only what is missing."""
     failure: AgentRLError | None = None
-    """Why its last attempt failed, where that was the machinery's."""
+    """Why its last attempt failed, if that was an infrastructure failure."""
     task: asyncio.Task[Reply] | None = None
 
     def say(self, so_far: AnswerSoFar) -> None:

@@ -25,20 +25,20 @@ from agentrl.observe.signs import SIGNS, Sign, signs
 from agentrl.trajectory import Trajectory
 
 FACTOR = 3
-"""What lasts is said at its 1st, 3rd, 9th, … step."""
+"""A lasting problem is reported at its 1st, 3rd, 9th, … step."""
 CALM = 10
-"""Steps without it after which it is said again."""
+"""Number of steps without a problem after which it counts as new."""
 
 
 class Reminder:
-    """Decides when something that lasts is said again."""
+    """Schedule of repeated warnings about a lasting problem."""
 
     def __init__(self) -> None:
         self._times: dict[str, int] = {}
         self._last: dict[str, int] = {}
 
     def is_due(self, kind: str, step: int) -> bool:
-        """Take in that a step shows something; return whether to say so."""
+        """Record that a step shows a problem; return True if it is to be reported."""
         if step - self._last.get(kind, step) > CALM:
             self._times.pop(kind, None)
         times = self._times[kind] = self._times.get(kind, 0) + 1
@@ -49,13 +49,13 @@ class Reminder:
 
 
 class RunDiagnosis:
-    """Looks at every step of a run.
+    """Diagnosis of a run, updated with every step.
 
     Args:
         incidents: Failures of rewards, environments and tools, counted while episodes are played.
         definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
-        lines: The metrics of the steps before, of a run that goes on.
-        learns_from_rewards: Whether a step without differences teaches nothing.
+        lines: The metrics of earlier steps, for a resumed run.
+        learns_from_rewards: True if a step whose groups do not differ teaches nothing.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RunDiagnosis:
         self._reminder = Reminder()
 
     def look(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> list[str]:
-        """Take in a step, and return what to say to the user now.
+        """Add a step, and return the warnings that are due.
 
         Args:
             step: Its number.
@@ -142,7 +142,7 @@ class RunDiagnosis:
 
 
 def _when(steps: Sequence[int]) -> str:
-    """Say at which steps something was seen."""
+    """Describe the steps at which a sign was seen."""
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, the last one {steps[-1]}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, Outcome, Place
 
 MOST = 200
-"""Most different failures that are told apart: messages that differ every time must not fill the memory."""
+"""Maximum number of distinct failures: messages that differ every time must not fill the memory."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Incident:
     kind: str
     """``tool``, or the outcome of the episodes that it ended."""
     subject: str
-    """Who failed: a reward function, an environment, a tool."""
+    """What failed: a reward function, an environment, a tool."""
     cause: str
     """The exception of the first failure, with its text."""
     file: str | None = None
@@ -43,7 +43,7 @@ class Incidents:
 
         Args:
             outcome: Of the attempt.
-            subject: Who is to blame where the error does not say it.
+            subject: What failed, if the error does not say so.
             error: What happened.
         """
         self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.place)
@@ -65,7 +65,7 @@ class Incidents:
             known.file, known.line = place.file, place.line
 
     def worst(self) -> list[Incident]:
-        """Return all of them, the most frequent first."""
+        """Return all failures, the most frequent first."""
         return sorted(self.found.values(), key=lambda incident: -incident.count)
 
     def to_record(self) -> dict[str, Any]:

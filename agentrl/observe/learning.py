@@ -113,9 +113,13 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
     )
 
 
+def names_of(definitions: Mapping[str, Place | None]) -> str:
+    """Return the names of reward functions, each with its file and line; empty where there are none."""
+    return " and ".join(name if place is None else f"{name} ({place})" for name, place in definitions.items())
+
+
 def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
-    """Say that reward functions gave the same to all episodes."""
-    who = " and ".join(name if place is None else f"{name} ({place})" for name, place in definitions.items())
+    """Return the explanation for reward functions that gave the same reward to all episodes."""
     unusable = _unusable_share(ended)
     answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
     hint = (
@@ -124,6 +128,7 @@ def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[s
         if reward == 0
         else "Look at what the function is given"
     )
+    who = names_of(definitions)
     return f"{who} gave the same reward, {reward:g}, to all {len(ended)} episodes of the newest step{answers}. {hint}"
 
 

@@ -1,4 +1,4 @@
-"""The most important problems of a run or an evaluation, with counts, file and line; and what they are found in.
+"""The most important problems of a run or an evaluation, with counts, file and line, and the evidence for them.
 
 `Evidence` is gathered from episodes, `agentrl.observe.incidents` counts failures of the user's code, and
 `agentrl.observe.signs` reads the metrics of the steps. `top_problems` puts the worst three first.
@@ -14,23 +14,24 @@ from typing import Any
 
 from agentrl.errors import Outcome, Place
 from agentrl.observe.incidents import Incident, Incidents
+from agentrl.observe.learning import names_of
 from agentrl.observe.metrics import sampled_bytes
 from agentrl.trajectory import Trajectory
 
 SHOWN = 3
 """Problems that are shown."""
 MANY = 0.2
-"""Share of episodes, answers or calls from which on something is a problem."""
+"""Share of episodes, answers or calls from which on a problem is reported."""
 FEW = 0.01
-"""Share of failures from which on they are a problem."""
+"""Share of failures from which on they are reported."""
 OFTEN = 0.05
-"""Share of failures from which on they stand before problems of the episodes themselves."""
+"""Share of failures from which on they are listed before problems of the episodes themselves."""
 CERTAIN = 4.0
 """Standard errors between two means that are certainly different."""
 LEAST = 8
-"""Fewest episodes of either kind that are compared."""
+"""Minimum number of episodes of each kind for a comparison."""
 LONGEST_CAUSE = 200
-"""Characters of a foreign exception that are shown."""
+"""Maximum number of characters of an exception that are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,12 @@ class Problem:
     text: str
     """What is wrong, with the counts in words, and what to do."""
     count: int = 0
-    """How often: of `of`."""
+    """Number of cases, out of `of`."""
     of: int = 0
     file: str | None = None
     line: int | None = None
     weight: float = 0.0
-    """The worst problem has the greatest one, up to 1."""
+    """Severity, up to 1: problems are listed in descending order."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON types; the weight only orders problems."""
@@ -60,7 +61,7 @@ class Problem:
 
 @dataclass(slots=True, kw_only=True)
 class Moments:
-    """Count, mean and sum of squared deviations of numbers that come one by one (Welford, 1962)."""
+    """Running count, mean and sum of squared deviations (Welford, 1962)."""
 
     count: int = 0
     mean: float = 0.0
@@ -75,13 +76,13 @@ class Moments:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean, squared; 0 for fewer than two numbers."""
+        """Squared standard error of the mean; 0 for fewer than two numbers."""
         return self.squares / (self.count - 1) / self.count if self.count > 1 else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Range:
-    """Smallest and largest of the numbers that came."""
+    """Smallest and largest number so far."""
 
     low: float = math.inf
     high: float = -math.inf
@@ -98,10 +99,10 @@ class Range:
 
 @dataclass(slots=True, kw_only=True)
 class Evidence:
-    """What episodes showed, since the run or the evaluation began."""
+    """Counts over the episodes of a run or an evaluation."""
 
     episodes: int = 0
-    """Without those that infrastructure failed."""
+    """Without infrastructure failures."""
     solved: int = 0
     judged: int = 0
     """Episodes whose success is known."""
@@ -110,13 +111,13 @@ class Evidence:
     """Turns whose answer was no usable action."""
     outcomes: Counter[str] = field(default_factory=Counter)
     remarks: Counter[str] = field(default_factory=Counter)
-    """What is said about answers that could not be used."""
+    """Error messages about answers that could not be used."""
     rewards: dict[str, Range] = field(default_factory=dict)
     """Of the whole reward (``""``) and of its components."""
     by_success: dict[bool, Moments] = field(default_factory=lambda: {True: Moments(), False: Moments()})
     """Rewards of solved and of other episodes."""
     answers: set[int] = field(default_factory=set)
-    """Hashes of what was sampled, a few: whether episodes were different at all."""
+    """Hashes of the sampled tokens of a few episodes, which show whether episodes differ at all."""
 
     def add(self, trajectory: Trajectory) -> None:
         """Take in an episode that has ended."""
@@ -194,11 +195,9 @@ def reward_problems(evidence: Evidence, definitions: Mapping[str, Place | None])
     return [*_against_success(evidence, definitions), *_constant(evidence, definitions)]
 
 
-def _named(definitions: Mapping[str, Place | None]) -> tuple[str, Place | None]:
-    """Return what gives the rewards, in words, and where it is defined, if it is one function."""
-    words = [name if place is None else f"{name} ({place})" for name, place in definitions.items()]
-    only = next(iter(definitions.values())) if len(definitions) == 1 else None
-    return " and ".join(words) or "the environment", only
+def _sole_place(definitions: Mapping[str, Place | None]) -> Place | None:
+    """Return where the rewards are defined, if one function gives them."""
+    return next(iter(definitions.values())) if len(definitions) == 1 else None
 
 
 def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
@@ -207,7 +206,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]
         return []
     if failed.mean - solved.mean < CERTAIN * math.sqrt(solved.error + failed.error):
         return []
-    who, place = _named(definitions)
+    who, place = names_of(definitions) or "the environment", _sole_place(definitions)
     return [
         Problem(
             kind="reward_against_success",
@@ -231,7 +230,7 @@ def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> li
         return []  # an environment whose tasks are all solved, or all failed: it is not the reward
     if evidence.solved == evidence.judged > 0 and whole.high > 0:
         return []  # all are solved, and paid for it
-    who, place = _named(definitions)
+    who, place = names_of(definitions) or "the environment", _sole_place(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
     hint = "look at what it is given"
     if whole.high == 0:

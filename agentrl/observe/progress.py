@@ -35,7 +35,7 @@ class RunStatus:
     episodes_done: int = 0
     """Since the last training step."""
     attempts_failed: int = 0
-    """Attempts that the machinery or the environment failed, since the last training step."""
+    """Attempts that failed because of the infrastructure or the environment, since the last training step."""
     latest_failure: str = ""
     """Why the latest of them failed, on one line."""
     episodes_wanted: int = 0
