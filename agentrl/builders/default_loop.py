@@ -1,4 +1,4 @@
-"""Choice of the agent loop where the user chose none: as `agentrl model check` measured it, or by the chat template."""
+"""Choice of the agent loop if the user chose none: as `agentrl model check` recommended, or by the chat template."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,11 @@ class Recommendation:
 
 
 def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config:
-    """Choose how a model plays, if the user chose no loop and asked for no tools.
+    """Choose the agent loop and, for a ChatML model that cannot show the user's tools, the chat template.
 
-    The settings that `agentrl model check` recommended for the model and the environment come first. Without them, a
-    model whose chat template has no tool calls acts in text. With tools of the user's, a ChatML model gets the shipped
-    template that shows them.
+    If the user chose no loop and asked for no tools, the settings that `agentrl model check` recommended for the model
+    and the environment come first; without them, a model whose chat template has no tool calls acts in text. If the
+    user asked for tools, a ChatML model gets the shipped template that shows them.
 
     Args:
         config: The config of a model whose files are on this machine.
@@ -126,7 +126,7 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
 
 
 def _with_tool_template(config: Config, say: Callable[[str], None]) -> Config:
-    """Replace a chat template without tools where the user asked for tools and the tokenizer knows ChatML's tokens."""
+    """Replace a chat template without tools if the user asked for tools and the tokenizer knows ChatML's tokens."""
     chosen = {"loop", "tool_parser"} & config.agent.model_fields_set
     if chosen or not config.agent.tools or config.model.chat_template is not None or calls_tools(config):
         return config
@@ -163,26 +163,15 @@ def _leaves_loop_open(config: Config) -> bool:
 
 
 def save_recommendation(config: Config, found: Recommendation) -> Path:
-    """Keep what was measured for the config's model and environment; return the file.
+    """Store a recommendation for the config's model and environment; return the file.
 
     Raises:
         UsageError: the file cannot be written.
     """
     file = _file(config)
-    record = {
-        "settings": {
-            "loop": found.settings.loop,
-            "options": found.settings.options,
-            "shots": found.settings.shots,
-            "stop": list(found.settings.stop),
-        },
-        "usable": found.usable,
-        "answers": found.answers,
-        "date": found.date,
-    }
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+    replace_file(file, orjson.dumps(asdict(found), option=orjson.OPT_INDENT_2))
     return file
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,21 @@ from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.training.diagnostics.agreement import Agreement, measure_agreement
 
 GOOD = 0.9
-"""Share of usable first answers from which on settings are good enough."""
+"""Share of usable first answers at which no more examples are put into the prompt."""
 ENOUGH = 0.97
 """Share at which no further settings are tried."""
 SHOTS = (0, 1, 3)
 FREQUENT = 3
-"""Unusable answers that are shown."""
+"""Number of unusable answers that are shown."""
 LONGEST_ANSWER = 160
-"""Characters of an answer that are shown."""
+"""Maximum number of characters of an answer that are shown."""
 COMPARED_TOKENS = 2048
-"""Sampled tokens that engine and trainer are compared on, at most."""
+"""Number of sampled tokens after which engine and trainer are compared on no further sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateFacts:
-    """What a chat template shows of a conversation with tools."""
+    """Properties of a chat template."""
 
     family: str
     """Recognised family of models."""
@@ -67,7 +67,7 @@ class TemplateFacts:
     end_of_turn: list[str]
     """Tokens at which sampling stops."""
     faults: list[str]
-    """What would go wrong, in words; empty for a template without a known fault."""
+    """Descriptions of what would go wrong; empty for a template without a known fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +114,7 @@ class ModelCheck:
             "model": self.model,
             "environment": self.environment,
             "dtype": self.dtype,
-            "template": {
-                "family": self.template.family,
-                "tool_parser": self.template.tool_parser,
-                "end_of_turn": self.template.end_of_turn,
-                "faults": self.template.faults,
-            },
+            "template": asdict(self.template),
             "answers": [
                 {
                     "overrides": share.settings.overrides,
@@ -134,9 +129,7 @@ class ModelCheck:
                 for share in self.shares
             ],
             "recommended": None if self.recommended is None else self.recommended.settings.overrides,
-            "agreement": None
-            if self.agreement is None
-            else {"tokens": self.agreement.tokens, "mean": self.agreement.mean, "largest": self.agreement.largest},
+            "agreement": None if self.agreement is None else asdict(self.agreement),
             "peak_bytes": self.peak_bytes,
         }
 
@@ -144,10 +137,10 @@ class ModelCheck:
 async def check_model(
     config: Config, *, answers: int, loops: Sequence[str] = (TOOL_LOOP, TEXT_LOOP), say: Callable[[str], None]
 ) -> ModelCheck:
-    """Check the config's model on its environment, and keep what is recommended for `train` and `eval`.
+    """Check the config's model on its environment, and store the recommended settings for `train` and `eval`.
 
     Args:
-        config: Model, environment, engine, sampling; what it says about the agent loop is replaced.
+        config: Model, environment, engine and sampling; its agent loop is replaced.
         answers: First answers for each choice of settings.
         loops: Agent loops to try, ``tool_calling`` and ``react_text``.
         say: Called with a line after each choice of settings.
@@ -158,7 +151,9 @@ async def check_model(
     """
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
         raise UsageError(
-            "model check samples tokens", got=f"engine={config.engine.type}", expected="local, vllm, sglang"
+            "model check needs an engine that samples tokens",
+            got=f"engine={config.engine.type}",
+            expected="local, vllm or sglang",
         )
     config = resolve_model(config)
     facts = template_facts(build_renderer(config, config.model.path, load_tokenizer(config.model.path)))
@@ -278,13 +273,13 @@ def _line(share: AnswerShare) -> str:
 
 
 def _best(shares: Sequence[AnswerShare]) -> AnswerShare:
-    """Return the settings with the most usable answers; of nearly equal ones the first, which cost least."""
-    most = max(share.usable for share in shares)
-    return next(share for share in shares if share.usable >= min(most, ENOUGH) or share.usable == most)
+    """Return the settings with the most usable answers; among several above `ENOUGH`, the first, which cost least."""
+    enough = min(ENOUGH, max(share.usable for share in shares))
+    return next(share for share in shares if share.usable >= enough)
 
 
 def _recommend(config: Config, best: dict[str, AnswerShare]) -> Recommendation | None:
-    """Recommend tool calls if nearly all of them are usable, else what is usable most often; keep it."""
+    """Recommend tool calls if nearly all are usable, else the settings with the most usable answers, and store them."""
     tools = best.get(TOOL_LOOP)
     chosen = tools if tools is not None and tools.usable >= GOOD else max(best.values(), key=lambda share: share.usable)
     if not chosen.usable:
