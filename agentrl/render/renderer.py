@@ -404,10 +404,10 @@ class Renderer:
         return text[:end]
 
     def call_not_shown(self, call: ToolCall, text: str) -> TemplateError:
-        """Return the error about an answer's text that leaves out a call."""
+        """Make the error about a text that leaves out a call of the answer."""
         return TemplateError(
-            f"the chat template does not show the call of {call.name}, so a demonstration would teach another answer",
-            got=f"{shortened(text)!r} for an answer that calls {call.name}",
+            f"the chat template does not show the call of {call.name}, so the model would not see its own calls",
+            got=f"{_shortened(text)!r} for an answer that calls {call.name}",
             expected=f"a text with the tool's name and the arguments {dict(call.arguments)}",
             hint=self.ways_around_tools,
         )
@@ -507,7 +507,7 @@ class Renderer:
         return PROBE_NAME in self.template.render([user("x")], tools=[PROBE_TOOL], generation_prompt=True)
 
     def tool_not_shown(self, name: str) -> TemplateError:
-        """Return the error about a prompt that leaves out a tool."""
+        """Make the error about a prompt that leaves out a tool."""
         return TemplateError(
             "the chat template does not show tools, so the model would not know what it can call",
             got=f"a prompt without the name of the tool {name}",
@@ -537,7 +537,7 @@ def _is_separator(token: str) -> bool:
     return letters > 0 and any(not (letter.isalnum() or letter.isspace() or letter == "_") for letter in token)
 
 
-def shortened(text: str) -> str:
+def _shortened(text: str) -> str:
     """Return the beginning and the end of a text that is too long for an error message."""
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN // 2]} … {text[-_LONGEST_SHOWN // 2 :]}"
 
