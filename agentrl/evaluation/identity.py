@@ -34,11 +34,11 @@ MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".mod
 ASKED_S = 5.0
 """Deadline of a request to a service about its model."""
 CARD = ("id", "root", "parent", "created", "digest", "revision", "weight_version", "max_model_len", "meta")
-"""What is kept of a model's entry in ``/v1/models``; other fields may be new with each request."""
+"""Fields that are kept of a model's entry in ``/v1/models``; others may differ with each request."""
 RECENT_S = 60.0
-"""A model that was created less than so long ago has the time of the request there, as vLLM tells it."""
+"""A creation time that is more recent than this is taken for the time of the request, which vLLM reports instead."""
 SERVED = ("model_path", "tokenizer_path", "weight_version", "revision", "quantization", "dtype")
-"""What is kept of SGLang's ``/model_info``."""
+"""Fields that are kept of SGLang's ``/model_info``."""
 
 
 def code_identity(config: Config, outputs: Path) -> dict[str, str]:
@@ -145,16 +145,13 @@ def _add_word(code: CodeIdentity, text: str) -> None:
 
 
 def model_identity(config: Config) -> list[str]:
-    """Return what tells a model from another one under its path: the contents of its files, or its revision.
-
-    The weights that a reward model, an adapter or a new model consists of are told in the same way.
-    """
+    """Return what identifies the config's model and its adapters: the digests of their files, or their revisions."""
     adapters = [section.path for section in config.named_adapters.values() if section.path is not None]
     return [line for path in (config.model.path, *adapters) for line in weights(path, config)]
 
 
 def reward_model_identity(config: Config) -> list[str]:
-    """Return what tells the reward model from another one under its path; nothing where there is none."""
+    """Return what identifies the reward model, like `model_identity`; empty if there is none."""
     reader = config.agent.reward_model
     return [] if reader is None else weights(find_model(reader.path), config)
 
@@ -195,7 +192,7 @@ async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
 
 
 async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
-    """Ask a service which model it serves; whatever it does not tell is left out.
+    """Ask a service which model it serves; what it does not report is left out.
 
     vLLM and most others answer ``/v1/models``, SGLang ``/model_info`` too, Ollama ``/api/tags``.
     """
@@ -221,7 +218,7 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
 
 
 async def _asked(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """Return the object that an address answers with; an empty one for anything else."""
+    """Return the JSON object that an address answers with; an empty one for any other answer."""
     try:
         async with session.get(url) as response:
             told = await response.json(content_type=None) if response.status == 200 else None
@@ -231,7 +228,7 @@ async def _asked(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
 
 
 def _card(listed: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return what ``/v1/models`` tells about a model, without what changes with each request."""
+    """Return the entry of a model in ``/v1/models``, without the fields that change with each request."""
     entries = listed.get("data")
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model:

@@ -1,4 +1,4 @@
-"""Digests of code, which tell an object from an earlier version of it.
+"""Digests of code, which show whether an object has changed.
 
 An object of a file is identified by the file, by the modules that the file imports, directly or through others, and by
 the data files that these name in their sources (``open("words.txt")``). Only the user's own modules are followed; of an
@@ -36,13 +36,13 @@ _LIBRARIES = tuple(
 )
 _INSTALLED = ("site-packages", "dist-packages")
 _LONGEST_NAME = 240
-"""Characters of a text that may be the name of a file."""
+"""Maximum length of a text that is tried as the name of a file."""
 _DEEPEST = 4
-"""Levels of nested values that are read."""
+"""Maximum depth of nested values that are read."""
 
 
 class CodeIdentity:
-    """Collects everything that decides how code behaves.
+    """Identity of code: everything that decides how it behaves.
 
     Args:
         outputs: Folder in which results are written: a folder that contains it holds no data.
@@ -282,7 +282,7 @@ def _is_followed(module: str, file: Path) -> bool:
 
 
 def is_own_module(name: str) -> bool:
-    """Return whether a dotted name stands for a module of the user's own; nothing is imported to find out."""
+    """Return True if a dotted name stands for a module of the user's own; nothing is imported to find out."""
     file = _file_of(_spec(name))
     return file is not None and not name.startswith("agentrl.") and _is_followed(name, file)
 

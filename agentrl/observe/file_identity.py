@@ -1,4 +1,4 @@
-"""Digests of files and folders, which tell a changed file from an unchanged one."""
+"""Digests of files and folders, which show whether a file has changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 WHOLE_BYTES = 64 * 2**20
 """Files up to this size are read whole; of larger ones, such as weights, the time of change and samples are read."""
 SAMPLES = 256
-"""Pieces that are read of a larger file, at equal distances; the last one is its end."""
+"""Number of pieces of a larger file that are read, at equal distances; the last one is its end."""
 SAMPLE_BYTES = 4096
 MOST_FILES = 10_000
-"""Files of a folder that are read; a larger folder is told by its first ones, in the order of their names."""
+"""Maximum number of files of a folder that are read, in the order of their names."""
 
 
 def file_digest(path: Path) -> str:
