@@ -441,8 +441,8 @@ class EngineConversation(Conversation):
 
 @functools.cache
 def _warn_of_seed(engine: str) -> None:
-    """Say once that equal seeds give different answers."""
-    _log.warning("a client asks for a seed: samples of %s do not repeat with one, and it is not used", engine)
+    """Warn once that the engine ignores seeds."""
+    _log.warning("a client asked for a seed, which is ignored: %s cannot repeat its samples", engine)
 
 
 def session_id(trajectory_id: str, sequence: int) -> str:
