@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
@@ -110,12 +110,12 @@ def _tie_copies(model: PreTrainedModel, bits: dict[str, float]) -> float | None:
     return difference
 
 
-def _without_source(kind: type, found: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def _without_source(kind: Any, found: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """Copy a model that was read from a GGUF file: transformers refuses to save one that knows where it comes from."""
     settings = {key: value for key, value in found.config.to_dict().items() if key != "quantization_config"}
     config = found.config.__class__.from_dict(settings)
     with no_init_weights():
-        model: PreTrainedModel = kind.from_config(config, dtype=dtype)  # type: ignore[attr-defined]
+        model: PreTrainedModel = kind.from_config(config, dtype=dtype)
     model.load_state_dict(found.state_dict())
     model.tie_weights()
     return model

@@ -167,9 +167,11 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path, renderer):
     ]
     (trajectory,) = lessons(read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=500).trajectories
     (sequence,), ids = trajectory.sequences, trajectory.sequences[0].ids_list()
-    of = lambda kind: renderer.encoder.decode([i for i, s in zip(ids, sequence.sources, strict=True) if s == kind])  # noqa: E731
-    assert of(Source.MISTAKE) == "bad answer<|im_end|>"
-    assert of(Source.FORCED) == "good<|im_end|>"
+    texts = {
+        source: renderer.encoder.decode([i for i, s in zip(ids, sequence.sources, strict=True) if s == source])
+        for source in (Source.MISTAKE, Source.FORCED)
+    }
+    assert texts == {Source.MISTAKE: "bad answer<|im_end|>", Source.FORCED: "good<|im_end|>"}
     for everything in (False, True):  # neither as an answer, nor as an observation with a weight of its own
         (lesson,) = _lessons([trajectory], everything=everything)
         learned = lesson.scored.targets.tolist()
