@@ -1,4 +1,4 @@
-"""Finds spellings of control tokens in text, for services that render what they are sent with their own tokenizer.
+"""Spellings of control tokens in text, for services that render what they are sent with their own tokenizer.
 
 Most control tokens have one of a few shapes; the others are listed by the families that use them. Where the tokenizer
 of a service is known, its own tokens are found as well.
@@ -56,7 +56,7 @@ _SPELLED = re.compile(rf"(?i:<(?={_ANGLE}))|\[(?={_BRACKET})|{'|'.join(_OTHER_SH
 
 
 class TokenBreaker:
-    """Breaks up spelled control tokens with a blank after their first character.
+    """Function that breaks up spelled control tokens with a space after their first character.
 
     Args:
         tokens: Control tokens of a tokenizer that is known; those of one character are left alone.

@@ -84,7 +84,7 @@ class Scorer(ABC):
 
     @property
     def definitions(self) -> Mapping[str, Definition]:
-        """Where the code that decides rewards is defined, by name; empty where the environment alone decides."""
+        """Places where the reward code is defined, by name; empty if the environment alone decides."""
         return {type(self).__name__: defined_in(self)}
 
     @abstractmethod
@@ -122,7 +122,7 @@ class EnvironmentReward(Scorer):
 
     @property
     def definitions(self) -> Mapping[str, Definition]:
-        """Nothing but the environment decides."""
+        """No places: the environment alone decides."""
         return {}
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:

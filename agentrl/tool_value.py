@@ -55,7 +55,7 @@ def as_json(value: Any) -> Any:
 
 
 class _Writer:
-    """Converts one result, and counts its parts."""
+    """Conversion of one result, which counts its parts."""
 
     def __init__(self) -> None:
         self._parts = 0

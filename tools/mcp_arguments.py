@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checker:
-    """Checks values against a schema of a server; accepts everything where the schema itself is not valid.
+    """Check of values against a schema of a server; it accepts everything if the schema itself is not valid.
 
     Args:
         what: Names the schema in the warning that it cannot be checked: ``the input schema of MCP tool search``.

@@ -1,4 +1,4 @@
-"""Sessions with an MCP server: opened and left in one task, asked for tools and calls, and lost."""
+"""Sessions with an MCP server: opening and closing, lists of tools, calls, and lost connections."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection was lost."""
+        """True if the connection was lost."""
         return self._is_lost or self._owner.done()
 
     async def described(self) -> list[Any]:
-        """What the server tells about its tools.
+        """Ask the server for its tools.
 
         Raises:
             EnvironmentFailure: it does not answer in time, or answers something else.
@@ -122,7 +122,7 @@ class Session:
             failure = error
         except invalid as error:
             raise ToolError(f"the server's answer is not valid: {_first_problem(error)}") from error
-        except Exception as error:
+        except Exception as error:  # the package and its transports may raise anything: the session is lost
             failure = error
         self._is_lost = True
         got, hint = _innermost(failure), self._last_words()
@@ -162,7 +162,7 @@ def _first_problem(error: Any) -> str:
 
 
 class Opened:
-    """Keeps a connection in a task of its own: the `mcp` package wants to be left where it was entered."""
+    """Connection in a task of its own, because the `mcp` package must be left in the task that entered it."""
 
     def __init__(self, connect: Callable[[Any], Any], place: str, *, is_remote: bool) -> None:
         self._connect = connect
@@ -200,7 +200,7 @@ class Opened:
                 async with self._connect(errors) as client:
                     ready.set_result(client)
                     await self._leave.wait()
-            except Exception as error:
+            except Exception as error:  # reported by `__aenter__`, or else by the owner's task
                 if ready.done():
                     raise
                 what = f"the MCP server {self._place} does not start"
@@ -217,7 +217,7 @@ def _said(errors: Any) -> str | None:
 
 
 def _innermost(error: BaseException) -> str:
-    """The first error within groups of errors, in words."""
+    """Describe the first error within groups of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

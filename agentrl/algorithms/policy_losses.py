@@ -176,7 +176,7 @@ SMALLEST_PROBABILITY = 1e-7
 
 
 def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
-    """The top share of tokens, at least one, by (A - mean A)(log pi - mean log pi): 0 to 1, [tokens].
+    """Choose the top share of tokens, at least one, by (A - mean A)(log pi - mean log pi): 0 to 1, [tokens].
 
     Tokens that tie for the last places share them evenly.
     """

@@ -96,10 +96,10 @@ def standardize(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbi
 
 
 def top_shares(values: torch.Tensor, count: int) -> torch.Tensor:
-    """Share with which each value is among the `count` largest: [n], 1 above the smallest of them and 0 below it.
+    """Return the share with which each value is among the `count` largest: [n], from 0 to 1.
 
-    Values that tie with the smallest share the places that are left evenly, so that the shares add up to `count` and do
-    not depend on the order of the values.
+    It is 1 above the smallest of them and 0 below it. Values that tie with the smallest share the remaining places
+    evenly, so that the shares add up to `count` and do not depend on the order of the values.
     """
     if not count:
         return torch.zeros_like(values)

@@ -113,7 +113,7 @@ class EpisodeBatch:
         return own.index_add(0, last[speaker[heard]], rest[heard])
 
     def of_group(self, group: int) -> EpisodeBatch:
-        """The episodes of one group alone."""
+        """Return the episodes of one group alone."""
         episode = self.group == group
         turn = episode[self.turn_episode]
         token = turn[self.token_turn]

@@ -136,7 +136,7 @@ class _EndedEpisode(RolloutObserver):
 
 
 class _WrongPolicy(ScriptedEpisodePolicy):
-    """Answers in the wrong form."""
+    """Policy that answers in the wrong form."""
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         return _WrongConversation(self, None, episode)

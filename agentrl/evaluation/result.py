@@ -233,7 +233,7 @@ class EvaluationResult:
 
     @property
     def reused_words(self) -> str:
-        """How many episodes were not played now, and when they were; empty where all were played now."""
+        """Number of reused episodes, and since when they were played; empty if none was reused."""
         if not self.reused or self.reused_since is None:
             return ""
         return f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"

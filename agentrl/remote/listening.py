@@ -161,7 +161,7 @@ class _Places:
 
 
 class _Door(asyncio.Protocol):
-    """Hands a new connection to the server, or drops it where there is no place.
+    """Entrance of a server, which drops a new connection if there is no place for it.
 
     Args:
         server: Makes the protocol of a connection.

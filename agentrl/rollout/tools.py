@@ -156,8 +156,9 @@ class Called:
 
     @property
     def raised(self) -> tuple[str | None, Place | None]:
-        """What the tool raised by itself and where, in the file that defines it; arguments that do not fit are not its
-        failure, nor is an error that it raised for the model to read.
+        """The tool's own exception, and the line in the file that defines it.
+
+        Arguments that do not fit are not the tool's failure, nor is an error that it raised for the model to read.
         """
         if self.tool is None or self.cause is None or isinstance(self.cause, WrongArguments):
             return None, None

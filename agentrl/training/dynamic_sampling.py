@@ -29,7 +29,7 @@ class Learner:
 
 
 class DynamicSampling:
-    """Says which groups teach at least one learner something.
+    """Rule that decides which groups teach at least one learner anything.
 
     Args:
         learners: The policy, or the adapters that learn.
@@ -75,7 +75,7 @@ class DynamicSampling:
 
 
 def _turn_of_tokens(trajectory: Trajectory, *, by_expert: bool) -> torch.Tensor:
-    """Number of the turn, within the episode, of each token that trains: int64 [tokens]."""
+    """Return the number of the turn, within the episode, of each token that trains: int64 [tokens]."""
     order = {id(turn): number for number, turn in enumerate(trajectory.turns)}
     counts = torch.zeros(len(order), dtype=torch.int64)
     for sequence in trajectory.sequences:

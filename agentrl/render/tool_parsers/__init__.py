@@ -40,7 +40,7 @@ class ToolParser(Protocol):
 
 
 class CallRepair(Protocol):
-    """Reads the calls in an answer's text, also those that are not quite in the model's notation."""
+    """A reader of the calls in an answer's text, including those that are not quite in the model's notation."""
 
     def __call__(self, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
         """Calls, problems and the remaining text; never raises. `is_whole`: the answer was not cut."""
