@@ -59,11 +59,12 @@ def generated_pages() -> dict[str, str]:
 
 
 def handwritten_page(name: str) -> str:
-    """Return the path of the page that describes an environment, alone or in a table; empty where there is none."""
+    """Return the path of an environment's own page, or else of the page that names it most often; empty for none."""
     if (FOLDER / f"{name}.md").is_file():
         return page_path(name)
-    pages = (page for page in sorted(FOLDER.glob("*.md")) if f"`{name}`" in page.read_text(encoding="utf-8"))
-    return next((f"environments/{page.name}" for page in pages), "")
+    counts = {page.name: page.read_text(encoding="utf-8").count(f"`{name}`") for page in sorted(FOLDER.glob("*.md"))}
+    most = max(counts, key=lambda page: counts[page])
+    return f"environments/{most}" if counts[most] else ""
 
 
 def index_table() -> str:
