@@ -66,7 +66,7 @@ def stated(name: str) -> float:
 
 
 def test_one_sequence_solves_few_lakes() -> None:
-    """Of six moves none solves a tenth; of a corner-to-corner lake one solves over a third."""
+    """No sequence of six moves solves 13 % of the lakes; from corner to corner, one solves over a third."""
 
     def best(env: FrozenLake, count: int = 120) -> float:
         env.reset(seed=0)
