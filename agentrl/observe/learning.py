@@ -69,7 +69,7 @@ class LearningWatch:
         self._next *= FACTOR
         return (
             f"nothing is being learned: in the last {self._steps} steps all episodes of a task had the same return, so "
-            f"that none was better than another. {self.cause}. See what the agent does with: agentrl view"
+            f"no episode was better than another. {self.cause}. See what the agent does with: agentrl view"
         )
 
 
@@ -88,7 +88,7 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
     if len(paid) == 1 and len(set(solved)) == 2:
         return (
             f"The environment gave the same reward, {paid.pop():g}, to all {len(ended)} episodes of the newest "
-            f"step, of which {solved.count(True)} succeeded by its own account: its rewards do not depend on success"
+            f"step, although it calls {solved.count(True)} of them a success: its rewards do not depend on success"
         )
     if ended and all(solved):
         return (
@@ -123,10 +123,10 @@ def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[s
     unusable = _unusable_share(ended)
     answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
     hint = (
-        "If none deserves more yet, try easier tasks or a warm start (agentrl sft); if not, look at what the function "
-        "is given"
+        "If they all deserve it, try easier tasks or a warm start (agentrl sft); otherwise, check which arguments the "
+        "function receives"
         if reward == 0
-        else "Look at what the function is given"
+        else "Check which arguments the function receives"
     )
     who = names_of(definitions)
     return f"{who} gave the same reward, {reward:g}, to all {len(ended)} episodes of the newest step{answers}. {hint}"

@@ -178,10 +178,10 @@ def _failure(one: Incident, incidents: Incidents) -> Problem | None:
 
 def _effect(kind: str, share: float) -> tuple[str, str]:
     if kind == "tool":
-        only = "nothing but" if share == 1 else "in these calls no more than"
-        return "calls", f"the policy reads {only} that it failed"
+        which = "" if share == 1 else " in these calls"
+        return "calls", f"the policy reads only that it failed{which}"
     if kind == Outcome.REWARD_ERROR:
-        return "attempts", "the episodes are left out, and what trains or counts is the rest: fix the function"
+        return "attempts", "these episodes are left out of training and results: fix the function"
     return "attempts", "the episodes are played again or left out"
 
 
@@ -211,7 +211,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]
         Problem(
             kind="reward_against_success",
             text=f"solved episodes are paid less than others: a mean reward of {solved.mean:.3g} in {solved.count} "
-            f"solved ones, {failed.mean:.3g} in {failed.count} others, so that training lowers success: check the sign "
+            f"solved ones, {failed.mean:.3g} in {failed.count} others, so training lowers success: check the sign "
             f"in {who}",
             count=solved.count,
             of=solved.count + failed.count,
@@ -232,11 +232,11 @@ def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> li
         return []  # all are solved, and paid for it
     who, place = names_of(definitions) or "the environment", _sole_place(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
-    hint = "look at what it is given"
+    hint = "check which arguments it receives"
     if whole.high == 0:
-        hint = f"if none deserves more yet, try easier tasks or a warm start; if not, {hint}"
+        hint = f"if they all deserve it, try easier tasks or a warm start; otherwise, {hint}"
     elif not evidence.judged:
-        hint = f"if all of them are right, the tasks are too easy; if not, {hint}"
+        hint = f"if all answers are right, the tasks are too easy; otherwise, {hint}"
     return [
         Problem(
             kind="constant_reward",

@@ -111,7 +111,7 @@ def _entropy_falls(lines: Sequence[Line]) -> str | None:
         return None
     return (
         f"entropy fell to {now / highest:.0%} within {_steps(back)} (train/entropy {highest:.3g} to {now:.3g}) and "
-        f"success did not rise: the policy settles on a few answers; {_lower_rate(lines[-1])}, or set "
+        f"success did not rise: the policy is collapsing to a few answers; {_lower_rate(lines[-1])}, or set "
         "algorithm.entropy_coef or algorithm.loss_options.clip_high"
     )
 
@@ -122,7 +122,7 @@ def _members_alike(lines: Sequence[Line]) -> str | None:
     if share is None or share < ALIKE or (success is not None and success >= SOLVED):
         return None
     return (
-        f"in {share:.0%} of the groups all members gave the same answers, token by token, so that there is nothing to "
+        f"in {share:.0%} of the groups all members gave the same answers, token by token, so there is nothing to "
         f"compare: {_lower_rate(now)}, raise sampling.temperature, or go back to an earlier checkpoint"
     )
 
@@ -172,7 +172,7 @@ def _success_falls(lines: Sequence[Line]) -> str | None:
     before, now = _mean(first, "success/mean"), _mean(last, "success/mean")
     return (
         f"success fell from {before:.0%} to {now:.0%} while the reward rose from {_mean(first, 'reward/mean'):.3g} to "
-        f"{_mean(last, 'reward/mean'):.3g}: the reward pays for something else than success, or its sign is wrong"
+        f"{_mean(last, 'reward/mean'):.3g}: the reward pays for something other than success, or its sign is wrong"
     )
 
 

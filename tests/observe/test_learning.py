@@ -77,8 +77,8 @@ def test_the_message_counts_the_steps_and_names_the_cause():
 @pytest.mark.parametrize(
     ("reward", "successes", "words"),
     [
-        (1.0, [False, False, False], ["gave the same reward, 1, to all 3 episodes", "is given"]),
-        (0.0, [False, False, False], ["gave the same reward, 0, to all 3 episodes", "If none deserves more yet"]),
+        (1.0, [False, False, False], ["gave the same reward, 1, to all 3 episodes", "the function receives"]),
+        (0.0, [False, False, False], ["gave the same reward, 0, to all 3 episodes", "If they all deserve it"]),
         (0.5, [True, False, None], ["gave the same reward, 0.5, to all 3 episodes"]),
     ],
 )
@@ -105,4 +105,4 @@ def test_reward_functions_that_differ_between_tasks_are_not_called_constant():
 def test_an_environment_that_pays_all_alike_though_some_succeed_is_named():
     text = explain_cause([episode(True, reward=0.3), episode(False, reward=0.3), episode(True, reward=0.3)], {})
     assert "The environment gave the same reward, 0.3, to all 3 episodes" in text
-    assert "2 succeeded" in text
+    assert "it calls 2 of them a success" in text
