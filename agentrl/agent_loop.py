@@ -57,6 +57,10 @@ class EpisodeEnd(Exception):
         self.outcome, self.detail = outcome, detail
 
 
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+"""JSON schema of all objects."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
     """The form that an answer is held to, whatever the policy would say: the engine samples nothing else.

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.agent_loop import AnswerForm
+from agentrl.agent_loop import ANY_OBJECT, AnswerForm
 from agentrl.gateway.dialect import BadRequest, ToolSchema
 from agentrl.gateway.fields import optional, shown, take
 
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
-"""Schema of all parameters, where a tool does not describe them, and of all JSON objects."""
 FORCING = ("required", "any")
 """Words of the vendors for a call of whichever tool."""
 

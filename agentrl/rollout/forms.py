@@ -1,6 +1,6 @@
-"""Answers in a form that an engine cannot hold them to: they are sampled freely, until one has it.
+"""Answers in a form that the engine cannot enforce: they are sampled freely until one has the form.
 
-What comes of it is a sample of the policy's own answers that have the form.
+The result is a sample of the policy's own answers that have the form.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from agentrl.agent_loop import Answer, AnswerForm, UnsupportedOption
+from agentrl.agent_loop import ANY_OBJECT, Answer, AnswerForm, UnsupportedOption
 from agentrl.registry import Extra
 
 ATTEMPTS = 8
-"""Answers that are sampled until one has its form; at temperature 0 they are all alike, and one is enough."""
+"""Maximum number of answers that are sampled for a form; one at temperature 0, where all are alike."""
 SCHEMAS = Extra(name="schemas", module="jsonschema")
-ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 FormCheck: TypeAlias = Callable[[Answer], str | None]
-"""Says how an answer misses its form; ``None`` where it has it."""
+"""Describes how an answer misses its form; ``None`` if it has the form."""
 
 
 def form_check(form: AnswerForm) -> FormCheck:
