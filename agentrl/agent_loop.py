@@ -357,8 +357,8 @@ class AgentLoop(ABC):
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
     repairs_calls: bool | None = None
-    """Calls that are not quite in the model's notation are read where they are plain to see; ``False`` reads what an
-    inference server would. ``None``: they are where the loop `offers_tools`. May be set by the constructor."""
+    """``True`` reads also unambiguous calls that are not quite in the model's notation, ``False`` only those that an
+    inference server would read; ``None`` stands for the value of `offers_tools`. May be set by the constructor."""
     opens_with_task: ClassVar[bool] = True
     """Conversations begin with the messages of a task whose prompt is several, and `Episode.reset` returns the last of
     them. ``False`` for loops whose conversations are written elsewhere: `Episode.reset` returns the text of all."""

@@ -252,7 +252,7 @@ def _load_gymnasium_plugins() -> tuple[str, ...]:
     """Let installed packages register their environments.
 
     Returns:
-        What went wrong, by package: other packages are none of the user's concern, unless the name is not found.
+        Errors, by package. They are reported only if a name is not found.
     """
     broken = []
     for entry_point in importlib.metadata.entry_points(group=GYMNASIUM_PLUGINS):

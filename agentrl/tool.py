@@ -86,7 +86,7 @@ def contained() -> Iterator[None]:
 
 
 MOST_AWAITED = 8
-"""Awaitables that give awaitables, one after the other."""
+"""Maximum number of awaitables that return one another."""
 _AWAITABLES = (Awaitable, Coroutine, asyncio.Future, asyncio.Task)
 
 

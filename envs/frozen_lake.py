@@ -41,7 +41,7 @@ FIELDS: Fields = {
     ),
 }
 _DRAWS = 100
-"""After so many maps there is none of the wanted split: a lake of two by two has few maps in all."""
+"""Maximum number of maps that are drawn to find one of the wanted split: a lake of two by two has few maps."""
 
 
 class Layout(enum.StrEnum):

@@ -33,9 +33,8 @@ EPISODES = "episodes.jsonl"
 CONVERSATIONS = "conversations.jsonl"
 PROMPTS = "prompts.jsonl"
 DEFAULT = "default"
-"""Session of requests whose path names none. Clients that know nothing of each other share it, so that it may never be
-idle: it takes new conversations for as long as it may be idle, or until it has `MOST_ANSWERS`; then the next one does,
-and it ends once its own conversations have ended."""
+"""Session of requests whose path names none. Unrelated clients share it, so it might never be idle: after the idle time
+or `MOST_ANSWERS` answers, another session takes the new conversations, and this one ends once its own have ended."""
 MOST_ANSWERS = 256
 NO_LIMIT = 1 << 30
 

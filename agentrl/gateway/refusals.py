@@ -1,4 +1,4 @@
-"""Why a request is not answered, and what its client is told."""
+"""Reasons for which a request is not answered, and the errors that the client gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Unavailable(Exception):
 
 
 def as_told(error: AgentRLError) -> Exception:
-    """Return an engine's error as the client is told it: one that no retry makes good keeps its own status."""
+    """Return the error that the client gets for an engine's error, which keeps its status if no retry can help."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and status not in RETRIED and (400 <= status < 500 or status == NOT_IMPLEMENTED):
         return BadRequest(str(error), status=status, code="upstream_refused")

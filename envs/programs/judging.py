@@ -101,7 +101,7 @@ async def fresh_sandbox(spec: SandboxSpec, *, keeps_network: bool = False) -> As
 
     Args:
         spec: What it is like.
-        keeps_network: Leave it the spec's network; otherwise it has none where it has walls.
+        keeps_network: Keep the spec's network; otherwise an isolated sandbox has no network.
 
     Raises:
         SandboxError: it does not start, or is lost.

@@ -82,7 +82,7 @@ _FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)
 
 
 def shows_example(text: str, mark: str) -> bool:
-    """Return True if `mark` stands in closed code blocks only, and the text goes on after them: it is explained."""
+    """Return True if `mark` occurs only in closed code blocks that text follows: the answer explains the notation."""
     outside: list[str] = []
     opened, cursor = -1, 0
     for fence in _FENCE.finditer(text):

@@ -1,6 +1,6 @@
-"""Rule about blind play: what a policy reaches that reads no observation at all.
+"""Rule about blind play: the success of policies that read no observations.
 
-A task set that one fixed sequence of actions solves half the time cannot show whether a policy reads what it is told.
+Tasks of which a fixed sequence of actions solves half cannot show whether a policy reads its observations.
 """
 
 from __future__ import annotations
