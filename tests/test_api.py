@@ -317,5 +317,5 @@ def test_prompts_and_a_function_are_enough(tmp_path):
     )
     assert run.metrics["reward/mean"] == 0.5
     assert load_config(run.folder / "config.yaml").agent.loop == "react_text"
-    with pytest.raises(UsageError, match=r"no task file none.jsonl"):
+    with pytest.raises(UsageError, match=r"cannot read task file none.jsonl"):
         agentrl.train(env="guess_number", tasks="none.jsonl", model="scratch")

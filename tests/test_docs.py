@@ -219,7 +219,7 @@ def test_a_made_page_tells_what_can_be_known_without_words(generator: ModuleType
         '| `size` | `"full"` |',
         "at most 50",
         "> go to ",
-        "These are examples of all commands.",
+        "write one command",
     ):
         assert told in page
     assert page == generator.generated_pages()["environments/household.md"]

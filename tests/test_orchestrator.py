@@ -203,10 +203,9 @@ def test_a_template_that_rewrites_history_is_refused_before_anything_runs(tiny_r
         "{{ message.content[:3] if message.role == 'assistant' and not loop.last else message.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    rewriting = tiny_run(f"model.path={run.folder.model}", name="rewriting")
     with pytest.raises(TemplateError):
-        train(rewriting)
-    assert not rewriting.folder.path.exists()
+        tiny_run(f"model.path={run.folder.model}", name="rewriting")
+    assert not run.folder.path.with_name("rewriting").exists()
 
 
 def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
@@ -277,7 +276,7 @@ def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
 
     class Interrupting(Recorder):
         def on_status(self, status):
-            if (status.phase, status.step) == (Phase.SYNC, 1) and not self.messages:
+            if (status.phase, status.step) == (Phase.SYNC, 1) and "stopping" not in "".join(self.messages):
                 os.kill(os.getpid(), signal.SIGINT)
 
     async def hang(sync, version):
@@ -290,7 +289,7 @@ def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
     watcher = Interrupting()
     first = train(run, watcher=watcher)
     assert (first.step, first.interrupted) == (2, True)
-    assert [text.partition(";")[0] for text in watcher.messages] == ["stopping"]
+    assert "stopping" in [text.partition(";")[0] for text in watcher.messages]
     monkeypatch.setattr(InProcessSync, "sync", real)
     assert train(resume_run(run.folder.path)).step == 4
     lines = read_metrics(run.folder.metrics_file)

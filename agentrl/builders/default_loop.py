@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class PlaySettings:
     """
 
     loop: str
-    options: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
     shots: int = 0
     stop: tuple[str, ...] = ()
     """Texts at which sampling stops."""

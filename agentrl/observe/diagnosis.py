@@ -147,11 +147,13 @@ def _when(steps: Sequence[int]) -> str:
 
 
 def save_problems(folder: RunDirectory, problems: Sequence[Problem]) -> None:
-    """Write the problems of a run into its folder.
+    """Write the problems of a run into its folder; a folder that was moved away is not made again.
 
     Raises:
         UsageError: the disk is full.
     """
+    if not folder.path.is_dir():
+        return
     record = {"problems": [problem.to_json() for problem in problems]}
     replace_file(folder.diagnosis_file, orjson.dumps(record, option=orjson.OPT_INDENT_2))
 

@@ -255,7 +255,16 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
     )
 
 
-_TOLD = ("name", "description", "instructions", "tool_instructions", "answer_format", "max_turns", "success_threshold")
+_TOLD = (
+    "name",
+    "description",
+    "version",
+    "instructions",
+    "tool_instructions",
+    "answer_format",
+    "max_turns",
+    "success_threshold",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

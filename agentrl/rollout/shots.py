@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agentrl.errors import UsageError
+from agentrl.errors import TemplateError, UsageError
 from agentrl.message import Content, ContentPart, Message, TextPart, system, user
+from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.waits import RolloutObserver
@@ -70,7 +71,8 @@ class Shots:
                 self._played_tasks.add(task.id)
             await expert.run(task, group_id=f"shots/{number}", member=0, seed=0)
             for conversation in heard.take():
-                found = _joined(found, _turns(conversation, self.count - _answers(found)))
+                turns = _turns(conversation, self.count - _answers(found))
+                found = _joined(found, _closed(turns, renderer))
             if _answers(found) == self.count:
                 return found
         raise UsageError(
@@ -103,7 +105,22 @@ class _Heard(RolloutObserver):
 
 
 def _answers(messages: Sequence[Message]) -> int:
-    return sum(message.role == "assistant" for message in messages)
+    return sum(message.role == "assistant" and message.content != ENDED for message in messages)
+
+
+ENDED = "This example ends here."
+"""Answer in words after an example's last tool result, where the chat template wants one."""
+
+
+def _closed(turns: list[Message], renderer: Renderer | None) -> list[Message]:
+    """End an example with words where the chat template refuses a user's message after a tool's result (Mistral)."""
+    if renderer is None or not turns or turns[-1].role != "tool":
+        return turns
+    try:
+        renderer.template.render([*turns, user("x")], generation_prompt=True)
+    except TemplateError:
+        return [*turns, Message(role="assistant", content=ENDED)]
+    return turns
 
 
 def _turns(conversation: Sequence[Message], count: int) -> list[Message]:

@@ -125,7 +125,7 @@ async def test_a_long_conversation_goes_on_from_the_policy_s_summary(play):
     assert "Your summary of what happened since then:\nThey moved again.\n\nThe story is over." in begun
     assert first in begun
     assert second not in begun
-    assert played.texts[0].count("This conversation has become long.") == 1
+    assert played.texts[0].count("This conversation has become too long") == 1
 
 
 async def test_an_empty_summary_remembers_nothing_and_is_counted(play):
@@ -145,7 +145,7 @@ async def test_results_of_tools_are_told_before_a_summary_and_again_after_it(pla
     options = {"compact": {"above": 60}}
     said = ["\n".join(calls), "I looked.", act]
     played = await play(story, "tool_calling", *said, options=options, tools=[look], max_tokens=4000, max_turns=3)
-    asked, _, begun = played.texts[0].partition("This conversation has become long.")
+    asked, _, begun = played.texts[0].partition("This conversation has become too long")
     shown = [asked.index(f"<tool_response>\nNothing in {place}.") for place in ("hall", "attic", "cellar")]
     assert shown == sorted(shown)
     assert begun.partition("<|im_start|>assistant\n")[2] == "I looked.<|im_end|>"

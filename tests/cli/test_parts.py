@@ -241,7 +241,7 @@ def test_a_person_is_told_where_a_picture_is(agentrl: Cli, monkeypatch: pytest.M
     text = play(agentrl, monkeypatch, "!\n", "frozen_lake", "observation=image")
     first, second = re.findall(r"\[image: (\S+/\d\.png)\]", text)
     assert Path(first).read_bytes() != Path(second).read_bytes()
-    assert "P F" in text
+    assert re.search(r"^[FGHPS]( [FGHPS]){4}$", text, re.MULTILINE)
 
 
 def test_env_prompt_shows_the_default_loop_with_its_tools_and_special_tokens(agentrl: Cli) -> None:

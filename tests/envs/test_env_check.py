@@ -203,7 +203,7 @@ def broken_rules(report: CheckReport) -> set[str]:
 
 
 def test_a_sound_environment_passes() -> None:
-    report = check_env(spec_of(Corridor, scores={"expert": 1.0, "random": 1.0}))
+    report = check_env(spec_of(Corridor, scores={"expert": 1.0, "random": 1.0, "blind": 1.0}))
     assert {row.status for row in report.rows} == {CheckStatus.PASSED, CheckStatus.SKIPPED}, report
     skipped = [row.check for row in report.with_status(CheckStatus.SKIPPED)]
     assert skipped == ["survives cancellation", "hides the answer"]

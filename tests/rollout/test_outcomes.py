@@ -221,7 +221,7 @@ async def test_a_state_is_told_anew_after_a_tool_of_the_environment_and_unknown_
     trajectory = await play(runner)
     counted = {name: value for name, value in trajectory.metrics.items() if not name.endswith("seconds")}
     each = {"tool/climb/calls": 3, "tool/climb/errors": 1, "tool/ponder/calls": 1}
-    assert counted == {"tool_calls": 4, "tool_errors": 1} | each
+    assert counted == {"tool_calls": 4, "tool_errors": 1, "calls/repaired": 0} | each
     assert [turn.state_key for turn in trajectory.turns] == ["place 0", "place 1", "place 1", None]
 
 
