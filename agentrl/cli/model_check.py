@@ -30,7 +30,8 @@ def check(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys: engine, sampling, environment.")
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option(help=f"Environment that the model answers in; may be repeated; {ENVIRONMENT}.")
+        list[str] | None,
+        typer.Option(help=f"Environment whose tasks the model answers; may be repeated. Default: {ENVIRONMENT}."),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="local, vllm or sglang.")] = None,
     loop: Annotated[
@@ -55,20 +56,21 @@ def check(
         )
     found = []
     for environment in env or [ENVIRONMENT]:
-        shortcuts = [f"environment={environment}", f"model.path={name}", "model.dtype=auto"]
-        shortcuts += [f"engine={engine}"] if engine else []
-        shortcuts += [] if temperature is None else [f"sampling.temperature={temperature}"]
-        config = load_config(None, [*shortcuts, *(words or [])])
+        settings = ["model.dtype=auto", *([f"engine={engine}"] if engine else [])]
+        settings += [] if temperature is None else [f"sampling.temperature={temperature}"]
+        settings += words or []
+        config = load_config(None, [f"environment={environment}", f"model.path={name}", *settings])
         result = asyncio.run(check_model(config, answers=answers, loops=loops, say=note))
-        _print(result, name, environment, words or [])
+        _print(result, ["agentrl", "train", "--env", environment, "--model", name, *settings])
         found.append(result.to_json())
     if json_file is not None:
         replace_file(json_file, (json.dumps(found, indent=2) + "\n").encode())
         note(f"wrote {json_file}")
 
 
-def _print(found: ModelCheck, name: str, environment: str, words: list[str]) -> None:
-    out.print(Text(f"{name} in {environment}", style="bold"))
+def _print(found: ModelCheck, command: list[str]) -> None:
+    """Print a result; `command` is the one that trains the model, without the recommended settings."""
+    out.print(Text(f"{found.model} in {found.environment}", style="bold"))
     _print_template(found)
     _print_answers(found)
     fastest = max(share.tokens_per_s for share in found.shares)
@@ -85,8 +87,6 @@ def _print(found: ModelCheck, name: str, environment: str, words: list[str]) -> 
         return
     for loop, share in found.best.items():
         out.print(f"best with {loop} ({share.usable:.0%}): {share.settings}", soft_wrap=True)
-    own = [] if any(word.startswith("model.dtype=") for word in words) else ["model.dtype=auto"]
-    command = ["agentrl", "train", "--env", environment, "--model", name, *own, *words]
     out.print(Text("recommended", style="bold"), f"({found.recommended.usable:.0%} usable)")
     out.print(f"  {shlex.join(command)} {found.recommended.settings}", soft_wrap=True)
     out.print("train and eval take these settings for this model and environment where you choose no agent.loop")

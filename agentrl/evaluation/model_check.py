@@ -28,7 +28,8 @@ from agentrl.builders.default_loop import (
 )
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
-from agentrl.builders.models import build_renderer, load_tokenizer, pad_id, resolve_model
+from agentrl.builders.models import load_tokenizer, pad_id, resolve_model
+from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.env_lookup import resolve_environment
@@ -156,7 +157,10 @@ async def check_model(
             expected="local, vllm or sglang",
         )
     config = resolve_model(config)
-    facts = template_facts(build_renderer(config, config.model.path, load_tokenizer(config.model.path)))
+    renderer = start_renderer(config)
+    if renderer is None:
+        raise UsageError("there is no model to check", got=config.model.path, expected="a model that has files")
+    facts = template_facts(renderer)
     tried = [loop for loop in loops if loop != TOOL_LOOP or calls_tools(config)]
     shares: list[AnswerShare] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -164,6 +168,7 @@ async def check_model(
             assert isinstance(policy, EngineEpisodePolicy)
             for loop in tried:
                 shares += await _try_settings(config, loop, policy, answers, say)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     best = {loop: _best([share for share in shares if share.settings.loop == loop]) for loop in tried}
     recommended = _recommend(config, best)
     return ModelCheck(
@@ -175,7 +180,7 @@ async def check_model(
         recommended=recommended,
         best=best,
         agreement=_agreement(config, shares),
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+        peak_bytes=peak,
     )
 
 

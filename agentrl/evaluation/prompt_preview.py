@@ -9,7 +9,7 @@ from itertools import groupby
 from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, TurnOptions
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
-from agentrl.builders.models import SCRATCH, build_renderer, load_tokenizer
+from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.engine import StopReason
 from agentrl.env_lookup import resolve_environment
@@ -76,8 +76,9 @@ async def preview_prompts(config: Config) -> PromptPreview:
 
 
 def _renderer(config: Config) -> Renderer:
-    if config.model.path != SCRATCH:
-        return build_renderer(config, config.model.path, load_tokenizer(config.model.path))
+    found = start_renderer(config)
+    if found is not None:
+        return found
     sizes = config.model.scratch or ScratchModelConfig()
     tokenizer = build_scratch_tokenizer(
         [], vocab_size=sizes.vocab_size, max_context=sizes.max_context, numbered_names=sizes.numbered_names

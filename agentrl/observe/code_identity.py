@@ -15,14 +15,20 @@ import importlib.metadata
 import importlib.util
 import inspect
 import logging
+import re
 import sys
 import sysconfig
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
+from uuid import UUID
 
 from agentrl.observe.file_identity import file_digest, folder_digest
 
@@ -37,8 +43,20 @@ _LIBRARIES = tuple(
 _INSTALLED = ("site-packages", "dist-packages")
 _LONGEST_NAME = 240
 """Maximum length of a text that is tried as the name of a file."""
+_VALUES = (PurePath, Decimal, Fraction, date, time, timedelta, UUID, Enum, range, re.Pattern)
+"""Types whose ``repr`` tells their value."""
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _DEEPEST = 4
 """Maximum depth of nested values that are read."""
+
+
+def _stable_text(value: object) -> str:
+    """Return the ``repr`` of a value, or its type's name where the ``repr`` names an address in memory or fails."""
+    try:
+        text = repr(value)
+    except Exception:  # a method of the user's
+        return type(value).__qualname__
+    return type(value).__qualname__ if _ADDRESS.search(text) else text
 
 
 class CodeIdentity:
@@ -90,8 +108,8 @@ class CodeIdentity:
     def add_value(self, label: str, value: object, depth: int = 0) -> None:
         """Add a value of an object: plain data as it is, code as `add` does."""
         if depth > _DEEPEST:
-            return
-        if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+            self._note(label, _stable_text(value))
+        elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
             self._note(label, repr(value))
         elif isinstance(value, Mapping):
             for key, inner in value.items():
@@ -100,11 +118,22 @@ class CodeIdentity:
             for number, inner in enumerate(value):
                 self.add_value(f"{label}[{number}]", inner, depth + 1)
         elif isinstance(value, set | frozenset):
-            self._note(label, repr(sorted(map(repr, value))))
+            self._note(label, repr(sorted(map(_stable_text, value))))
+        elif is_dataclass(value) and not isinstance(value, type):
+            self._add_definition(type(value))
+            for field in fields(value):
+                self.add_value(f"{label}.{field.name}", getattr(value, field.name), depth + 1)
         elif callable(value):
             self.add(value)
+        elif isinstance(value, _VALUES):
+            self._note(label, repr(value))
+        elif callable(to_bytes := getattr(value, "tobytes", None)):  # an array
+            self._note(label, hashlib.sha256(to_bytes()).hexdigest())
         else:
             self.add(type(value))
+            if is_own_module(type(value).__module__):
+                for name, inner in getattr(value, "__dict__", {}).items():
+                    self.add_value(f"{label}.{name}", inner, depth + 1)
 
     def add_module(self, name: str) -> None:
         """Add a module by its dotted name, with its packages; a missing one is ignored."""

@@ -59,13 +59,13 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
             option="form",
             hint=f'install it: pip install "agentrl[{SCHEMAS.name}]", or set engine=vllm or engine=sglang',
         )
-    jsonschema = SCHEMAS.load()
+    jsonschema, referencing = SCHEMAS.load(), SCHEMAS.load("referencing")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise UnsupportedOption("the schema is not valid", option="form", got=error.message[:200]) from error
-    validator = kind(schema)
+    validator = kind(schema, registry=referencing.Registry())  # without it, references are downloaded or read from disk
 
     def validate(value: Any) -> str | None:
         try:

@@ -177,3 +177,60 @@ def test_logits_in_float32_are_asked_of_servers_and_of_checkpoints(
     [checkpoint] = (run / "checkpoints").glob("step-*")
     for model in (run / "model", checkpoint / "model"):
         assert FLOAT32_HEAD.items() <= json.loads((model / "config.json").read_text()).items()
+
+
+def test_model_check_measures_recommends_and_keeps_settings(
+    agentrl: Cli, workplace: Path, added: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = ("--env", "guess_number", "--answers", "4", "--json", "check.json", "agent.max_answer_tokens=8")
+    ended = agentrl("model", "check", added, *words, "--temperature", "0.5", "--loop", "react_text")
+    assert ended.code == 0, ended.err
+    [found] = json.loads((workplace / "check.json").read_text())
+    assert found["template"]["faults"] == []
+    assert found["template"]["tool_parser"] == "hermes"
+    assert {row["overrides"][0] for row in found["answers"]} == {"agent.loop=react_text"}
+    for row in found["answers"]:
+        assert row["answers"] == 4
+        assert 0 <= row["accepted"] <= row["usable"] <= 1
+        assert row["usable"] == 1 - sum(entry["count"] for entry in row["unusable"]) / 4 or row["usable"] < 0.25
+        assert row["repaired"] == 0
+    assert found["agreement"]["tokens"] > 0
+    assert found["agreement"]["mean"] < 0.05
+    best = max(row["usable"] for row in found["answers"])
+    assert (found["recommended"] is not None) == (best > 0)
+    assert "engine and trainer: mean |pi - mu|" in ended.out
+    if best > 0:
+        assert "sampling.temperature=0.5" in ended.out
+        assert f"{best:.0%} usable" in ended.out
+        assert agentrl("eval", "--env", "guess_number", "--model", added, "--tasks", "1").code == 0
+        assert "of 4 first answers usable" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--loop", "react"), "model check does not try this loop: got react"),
+        (("--engine", "scripted"), "model check needs an engine that samples tokens: got engine=scripted"),
+        (("--env", "gues_number"), "guess_number"),
+    ],
+)
+def test_what_model_check_cannot_do_is_said(agentrl: Cli, added: str, words: tuple[str, ...], message: str) -> None:
+    ended = agentrl("model", "check", added, *words)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_env_prompt_and_model_check_read_another_template(agentrl: Cli, workplace: Path, added: str) -> None:
+    (workplace / "loud.jinja").write_text(PLAIN.replace("message.role", "message.role | upper"))
+    words = (
+        "env",
+        "prompt",
+        "guess_number",
+        "--model",
+        added,
+        "model.chat_template=loud.jinja",
+        "agent.loop=react_text",
+    )
+    ended = agentrl(*words)
+    assert ended.code == 0, ended.err
+    assert "<|im_start|>SYSTEM" in ended.out
