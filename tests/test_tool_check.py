@@ -135,3 +135,15 @@ def test_several_tools_are_not_checked_as_one() -> None:
             check_tool("two")
     finally:
         unregister(Kind.TOOL, "two")
+
+
+async def test_a_tool_is_checked_where_an_event_loop_runs():
+    def double(number: int) -> int:
+        """Double a number.
+
+        Args:
+            number: Any.
+        """
+        return 2 * number
+
+    assert check_tool(agentrl.tool(double), examples=[{"number": 2}]).passed

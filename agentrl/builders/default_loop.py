@@ -17,6 +17,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
+from agentrl.env import optional_part
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
@@ -110,13 +111,16 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
         return _with_tool_template(config, say)
     found = None if config.environments else find_recommendation(config)
     if found is not None:
+        kept = ", except for agent.shots, which you set" if "shots" in config.agent.model_fields_set else ""
         say(
             f"model check found {found.usable:.0%} of {found.answers} first answers usable on {found.date} with "
-            f"{found.settings}; set agent.loop to choose another way"
+            f"{found.settings}: these settings are taken{kept}; set agent.loop to choose another way"
         )
         return found.settings.applied(config)
     if calls_tools(config):
         return config
+    if any(brings_tools(part.config) for part in parts_of(config)):
+        return _with_chatml(config, say)  # it could not act in text
     specs = [resolve_environment(part.config.sole_environment.name) for part in parts_of(config)]
     settings = (
         begun_action() if len(specs) == 1 and not specs[0].answer_format else PlaySettings(loop=TEXT_LOOP, options={})
@@ -126,9 +130,20 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
 
 
 def _with_tool_template(config: Config, say: Callable[[str], None]) -> Config:
-    """Replace a chat template without tools if the user asked for tools and the tokenizer knows ChatML's tokens."""
-    chosen = {"loop", "tool_parser"} & config.agent.model_fields_set
-    if chosen or not config.agent.tools or config.model.chat_template is not None or calls_tools(config):
+    """Fit a model without tool calls to the tools, or to the option of text loops, that the user asked for."""
+    if {"loop", "tool_parser"} & config.agent.model_fields_set or calls_tools(config):
+        return config
+    if config.agent.tools:
+        return _with_chatml(config, say)
+    if "format" in config.agent.options:
+        say(f"the model's chat template has no tool calls: agent.loop={TEXT_LOOP}; set agent.loop to choose")
+        return config.model_copy(update={"agent": config.agent.model_copy(update={"loop": TEXT_LOOP})})
+    return config
+
+
+def _with_chatml(config: Config, say: Callable[[str], None]) -> Config:
+    """Take the shipped ChatML template if the user chose none and the tokenizer knows its tokens."""
+    if config.model.chat_template is not None:
         return config
     if not set(CHATML_TOKENS) <= load_tokenizer(find_model(config.model.path)).get_added_vocab().keys():
         return config
@@ -138,6 +153,17 @@ def _with_tool_template(config: Config, say: Callable[[str], None]) -> Config:
     )
     model = config.model.model_copy(update={"chat_template": find_chat_template(CHATML)})
     return config.model_copy(update={"model": model})
+
+
+def brings_tools(config: Config) -> bool:
+    """Return True for an environment that is acted on through tools of its own, without actions as text."""
+    environment = config.sole_environment
+    spec = resolve_environment(environment.name)
+    try:
+        env = spec.make(**{**spec.options, **environment.options})
+        return bool(optional_part(env, "tools")) and not optional_part(env, "action_hint")
+    except Exception:  # of the user's code; the start of a run says what is wrong
+        return False
 
 
 def calls_tools(config: Config) -> bool:

@@ -90,5 +90,7 @@ def _pair(word: str) -> tuple[str, Any]:
         raise UsageError("a word is not understood", got=repr(word), expected="key=value")
     try:
         return key, json.loads(value)
-    except json.JSONDecodeError:
+    except RecursionError as error:
+        raise UsageError(f"the value of {key} is nested too deeply", got=f"{len(value)} characters of JSON") from error
+    except ValueError:  # a number of thousands of digits among them
         return key, value

@@ -179,10 +179,9 @@ def _check_measured(result: EvaluationResult) -> None:
     if result.failed == len(result.episodes):
         outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
         example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
+        done = "scored" if outcome is Outcome.REWARD_ERROR else "played"
         raise AgentRLError(
-            "no episode could be scored" if outcome is Outcome.REWARD_ERROR else "the machinery failed every episode",
-            got=f"{outcome}: {example.error}",
-            expected="episodes that end",
+            f"no episode could be {done} ({outcome}): {example.error}",
             hint=_next_step(outcome, result.panel.environment),
         )
 

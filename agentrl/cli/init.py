@@ -28,7 +28,7 @@ SCAFFOLD, WITH_TOOLS = "scaffold", "scaffold_tools"
 """Folders of templates."""
 NEXT = {
     SCAFFOLD: ("  python -m pytest", "  agentrl sft train.yaml", "  agentrl train train.yaml model.path=runs/latest"),
-    WITH_TOOLS: ("  python -m pytest", "  agentrl train train.yaml --dry-run", "  agentrl train train.yaml"),
+    WITH_TOOLS: ("  python -m pytest", "  agentrl sft train.yaml", "  agentrl train train.yaml model.path=runs/latest"),
 }
 
 

@@ -20,6 +20,8 @@ from agentrl.evaluation.model_check import ModelCheck, check_model
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
 
+REPLACED = ("agent.loop=", "agent.options", "agent.shots=", "sampling.stop=")
+"""Settings that a check chooses by itself."""
 ENVIRONMENT = "guess_number"
 """Environment of a check that names none."""
 
@@ -61,7 +63,8 @@ def check(
         settings += words or []
         config = load_config(None, [f"environment={environment}", f"model.path={name}", *settings])
         result = asyncio.run(check_model(config, answers=answers, loops=loops, say=note))
-        _print(result, ["agentrl", "train", "--env", environment, "--model", name, *settings])
+        kept = [word for word in settings if not word.startswith(REPLACED)]
+        _print(result, ["agentrl", "train", "--env", environment, "--model", name, *kept])
         found.append(result.to_json())
     if json_file is not None:
         replace_file(json_file, (json.dumps(found, indent=2) + "\n").encode())

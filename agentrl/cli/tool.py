@@ -51,7 +51,7 @@ def summary(name: str) -> str:
 @app.command(epilog=examples("agentrl tool show calculator"))
 def show(name: Name, option: Options = None) -> None:
     """Print a tool's JSON schema: what the policy reads."""
-    known = None if option else lookup(Kind.TOOL, name.partition("/")[0])
+    known = None if option else lookup(Kind.TOOL, _split(name)[0])
     tools = [known] if isinstance(known, Tool) else asyncio.run(_find_all(name, option))  # which may want options
     schemas = [tool.schema for tool in tools]
     out.print_json(json.dumps(schemas[0] if len(schemas) == 1 else schemas))
@@ -86,9 +86,16 @@ def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: 
         raise AgentRLError("tools break rules", got=", ".join(broken))
 
 
+def _split(name: str) -> tuple[str, str]:
+    """Split the name of a toolset from that of one of its tools; the path of a file may hold slashes, too."""
+    module, colon, attribute = name.rpartition(":")
+    whole, _, single = attribute.partition("/")
+    return f"{module}{colon}{whole}", single
+
+
 async def _find_all(name: str, option: Sequence[str] | None) -> list[Tool]:
     """The tools that a name stands for: one, or all of a toolset."""
-    whole, _, single = name.partition("/")
+    whole, single = _split(name)
     found = find_tool({"name": whole, **json_pairs(list(option or []))})
     if isinstance(found, Tool):
         return [found]

@@ -22,6 +22,11 @@ WHOLE_KEYS: Mapping[str, str] = {
     "model.name": "model.path",
     "agent.name": "agent.loop",
     "rollout.n": "algorithm.group_size",
+    "actor_rollout_ref.rollout.n": "algorithm.group_size",
+    "actor_rollout_ref.model.path": "model.path",
+    "actor_rollout_ref.actor.optim.lr": "trainer.learning_rate",
+    "data.train_batch_size": "trainer.tasks_per_step",
+    "data.train_files": "environment.tasks",
     "algorithm.name": "algorithm.advantage",
     "algorithm.type": "algorithm.advantage",
 }

@@ -164,7 +164,8 @@ async def check_model(
     tried = [loop for loop in loops if loop != TOOL_LOOP or calls_tools(config)]
     shares: list[AnswerShare] = []
     with tempfile.TemporaryDirectory() as folder:
-        async with open_policy(config, PolicyKind.ENGINE, Path(folder)) as policy:
+        as_text = PlaySettings(loop=TEXT_LOOP).applied(config)  # the engine is the same for all loops
+        async with open_policy(as_text, PolicyKind.ENGINE, Path(folder)) as policy:
             assert isinstance(policy, EngineEpisodePolicy)
             for loop in tried:
                 shares += await _try_settings(config, loop, policy, answers, say)

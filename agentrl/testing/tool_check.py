@@ -11,6 +11,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,9 @@ def check_tool(
     found = tool if isinstance(tool, Tool) else find_tool(tool)
     if not isinstance(found, Tool):
         raise UsageError("several tools cannot be checked as one", got=str(tool), hint="name one: NAME/TOOL")
-    return asyncio.run(check_tool_here(found, examples=examples, sandbox=sandbox, timeout_s=timeout_s))
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already, as notebooks have
+        work = check_tool_here(found, examples=examples, sandbox=sandbox, timeout_s=timeout_s)
+        return thread.submit(asyncio.run, work).result()
 
 
 async def check_tool_here(

@@ -64,7 +64,8 @@ def test_a_choice_of_the_user_stands(model: Path, words: list[str]) -> None:
 
 def test_shots_and_stop_texts_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
     save_recommendation(config_of(model), FOUND)
-    config, _ = chosen(config_of(model, "agent.shots=0", "sampling.stop=['!']"))
+    config, [line] = chosen(config_of(model, "agent.shots=0", "sampling.stop=['!']"))
+    assert "these settings are taken, except for agent.shots, which you set" in line
     assert (config.agent.loop, config.agent.shots, config.sampling.stop) == ("react_text", 0, ("!",))
 
 
@@ -77,6 +78,59 @@ def test_a_result_is_of_its_model_files_template_environment_and_options(model: 
     weights = model / "model.safetensors"
     os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
     assert find_recommendation(config_of(model)) is None
+
+
+@pytest.fixture
+def without_tools(model: Path) -> Path:
+    """The same model with a ChatML template that shows no tools."""
+    (model / "chat_template.jinja").write_text(
+        "{%- for message in messages -%}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor -%}"
+        "{{ '<|im_start|>assistant\n' if add_generation_prompt else '' }}"
+    )
+    return model
+
+
+OWN_TOOLS = """
+import gymnasium
+import agentrl
+
+class Switch(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self):
+        self.tools = [agentrl.tool(self.press)]
+
+    def press(self, number: int) -> str:
+        \"""Press a button.
+
+        Args:
+            number: Its number.
+        \"""
+        return "Pressed."
+
+    def reset(self, *, seed=None, options=None):
+        return "Press a button.", {}
+
+    def step(self, action):
+        return "Call a tool.", 0.0, False, False, {}
+"""
+
+
+def test_an_environment_with_tools_of_its_own_is_not_played_in_text(
+    without_tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "switches.py").write_text(OWN_TOOLS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config, [line] = chosen(config_of(without_tools, env="switches:Switch"))
+    assert config.agent.loop == "tool_calling"
+    assert config.model.chat_template == "chatml"
+    assert "model.chat_template=chatml takes its place" in line
+
+
+def test_an_option_of_text_loops_chooses_the_text_loop_of_a_model_without_tools(without_tools: Path) -> None:
+    config, [line] = chosen(config_of(without_tools, "agent.options={format: plain}"))
+    assert (config.agent.loop, config.agent.options) == ("react_text", {"format": "plain"})
+    assert "agent.loop=react_text" in line
 
 
 def test_a_damaged_result_is_as_none(model: Path) -> None:

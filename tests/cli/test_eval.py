@@ -162,7 +162,7 @@ def test_a_context_that_is_too_small_names_the_keys(agentrl: Cli, workplace: Pat
     said = "This model's maximum context length is 64 tokens. However, your request has 90."
     ended = agentrl(*OPENAI, "--url", service(400, said), "rollout.retries=0")
     assert ended.code == 1
-    assert "error: the machinery failed every episode: got engine_error" in ended.err
+    assert "error: no episode could be played (engine_error): " in ended.err
     assert "Set agent.max_tokens to its context" in ended.err
     assert "env check" not in ended.err
 
@@ -177,7 +177,7 @@ def test_an_environment_that_fails_every_episode_is_to_be_checked(
     words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")
     ended = agentrl(*words, "environment.isolation=inline")
     assert ended.code == 1
-    assert "got environment_error" in ended.err
+    assert "(environment_error)" in ended.err
     assert "try: agentrl env check guess_number" in ended.err
 
 
@@ -224,7 +224,7 @@ def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, work
     words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")
     ended = agentrl(*words, "--reward", "raising:bad")
     assert ended.code == 1
-    assert "no episode could be scored: got reward_error: reward function raising:bad (" in ended.err
+    assert "no episode could be scored (reward_error): reward function raising:bad (" in ended.err
     assert "raising.py line 2: return 1 / 0" in ended.err
     assert "Fix what the message names; the same command then plays these episodes" in ended.err
     assert "env check" not in ended.err

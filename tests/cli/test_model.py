@@ -206,6 +206,17 @@ def test_model_check_measures_recommends_and_keeps_settings(
         assert "of 4 first answers usable" in caplog.text
 
 
+def test_a_model_without_tool_calls_is_checked_in_text(agentrl: Cli, workplace: Path, added: str) -> None:
+    (workplace / "plain.jinja").write_text(PLAIN)
+    words = ("--answers", "4", "--json", "check.json", "agent.max_answer_tokens=8", "model.chat_template=plain.jinja")
+    ended = agentrl("model", "check", added, *words, "agent.loop=react_text")
+    assert ended.code == 0, ended.err
+    [found] = json.loads((workplace / "check.json").read_text())
+    assert found["template"]["tool_parser"] is None
+    assert {row["overrides"][0] for row in found["answers"]} == {"agent.loop=react_text"}
+    assert ended.out.count("agent.loop=react_text agent.loop") == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
