@@ -106,6 +106,30 @@ def test_types_are_found_however_they_are_declared(parser: str, schema: Any, val
 
 @pytest.mark.parametrize("parser", sorted(WRITERS))
 @pytest.mark.parametrize(
+    ("spelling", "value", "expected"),
+    [
+        *((spelling, "7", 7) for spelling in ("int", "INTEGER", "Int", "int32", "uint8", "long", "unsigned int")),
+        *((spelling, "2.5", 2.5) for spelling in ("float", "NUMBER", "double", "float64", "Decimal")),
+        *((spelling, "true", True) for spelling in ("bool", "BOOLEAN", "Bool")),
+        *((spelling, '["a", 1]', ["a", 1]) for spelling in ("list", "ARRAY", "List[str]", "list[int]", "tuple", "set")),
+        *((spelling, GIVEN, PARSED) for spelling in ("dict", "OBJECT", "Dict[str, Any]", "typing.Dict", "map")),
+        *((spelling, "7", "7") for spelling in ("str", "STRING", "Text", "varchar", "date", "uuid", "enum")),
+        *((spelling, "7", "7") for spelling in ("any", "Any", "file", "", "internal", "Listing", "int | str")),
+        (["int", "None"], "null", None),
+        (["int", "str"], "7", 7),
+        (["int", "str"], "7 apples", "7 apples"),
+        (["int", "whatever"], "7 apples", "7 apples"),
+    ],
+)
+def test_usual_spellings_of_types_are_understood_and_unknown_ones_declare_no_type(
+    parser: str, spelling: Any, value: str, expected: Any
+) -> None:
+    found = read(parser, value, tools({"type": spelling}))
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("parser", sorted(WRITERS))
+@pytest.mark.parametrize(
     ("schema", "value"),
     [
         ({"type": ["integer", "null"]}, "None"),
@@ -113,6 +137,7 @@ def test_types_are_found_however_they_are_declared(parser: str, schema: Any, val
         ({"type": "integer"}, "[1]"),
         ({"type": "integer"}, "true"),
         ({"type": "integer"}, "1.5"),
+        ({"type": "INT"}, "north"),
         ({"type": "array"}, '"a"'),
         (FILTER, "x"),
     ],

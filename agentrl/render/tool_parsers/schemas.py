@@ -7,6 +7,7 @@ Schemas come from other people's programs, so nothing here raises, whatever a sc
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +25,19 @@ _LITERAL_TYPES: tuple[tuple[type, str], ...] = (
     (dict, "object"),
     (type(None), "null"),
 )
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "string": ("str", "text", "varchar", "char"),
+    "integer": ("int", "uint", "long", "short", "bigint", "unsigned"),
+    "number": ("float", "double", "decimal", "real", "num"),
+    "boolean": ("bool",),
+    "array": ("list", "tuple", "set", "sequence", "arr"),
+    "object": ("dict", "dictionary", "map", "mapping", "struct", "obj"),
+    "null": ("none", "nonetype"),
+}
+"""The JSON types, each with the names that other languages give it."""
+_TYPES = {name: json_type for json_type, others in _SPELLINGS.items() for name in (json_type, *others)}
+_TYPE_NAME = re.compile(r"(?:typing\.|unsigned )?([a-z]+)(?:8|16|32|64|128)?(?:[\[(<].*)?", re.DOTALL)
+"""A type's name, and what may stand around it: a size in bits, or the types of its parts."""
 
 
 def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
@@ -97,8 +111,7 @@ def declared_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> froz
 
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    declared = schema.get("type")
-    found = {declared} if isinstance(declared, str) else {name for name in _list(declared) if isinstance(name, str)}
+    found = _named_types(schema.get("type"))
     if not found:
         options = literals(schema)
         found = {_type_of(option) for option in options} if options is not None else set()
@@ -109,6 +122,18 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
     if found and schema.get("nullable") is True:
         found.add("null")
     return frozenset(found)
+
+
+def _named_types(declared: Any) -> set[str]:
+    """Return the JSON types that ``type`` names, in any usual spelling; none where it names an unknown one."""
+    names = declared if isinstance(declared, list | tuple) else [declared]
+    found = {_json_type(name) for name in names}
+    return {name for name in found if name is not None} if None not in found else set()
+
+
+def _json_type(name: Any) -> str | None:
+    spelled = _TYPE_NAME.fullmatch(name.strip().lower()) if isinstance(name, str) else None
+    return _TYPES.get(spelled[1]) if spelled else None
 
 
 def _both(some: frozenset[str], others: frozenset[str]) -> frozenset[str]:
