@@ -28,6 +28,7 @@ from agentrl.render.tool_parsers import (
 from agentrl.render.tool_parsers.json_calls import (
     CLOSE,
     HERMES_FORM,
+    LLAMA3_FORM,
     MISTRAL_FORM,
     MISTRAL_OPEN,
     OPEN,
@@ -105,7 +106,11 @@ def _written(item: Any, slips: tuple[str, ...]) -> Intended:
 def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read calls in fences or tags, or with slips in their JSON."""
     served = parse_llama3_json(text, tools)
-    return read_llama3(served, text, tools, is_whole=is_whole) if served.problems else served
+    if served.problems:
+        served = read_llama3(served, text, tools, is_whole=is_whole)
+    if served.calls:
+        return served
+    return read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole) or served
 
 
 def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
