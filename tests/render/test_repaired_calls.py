@@ -268,6 +268,58 @@ def test_no_family_takes_mentioned_json_for_a_call(parser: str) -> None:
     assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
 
 
+TAGGED = {
+    "qwen3_coder": "I act.\n<tool_call>\n<function=act>\n<parameter=action>\nnorth",
+    "glm": "I act.\n<tool_call>act\n<arg_key>action</arg_key>\n<arg_value>north",
+    "minimax_m2": 'I act.\n<minimax:tool_call>\n<invoke name="act">\n<parameter name="action">north',
+    "deepseek_v32": 'I act.\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="act">\n'
+    '<｜DSML｜parameter name="action" string="true">north',
+}
+
+
+@pytest.mark.parametrize("parser", sorted(TAGGED))
+@pytest.mark.parametrize("rest", ["", "\n", "</para", "<"])
+def test_a_whole_answer_may_end_within_an_argument(parser: str, rest: str) -> None:
+    parsed = REPAIRS[parser](TAGGED[parser] + rest, TOOLS, is_whole=True)
+    assert [(call.name, dict(call.arguments)) for call in parsed.calls] == [("act", {"action": "north"})]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("I act.", (), ("no closing tag",))
+    assert REPAIRS[parser](TAGGED[parser] + rest, TOOLS, is_whole=False).calls == ()
+    assert lookup(Kind.TOOL_PARSER, parser)(TAGGED[parser] + rest, TOOLS).calls == ()
+
+
+@pytest.mark.parametrize("parser", sorted(TAGGED))
+def test_an_argument_that_ends_with_the_answer_must_fit(parser: str) -> None:
+    text = TAGGED[parser].replace("act", "put").replace("action", "count").replace("north", "7")
+    assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = data[look(direction='north')]",
+        "found = [look(direction='north')]",
+        "print([look(direction='north')])",
+        "run(1, [look(direction='north')])",
+        "For example: [look(direction='north')]",
+        "A call looks like this:\n```python\n[look(direction='north')]\n```",
+        "Never write [look(direction='north')]",
+    ],
+)
+def test_pythonic_lists_in_code_and_examples_are_repaired_into_no_call(text: str) -> None:
+    parsed = REPAIRS["pythonic"](text, TOOLS, is_whole=True)
+    assert (parsed.content, parsed.calls, parsed.problems) == (text, (), ())
+    served = lookup(Kind.TOOL_PARSER, "pythonic")(text, TOOLS)
+    assert [call.name for call in served.calls] == ["look"], "SGLang reads them"
+
+
+@pytest.mark.parametrize(
+    "before", ["I look: ", "I look. ", "Now, ", "So I call\n", "Now (at last) I look:\n```python\n"]
+)
+def test_pythonic_lists_after_other_text_are_calls(before: str) -> None:
+    (call,) = REPAIRS["pythonic"](f"{before}[look(direction='north')]", TOOLS, is_whole=True).calls
+    assert (call.name, dict(call.arguments)) == ("look", {"direction": "north"})
+
+
 PIECES = (
     *(
         "<tool_call>",
