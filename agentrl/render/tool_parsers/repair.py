@@ -128,7 +128,7 @@ def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *,
 def _completed(
     parse: ToolParser, form: str, ending: str, text: str, tools: ToolSchemas, *, is_whole: bool
 ) -> ParsedCalls:
-    """Read calls in tags, of which the last may end with the answer within an argument, or JSON where there are none."""
+    """Read calls in tags, where the last argument may end with the answer, or JSON where there are none."""
     served = parse(text, tools)
     if is_whole and served.problems:
         completed = parse(_BROKEN_END.sub("", text).rstrip() + ending, tools)

@@ -59,7 +59,8 @@ _INTRODUCES = re.compile(
     r"(?:\bfor (?:example|instance|reference)\b|\be\.g\.|\b(?:an|another) (?:\w+ )?example\b|^\W*example\b"
     r"|\b(?:wrong|incorrect|invalid|malformed) (?:form|format|call|way|notation|syntax|example|answer)\b"
     r"|\b(?:do not|don't|never) (?:write|use|send|answer|call)\b"
-    r"|\ba (?:tool |function )?call (?:would|could|might|may)\b)[^.!?\n]*\Z|\b(?:looks? like(?: this| that| the following)?|or|or else|alternatively|instead of)\W*\Z",
+    r"|\ba (?:tool |function )?call (?:would|could|might|may)\b)[^.!?\n]*\Z"
+    r"|\b(?:looks? like(?: this| that| the following)?|or|or else|alternatively|instead of)\W*\Z",
     re.IGNORECASE,
 )
 _BYTE_ORDER_MARK = "\ufeff"
