@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import Message
-from agentrl.trajectory import joined
+from agentrl.routed_experts import joined
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from agentrl.image import PlacedImage
-    from agentrl.trajectory import RoutedExperts
+    from agentrl.routed_experts import RoutedExperts
 
 
 class StopReason(enum.StrEnum):
