@@ -112,7 +112,7 @@ class Generation:
     resubmissions: int = 0
     """How often the request was given to another server because one was lost."""
     routed_experts: RoutedExperts | None = None
-    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.trajectory`."""
+    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.routed_experts`."""
 
     def followed_by(self, second: Generation) -> Generation:
         """Join this answer and a second that continued it; the prompt's cached tokens are the first's."""

@@ -196,7 +196,7 @@ class TokenSequence:
 
     @property
     def routed_experts(self) -> RoutedExperts | None:
-        """Experts of the first `routed` tokens: see `agentrl.trajectory`; ``None`` where none are known."""
+        """Experts of the first `routed` tokens: see `agentrl.routed_experts`; ``None`` where none are known."""
         found = None
         if self.parent is not None and (before := self.parent.routed_experts) is not None:
             found = before[: self._routed_experts_start if self._routed_experts else self.shared]

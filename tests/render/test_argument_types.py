@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.registry import Kind, lookup, names
 from agentrl.render.tool_parsers.repair import REPAIRS
+from agentrl.render.tool_parsers.schemas import fits
 
 DEFINITIONS = {
     "Filter": {"type": "object", "properties": {"field": {"type": "string"}, "min": {"type": "integer"}}},
@@ -19,6 +20,9 @@ DEFINITIONS = {
     "Level": {"enum": [1, 2]},
     "Node": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Node"}]},
     "a/b~c d": {"type": "array"},
+    "Absolute": {"$id": "https://example.com/filter", "type": "object"},
+    "Relative": {"$id": "filter.json", "type": "object"},
+    "Anchored": {"$dynamicAnchor": "count", "$anchor": "count", "type": "integer"},
 }
 FILTER = {"$ref": "#/$defs/Filter"}
 GIVEN = '{"field": "x", "min": 1}'
@@ -26,7 +30,8 @@ PARSED = {"field": "x", "min": 1}
 
 
 def tools(schema: Any, **more: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "$defs": DEFINITIONS, "properties": {"x": schema}, **more}
+    parameters = {"type": "object", "$id": "https://example.com/tool", "$defs": DEFINITIONS}
+    parameters |= {"properties": {"x": schema}, **more}
     return {"f": {"type": "function", "function": {"name": "f", "parameters": parameters}}}
 
 
@@ -71,6 +76,15 @@ def read(parser: str, value: str, offered: dict[str, Any]) -> Any:
         ({"$ref": "#/$defs/a~1b~0c%20d"}, "[1]", [1]),
         ({"$ref": "#/$defs/Missing"}, GIVEN, GIVEN),
         ({"$ref": "https://example.com/schema.json"}, GIVEN, GIVEN),
+        ({"$ref": "https://example.com/tool"}, GIVEN, PARSED),
+        ({"$ref": "https://example.com/tool#/$defs/Level"}, "2", 2),
+        ({"$ref": "https://example.com/filter"}, GIVEN, PARSED),
+        ({"$ref": "filter.json"}, GIVEN, PARSED),
+        ({"$ref": "#count"}, "7", 7),
+        ({"$dynamicRef": "#count"}, "7", 7),
+        ({"$dynamicRef": "#/$defs/Level"}, "2", 2),
+        ({"$dynamicRef": "#missing"}, "7", "7"),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, '{"a": 1}', {"a": 1}),
         ({"$ref": "#/$defs/Colour"}, "red", "red"),
         ({"$ref": "#/$defs/Level"}, "2", 2),
         ({"enum": ["1", "2"]}, "2", "2"),
@@ -168,6 +182,36 @@ def test_tools_without_declared_arguments_get_text(parser: str, function: Any) -
 def test_further_properties_have_the_type_that_is_declared_for_them() -> None:
     offered = {"f": {"function": {"parameters": {"additionalProperties": {"type": "integer"}}}}}
     assert read("glm", "7", offered) == 7
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        ("^x$", 7),
+        ("x", 7),
+        ("^y", "7"),
+        ("(", "7"),
+        ("[", "7"),
+        ("(x+)+$", "7"),
+        ("((x|x))*$", "7"),
+        ("^(?:x|y)$", 7),
+        (".*", 7),
+    ],
+)
+def test_properties_that_match_a_pattern_have_its_type(pattern: str, value: Any) -> None:
+    parameters = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    assert read("glm", "7", {"f": {"function": {"parameters": parameters}}}) == value
+
+
+def test_values_must_fit_what_is_declared_for_their_pattern() -> None:
+    root = {
+        "properties": {"note": {}},
+        "patternProperties": {"^n_": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    assert fits({"note": "a", "n_a": 1}, root, root)
+    assert not fits({"n_a": "one"}, root, root)
+    assert not fits({"other": 1}, root, root)
 
 
 def test_arguments_of_a_root_reference_are_found() -> None:
@@ -292,6 +336,7 @@ keywords = st.sampled_from(
             "A",
             "x",
         ),
+        *("patternProperties", "$dynamicRef", "$id", "$anchor"),
         "additionalProperties",
         "nullable",
         "not",
