@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import Message
-from agentrl.trajectory import joined
+from agentrl.routed_experts import joined
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from agentrl.image import PlacedImage
-    from agentrl.trajectory import RoutedExperts
+    from agentrl.routed_experts import RoutedExperts
 
 
 class StopReason(enum.StrEnum):
@@ -112,7 +112,7 @@ class Generation:
     resubmissions: int = 0
     """How often the request was given to another server because one was lost."""
     routed_experts: RoutedExperts | None = None
-    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.trajectory`."""
+    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.routed_experts`."""
 
     def followed_by(self, second: Generation) -> Generation:
         """Join this answer and a second that continued it; the prompt's cached tokens are the first's."""

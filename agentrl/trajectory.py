@@ -31,11 +31,9 @@ A sequence also keeps the experts that each token was routed to, where the engin
 
 from __future__ import annotations
 
-import base64
 import copy
 import enum
 import math
-import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -56,45 +54,7 @@ from agentrl.message import (
     transcript_from_record,
     transcript_record,
 )
-
-RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
-"""uint8 or uint16 [tokens, layers x chosen]."""
-
-
-def small(experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
-    """Return the same non-negative numbers in as few bytes as they need."""
-    return experts.astype(np.uint8 if experts.max(initial=0) <= np.iinfo(np.uint8).max else np.uint16)
-
-
-def joined(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedExperts | None:
-    """Join the routed experts of tokens and of those that follow them."""
-    if first is None or second is None:
-        return second if first is None else first
-    if first.shape[1] != second.shape[1]:
-        raise LedgerError(
-            "routed experts of one sequence have different numbers of layers",
-            got=f"{second.shape[1]} numbers per token, after {first.shape[1]}",
-            hint="all servers must serve the same model",
-        )
-    return np.concatenate([first, second])
-
-
-def routed_experts_record(start: int, routed_experts: RoutedExperts) -> dict[str, Any]:
-    """Return the routed experts of the tokens from an index on as plain JSON types."""
-    return {
-        "start": start,
-        "shape": list(routed_experts.shape),
-        "type": routed_experts.dtype.name,
-        "data": base64.b64encode(zlib.compress(routed_experts.tobytes(), level=1)).decode("ascii"),
-    }
-
-
-def routed_experts_from_record(record: Mapping[str, Any]) -> RoutedExperts:
-    """Restore what `routed_experts_record` was given."""
-    data = zlib.decompress(base64.b64decode(record["data"]))
-    found: RoutedExperts = np.frombuffer(data, dtype=record["type"]).reshape(record["shape"])
-    return found
-
+from agentrl.routed_experts import RoutedExperts, joined, routed_experts_from_record, routed_experts_record
 
 NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
@@ -236,7 +196,7 @@ class TokenSequence:
 
     @property
     def routed_experts(self) -> RoutedExperts | None:
-        """Experts of the first `routed` tokens: see `agentrl.trajectory`; ``None`` where none are known."""
+        """Experts of the first `routed` tokens: see `agentrl.routed_experts`; ``None`` where none are known."""
         found = None
         if self.parent is not None and (before := self.parent.routed_experts) is not None:
             found = before[: self._routed_experts_start if self._routed_experts else self.shared]

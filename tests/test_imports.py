@@ -19,7 +19,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"control_tokens", "errors", "tool_docstring"},
-            {"data_file"},
+            {"data_file", "routed_experts"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
             {"chat_rows", "image", "task", "tool_value"},
             {"env", "tool", "trajectory"},

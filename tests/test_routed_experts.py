@@ -6,15 +6,14 @@ import pytest
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, Outcome
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+from agentrl.routed_experts import joined, small
 from agentrl.trajectory import (
     Source,
     TokenSequence,
     Trajectory,
     Turn,
-    joined,
     routed_experts_from_record,
     routed_experts_record,
-    small,
 )
 
 

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.image import PlacedImage
 from agentrl.message import ImagePart, Message, ToolCall
-from agentrl.trajectory import (
-    NOT_SAMPLED,
-    RoutedExperts,
-    Source,
-    TokenSequence,
-    Trajectory,
-    Turn,
-    TurnTimings,
-    first_difference,
-)
+from agentrl.routed_experts import RoutedExperts
+from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory, Turn, TurnTimings, first_difference
 
 NOT_BY_POLICY = [source for source in Source if source is not Source.SAMPLED]
 RED, BLUE = ImagePart(data=b"red"), ImagePart(data=b"blue")

@@ -171,7 +171,7 @@ def calls_tools(config: Config) -> bool:
     tokenizer = load_tokenizer(find_model(config.model.path))
     if config.model.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.model.chat_template)
-    if not isinstance(tokenizer.chat_template, str):
+    if not tokenizer.chat_template:
         return True
     try:
         Renderer(tokenizer).require_tools()

@@ -27,6 +27,7 @@ from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_argument
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
+from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.structure import structure_of
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
 from agentrl.render.tool_parsers.values import first_of
@@ -199,7 +200,8 @@ class Renderer:
         """Conversations are rendered anew where the template shows earlier turns differently."""
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
-        self.family = family = detect_family(str(tokenizer.chat_template))
+        source = choose_chat_template(tokenizer)
+        self.family = family = detect_family(source)
         options = {"enable_thinking": enable_thinking, **family.template_options}
         self.template = ChatTemplate(
             tokenizer,
@@ -207,6 +209,7 @@ class Renderer:
             images=images is not None,
             reasoning_key=family.thinking.key,
             opening=family.template_opening,
+            source=source,
         )
         self.template.json_arguments = reads_json_arguments(self._rendered_call, self.call_id("look", 0))
         self.results_follow_calls = family.results_follow_calls

@@ -15,6 +15,7 @@ from agentrl.errors import LedgerError, TemplateError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.render.call_form import with_json_arguments
 from agentrl.render.content_guard import BREAK, ContentGuard
+from agentrl.render.named_templates import choose_chat_template
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
 if TYPE_CHECKING:
@@ -254,11 +255,12 @@ class ChatTemplate:
     """Renders messages as text.
 
     Args:
-        tokenizer: Its chat template is used.
+        tokenizer: It renders.
         options: Variables that the template reads, such as ``enable_thinking``.
         images: Whether the model reads images: the template is then given the parts of a message's content.
         reasoning_key: Under which name the template looks for a message's thinking.
         opening: Put before the template.
+        source: The template; otherwise the tokenizer's.
 
     Raises:
         TemplateError: the tokenizer has no chat template.
@@ -272,19 +274,13 @@ class ChatTemplate:
         images: bool = False,
         reasoning_key: str = "reasoning_content",
         opening: str = "",
+        source: str | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._images = images
         self._reasoning_key = reasoning_key
         self._options = dict(options)
-        if not isinstance(tokenizer.chat_template, str):
-            raise TemplateError(
-                "the tokenizer has no chat template",
-                got=type(tokenizer.chat_template).__name__,
-                expected="one template in tokenizer.chat_template",
-                hint="use the model's instruction-tuned variant, or set tokenizer.chat_template",
-            )
-        self.source: str = tokenizer.chat_template
+        self.source: str = source if source is not None else choose_chat_template(tokenizer)
         self._whole = opening + self.source
         self.guard: ContentGuard | None = None
         """Guards all that the template is given; it is set once the control tokens are known."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agentrl.registry import Kind, lookup, names
 from agentrl.render.tool_parsers.repair import REPAIRS
+from agentrl.render.tool_parsers.schemas import fits
 
 DEFINITIONS = {
     "Filter": {"type": "object", "properties": {"field": {"type": "string"}, "min": {"type": "integer"}}},
@@ -19,6 +20,9 @@ DEFINITIONS = {
     "Level": {"enum": [1, 2]},
     "Node": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Node"}]},
     "a/b~c d": {"type": "array"},
+    "Absolute": {"$id": "https://example.com/filter", "type": "object"},
+    "Relative": {"$id": "filter.json", "type": "object"},
+    "Anchored": {"$dynamicAnchor": "count", "$anchor": "count", "type": "integer"},
 }
 FILTER = {"$ref": "#/$defs/Filter"}
 GIVEN = '{"field": "x", "min": 1}'
@@ -26,7 +30,8 @@ PARSED = {"field": "x", "min": 1}
 
 
 def tools(schema: Any, **more: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "$defs": DEFINITIONS, "properties": {"x": schema}, **more}
+    parameters = {"type": "object", "$id": "https://example.com/tool", "$defs": DEFINITIONS}
+    parameters |= {"properties": {"x": schema}, **more}
     return {"f": {"type": "function", "function": {"name": "f", "parameters": parameters}}}
 
 
@@ -71,6 +76,15 @@ def read(parser: str, value: str, offered: dict[str, Any]) -> Any:
         ({"$ref": "#/$defs/a~1b~0c%20d"}, "[1]", [1]),
         ({"$ref": "#/$defs/Missing"}, GIVEN, GIVEN),
         ({"$ref": "https://example.com/schema.json"}, GIVEN, GIVEN),
+        ({"$ref": "https://example.com/tool"}, GIVEN, PARSED),
+        ({"$ref": "https://example.com/tool#/$defs/Level"}, "2", 2),
+        ({"$ref": "https://example.com/filter"}, GIVEN, PARSED),
+        ({"$ref": "filter.json"}, GIVEN, PARSED),
+        ({"$ref": "#count"}, "7", 7),
+        ({"$dynamicRef": "#count"}, "7", 7),
+        ({"$dynamicRef": "#/$defs/Level"}, "2", 2),
+        ({"$dynamicRef": "#missing"}, "7", "7"),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, '{"a": 1}', {"a": 1}),
         ({"$ref": "#/$defs/Colour"}, "red", "red"),
         ({"$ref": "#/$defs/Level"}, "2", 2),
         ({"enum": ["1", "2"]}, "2", "2"),
@@ -106,6 +120,30 @@ def test_types_are_found_however_they_are_declared(parser: str, schema: Any, val
 
 @pytest.mark.parametrize("parser", sorted(WRITERS))
 @pytest.mark.parametrize(
+    ("spelling", "value", "expected"),
+    [
+        *((spelling, "7", 7) for spelling in ("int", "INTEGER", "Int", "int32", "uint8", "long", "unsigned int")),
+        *((spelling, "2.5", 2.5) for spelling in ("float", "NUMBER", "double", "float64", "Decimal")),
+        *((spelling, "true", True) for spelling in ("bool", "BOOLEAN", "Bool")),
+        *((spelling, '["a", 1]', ["a", 1]) for spelling in ("list", "ARRAY", "List[str]", "list[int]", "tuple", "set")),
+        *((spelling, GIVEN, PARSED) for spelling in ("dict", "OBJECT", "Dict[str, Any]", "typing.Dict", "map")),
+        *((spelling, "7", "7") for spelling in ("str", "STRING", "Text", "varchar", "date", "uuid", "enum")),
+        *((spelling, "7", "7") for spelling in ("any", "Any", "file", "", "internal", "Listing", "int | str")),
+        (["int", "None"], "null", None),
+        (["int", "str"], "7", 7),
+        (["int", "str"], "7 apples", "7 apples"),
+        (["int", "whatever"], "7 apples", "7 apples"),
+    ],
+)
+def test_usual_spellings_of_types_are_understood_and_unknown_ones_declare_no_type(
+    parser: str, spelling: Any, value: str, expected: Any
+) -> None:
+    found = read(parser, value, tools({"type": spelling}))
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize("parser", sorted(WRITERS))
+@pytest.mark.parametrize(
     ("schema", "value"),
     [
         ({"type": ["integer", "null"]}, "None"),
@@ -113,6 +151,7 @@ def test_types_are_found_however_they_are_declared(parser: str, schema: Any, val
         ({"type": "integer"}, "[1]"),
         ({"type": "integer"}, "true"),
         ({"type": "integer"}, "1.5"),
+        ({"type": "INT"}, "north"),
         ({"type": "array"}, '"a"'),
         (FILTER, "x"),
     ],
@@ -143,6 +182,36 @@ def test_tools_without_declared_arguments_get_text(parser: str, function: Any) -
 def test_further_properties_have_the_type_that_is_declared_for_them() -> None:
     offered = {"f": {"function": {"parameters": {"additionalProperties": {"type": "integer"}}}}}
     assert read("glm", "7", offered) == 7
+
+
+@pytest.mark.parametrize(
+    ("pattern", "value"),
+    [
+        ("^x$", 7),
+        ("x", 7),
+        ("^y", "7"),
+        ("(", "7"),
+        ("[", "7"),
+        ("(x+)+$", "7"),
+        ("((x|x))*$", "7"),
+        ("^(?:x|y)$", 7),
+        (".*", 7),
+    ],
+)
+def test_properties_that_match_a_pattern_have_its_type(pattern: str, value: Any) -> None:
+    parameters = {"type": "object", "patternProperties": {pattern: {"type": "integer"}}}
+    assert read("glm", "7", {"f": {"function": {"parameters": parameters}}}) == value
+
+
+def test_values_must_fit_what_is_declared_for_their_pattern() -> None:
+    root = {
+        "properties": {"note": {}},
+        "patternProperties": {"^n_": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    assert fits({"note": "a", "n_a": 1}, root, root)
+    assert not fits({"n_a": "one"}, root, root)
+    assert not fits({"other": 1}, root, root)
 
 
 def test_arguments_of_a_root_reference_are_found() -> None:
@@ -267,6 +336,7 @@ keywords = st.sampled_from(
             "A",
             "x",
         ),
+        *("patternProperties", "$dynamicRef", "$id", "$anchor"),
         "additionalProperties",
         "nullable",
         "not",

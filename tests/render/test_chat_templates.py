@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tokenizers import build_tokenizer
 
-from agentrl.errors import UsageError
+from agentrl.errors import TemplateError, UsageError
 from agentrl.message import Message, ToolCall, system, tool_result, user
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
@@ -26,6 +26,47 @@ def renderer(name: str, *, enable_thinking: bool = False) -> Renderer:
     tokenizer = build_tokenizer(TOKENIZER[name])
     tokenizer.chat_template = read_chat_template(name)
     return Renderer(tokenizer, enable_thinking=enable_thinking)
+
+
+@pytest.mark.parametrize(
+    ("templates", "taken"),
+    [
+        (["default", "tool_use"], "tool_use"),
+        (["default", "rag"], "default"),
+        (["tool_use"], "tool_use"),
+        (["default", "tool_use without tools refused"], "default"),
+    ],
+)
+def test_one_of_several_named_templates_is_taken(templates, taken, tmp_path, caplog):
+    plain, refused = "{{- messages | length }}", "{{- raise_exception('no tools') }}"
+    with_tools = read_chat_template("chatml")
+    text = {"tool_use": with_tools, "default": with_tools, "rag": plain}
+    if taken == "tool_use":
+        text["default"] = "Chat. " + with_tools
+    named = {name.split()[0]: text.get(name, "{%- if not tools %}" + refused + "{%- endif %}") for name in templates}
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = named
+    tokenizer.save_pretrained(tmp_path)
+    with caplog.at_level("INFO", logger="agentrl.render"):
+        made = Renderer(type(tokenizer).from_pretrained(tmp_path))
+    assert made.template.source == with_tools
+    assert f"{taken} is taken" in caplog.text
+    assert ("differently from default" in caplog.text) == (templates == ["default", "tool_use"])
+    check_template(made, roles=["tool"], tools=[MOVE])
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, "the tokenizer has no chat template"),
+        ({"rag": "x", "b": "y"}, r"templates named b, rag(.|\n)*one named tool_use or default"),
+    ],
+)
+def test_a_tokenizer_without_a_usual_template_is_refused(template, message):
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = template
+    with pytest.raises(TemplateError, match=message):
+        Renderer(tokenizer)
 
 
 def test_every_shipped_template_is_tried_here() -> None:

@@ -117,6 +117,76 @@ def test_a_text_that_mentions_json_stays_a_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        f"```python\nprint(1)\n{ACT}\n```",
+        f"Run this:\n```python\nprint(1)\n\n{ACT}\n\n{PUT}\n```",
+        f"{ACT}\nor\n{ACT}",
+        f"```json\n{ACT}\n```\nOr, alternatively:\n```json\n{PUT}\n```",
+        f"For reference, a call looks like this:\n```json\n{ACT}\n```",
+        f"A call looks like this:\n\n{ACT}",
+        f"This would be the wrong form:\n```json\n{ACT}\n```",
+        f"I look. For example:\n{ACT}",
+        f"Here is an example of two calls:\n```json\n{ACT}\n```\n```json\n{PUT}\n```",
+        f"Example: ```json\n{ACT}\n```",
+        f"Don't write:\n```\n{ACT}\n```",
+        f"A tool call would be <tools>{ACT}</tools>",
+        '{"type": "function", "function": {"name": "look", "parameters": {}}}',
+        '<tools>\n{"type": "function", "function": {"name": "look", "parameters": {}}}\n</tools>',
+        '[{"type": "function", "function": {"name": "look", "parameters": {}}}]',
+        '<tools>\n{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}\n</tools>',
+    ],
+)
+def test_code_examples_alternatives_and_descriptions_stay_text(text: str) -> None:
+    assert read(text) == (text, [], (), ())
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "I would be happy to look:",
+        "For example, the mug may be in the drawer. I act:",
+        "For instance, the mug may be on the desk.",
+        "It looks like the drawer is locked:",
+        "The door or the window? The door:",
+        "Here is the call in the right form:",
+        "```python\nprint(1)\n```\nNow I act.",
+        "That was the wrong answer. I try again:",
+        "The example is clear. I act:",
+    ],
+)
+@pytest.mark.parametrize("call", [ACT, f"```json\n{ACT}\n```"])
+def test_other_words_before_a_call_leave_it_a_call(before: str, call: str) -> None:
+    assert read(f"{before}\n{call}")[:2] == (before, [ACTED])
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', '" "'])
+@pytest.mark.parametrize("form", ["{}", "<tool_call>\n{}\n</tool_call>", "```json\n{}\n```", "<tool_call>\n{}"])
+def test_arguments_that_are_nothing_are_none(form: str, arguments: str) -> None:
+    call = f'{{"name": "look", "arguments": {arguments}}}'
+    _, calls, repairs, problems = read(form.replace("{}", call))
+    assert (calls, problems) == ([("look", {})], ())
+    assert [note.endswith("no arguments") for note in repairs] == [True]
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "calls"),
+    [
+        ("hermes", f"\ufeff{ACT}", [ACTED]),
+        ("llama3_json", '<function=act>{"action": "50"}</function>', [ACTED]),
+        ("llama3_json", 'I act.\n<function=act>{"action": "50"}</function>\n<function=look>{}</function>', None),
+        ("hermes", '<function=act>{"action": "50"}', [ACTED]),
+        ("llama3_json", 'Write <function=act>{"action": "50"}</function> to act.', []),
+        ("llama3_json", '<function=act>{"move": "50"}</function>', []),
+    ],
+)
+def test_marks_of_other_writers_are_read(parser: str, text: str, calls: list | None) -> None:
+    parsed = REPAIRS[parser](text, TOOLS, is_whole=True)
+    found = [(call.name, dict(call.arguments)) for call in parsed.calls]
+    assert found == ([ACTED, ("look", {})] if calls is None else calls)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         '{"action": "50", "count": }',
@@ -196,6 +266,58 @@ def test_models_of_other_families_write_json_too(parser: str, text: str) -> None
 def test_no_family_takes_mentioned_json_for_a_call(parser: str) -> None:
     text = f"One could write\n{ACT}\nto act."
     assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
+
+
+TAGGED = {
+    "qwen3_coder": "I act.\n<tool_call>\n<function=act>\n<parameter=action>\nnorth",
+    "glm": "I act.\n<tool_call>act\n<arg_key>action</arg_key>\n<arg_value>north",
+    "minimax_m2": 'I act.\n<minimax:tool_call>\n<invoke name="act">\n<parameter name="action">north',
+    "deepseek_v32": 'I act.\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="act">\n'
+    '<｜DSML｜parameter name="action" string="true">north',
+}
+
+
+@pytest.mark.parametrize("parser", sorted(TAGGED))
+@pytest.mark.parametrize("rest", ["", "\n", "</para", "<"])
+def test_a_whole_answer_may_end_within_an_argument(parser: str, rest: str) -> None:
+    parsed = REPAIRS[parser](TAGGED[parser] + rest, TOOLS, is_whole=True)
+    assert [(call.name, dict(call.arguments)) for call in parsed.calls] == [("act", {"action": "north"})]
+    assert (parsed.content, parsed.problems, parsed.repairs) == ("I act.", (), ("no closing tag",))
+    assert REPAIRS[parser](TAGGED[parser] + rest, TOOLS, is_whole=False).calls == ()
+    assert lookup(Kind.TOOL_PARSER, parser)(TAGGED[parser] + rest, TOOLS).calls == ()
+
+
+@pytest.mark.parametrize("parser", sorted(TAGGED))
+def test_an_argument_that_ends_with_the_answer_must_fit(parser: str) -> None:
+    text = TAGGED[parser].replace("act", "put").replace("action", "count").replace("north", "7")
+    assert REPAIRS[parser](text, TOOLS, is_whole=True).calls == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = data[look(direction='north')]",
+        "found = [look(direction='north')]",
+        "print([look(direction='north')])",
+        "run(1, [look(direction='north')])",
+        "For example: [look(direction='north')]",
+        "A call looks like this:\n```python\n[look(direction='north')]\n```",
+        "Never write [look(direction='north')]",
+    ],
+)
+def test_pythonic_lists_in_code_and_examples_are_repaired_into_no_call(text: str) -> None:
+    parsed = REPAIRS["pythonic"](text, TOOLS, is_whole=True)
+    assert (parsed.content, parsed.calls, parsed.problems) == (text, (), ())
+    served = lookup(Kind.TOOL_PARSER, "pythonic")(text, TOOLS)
+    assert [call.name for call in served.calls] == ["look"], "SGLang reads them"
+
+
+@pytest.mark.parametrize(
+    "before", ["I look: ", "I look. ", "Now, ", "So I call\n", "Now (at last) I look:\n```python\n"]
+)
+def test_pythonic_lists_after_other_text_are_calls(before: str) -> None:
+    (call,) = REPAIRS["pythonic"](f"{before}[look(direction='north')]", TOOLS, is_whole=True).calls
+    assert (call.name, dict(call.arguments)) == ("look", {"direction": "north"})
 
 
 PIECES = (

@@ -418,7 +418,7 @@ MINIMAX_M2 = r"""
 {%- set last_tool_call.name = none -%}
 {%- endif -%}
 {{- '[e~[' ~ '\n' }}
-{%- elif message.role == 'tool' -%}
+{%- elif message.role == 'tool' %}
 {%- if last_tool_call.name is none -%}
 {{- raise_exception("Message has tool role, but there was no previous assistant message with a tool call!") }}
 {%- endif -%}

@@ -23,10 +23,9 @@ from agentrl.render.tool_parsers import (
     shows_example,
 )
 from agentrl.render.tool_parsers.tolerant_tags import fitting_call
-from agentrl.render.tool_parsers.untagged import UNTAGGED, read_untagged
+from agentrl.render.tool_parsers.untagged import NO_ARGUMENTS, UNTAGGED, is_nothing, read_untagged
 from agentrl.render.tool_parsers.values import after_block, first_of, read_json, skip_space
 
-NO_ARGUMENTS = "no arguments"
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.'
 
@@ -75,11 +74,17 @@ def _take_call(item: object, tools: ToolSchemas, found: Collected, slips: Sequen
 
     if found.take(read):
         renamed = [PARAMETERS] if isinstance(item, dict) and "arguments" not in item and "parameters" in item else []
-        found.note([*slips, *renamed])
+        empty = [NO_ARGUMENTS] if isinstance(item, dict) and is_nothing(_written_arguments(item)) else []
+        found.note([*slips, *renamed, *empty])
+
+
+def _written_arguments(call: Mapping[str, Any]) -> Any:
+    return call.get("arguments", call.get("parameters", {}))
 
 
 def _arguments_of(call: Mapping[str, Any]) -> Any:
-    return call.get("arguments", call.get("parameters", {}))
+    written = _written_arguments(call)
+    return {} if is_nothing(written) else written
 
 
 def _object(value: object, number: int, form: str) -> dict[str, Any]:

@@ -43,6 +43,12 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
     return strict
 
 
+def list_start(text: str) -> int:
+    """Return the index of the first list of calls in a text, or the text's length."""
+    opening = _CALLS.search(text)
+    return len(text) if opening is None else opening.start()
+
+
 def _unfenced(text: str) -> str:
     return _FENCE.sub("", text.strip()).strip()
 

@@ -6,7 +6,9 @@ They are read if they name an offered tool and their arguments fit the tool's sc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +30,7 @@ from agentrl.render.tool_parsers import (
 from agentrl.render.tool_parsers.json_calls import (
     CLOSE,
     HERMES_FORM,
+    LLAMA3_FORM,
     MISTRAL_FORM,
     MISTRAL_OPEN,
     OPEN,
@@ -37,6 +40,7 @@ from agentrl.render.tool_parsers.json_calls import (
     read_llama3,
 )
 from agentrl.render.tool_parsers.mended_json import read_mended
+from agentrl.render.tool_parsers.schemas import fits, parameters_of
 from agentrl.render.tool_parsers.untagged import (
     ENDS,
     FENCE,
@@ -44,6 +48,7 @@ from agentrl.render.tool_parsers.untagged import (
     Intended,
     after_extra,
     intended_call,
+    introduces_example,
     read_untagged,
     take_intended,
 )
@@ -105,7 +110,11 @@ def _written(item: Any, slips: tuple[str, ...]) -> Intended:
 def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read calls in fences or tags, or with slips in their JSON."""
     served = parse_llama3_json(text, tools)
-    return read_llama3(served, text, tools, is_whole=is_whole) if served.problems else served
+    if served.problems:
+        served = read_llama3(served, text, tools, is_whole=is_whole)
+    if served.calls:
+        return served
+    return read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole) or served
 
 
 def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
@@ -116,6 +125,39 @@ def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *,
     return read_untagged(text, tools, form, is_whole=is_whole) or served
 
 
+def _completed(
+    parse: ToolParser, form: str, ending: str, text: str, tools: ToolSchemas, *, is_whole: bool
+) -> ParsedCalls:
+    """Read calls in tags, where the last argument may end with the answer, or JSON where there are none."""
+    served = parse(text, tools)
+    if is_whole and served.problems:
+        completed = parse(_BROKEN_END.sub("", text).rstrip() + ending, tools)
+        if len(completed.calls) > len(served.calls) and not completed.problems and _all_fit(completed, tools):
+            return completed if completed.repairs else replace(completed, repairs=(UNCLOSED_TAG,))
+    if served.calls:
+        return served
+    return read_untagged(text, tools, form, is_whole=is_whole) or served
+
+
+def _all_fit(parsed: ParsedCalls, tools: ToolSchemas) -> bool:
+    return all(fits(dict(call.arguments), root := parameters_of(call.name, tools), root) for call in parsed.calls)
+
+
+def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
+    """Read a list of calls, or JSON where there is none; a list in code or in an example is text."""
+    served = pythonic.parse(text, tools)
+    if pythonic.BESIDE_TEXT in served.repairs and _is_mentioned(text, pythonic.list_start(text)):
+        return ParsedCalls(content=text.strip())
+    if served.calls:
+        return served
+    return read_untagged(text, tools, pythonic.FORM, is_whole=is_whole) or served
+
+
+def _is_mentioned(text: str, start: int) -> bool:
+    """Return True if the list at an index is a subscript or an assigned value in code, or is shown as an example."""
+    return _CODE_BEFORE.search(text[:start].rpartition("\n")[2]) is not None or introduces_example(text[:start])
+
+
 def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
     """Read an array of calls with slips in its JSON, or calls without the mark."""
     served = parse_mistral(text, tools)
@@ -124,15 +166,33 @@ def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCa
     return read_untagged(text.replace(MISTRAL_OPEN, "\n"), tools, MISTRAL_FORM, is_whole=is_whole) or served
 
 
+_BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")
+_CODE_BEFORE = re.compile(r"[\w\])\"']\Z|^\s*[\w.]+(?:\s*:\s*\w+)?\s*=\s*\Z|\w\((?:[^()]*,)?\s*\Z")
+"""What stands before a list on its line where the list is part of an expression."""
 REPAIRS: Mapping[str, CallRepair] = {
     "hermes": repair_hermes,
     "llama3_json": repair_llama3_json,
     "mistral": repair_mistral,
-    "pythonic": partial(_or_untagged, pythonic.parse, pythonic.FORM),
-    "qwen3_coder": partial(_or_untagged, xml_calls.parse_qwen3_coder, xml_calls.QWEN3_CODER_FORM),
-    "glm": partial(_or_untagged, xml_calls.parse_glm, xml_calls.GLM_FORM),
-    "minimax_m2": partial(_or_untagged, xml_calls.parse_minimax_m2, xml_calls.parse_minimax_m2.form),
-    "deepseek_v32": partial(_or_untagged, xml_calls.parse_deepseek_v32, xml_calls.parse_deepseek_v32.form),
+    "pythonic": repair_pythonic,
+    "qwen3_coder": partial(
+        _completed,
+        xml_calls.parse_qwen3_coder,
+        xml_calls.QWEN3_CODER_FORM,
+        "\n</parameter>\n</function>\n</tool_call>",
+    ),
+    "glm": partial(_completed, xml_calls.parse_glm, xml_calls.GLM_FORM, "</arg_value>\n</tool_call>"),
+    "minimax_m2": partial(
+        _completed,
+        xml_calls.parse_minimax_m2,
+        xml_calls.parse_minimax_m2.form,
+        xml_calls.parse_minimax_m2.ending,
+    ),
+    "deepseek_v32": partial(
+        _completed,
+        xml_calls.parse_deepseek_v32,
+        xml_calls.parse_deepseek_v32.form,
+        xml_calls.parse_deepseek_v32.ending,
+    ),
     "deepseek_v3": partial(_or_untagged, deepseek.parse_v3, deepseek.V3.form),
     "deepseek_v31": partial(_or_untagged, deepseek.parse_v31, deepseek.V31.form),
     "kimi_k2": partial(_or_untagged, deepseek.parse_kimi_k2, deepseek.MARKS.form),

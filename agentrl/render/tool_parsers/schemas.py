@@ -6,15 +6,19 @@ Schemas come from other people's programs, so nothing here raises, whatever a sc
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import unquote, urljoin
 
 from agentrl.render.tool_parsers import ToolSchemas
 
 DEEPEST = 32
 """Schemas are followed to this depth: references may form a circle."""
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+_LONGEST_KEY = 64
 _LITERAL_TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -24,6 +28,19 @@ _LITERAL_TYPES: tuple[tuple[type, str], ...] = (
     (dict, "object"),
     (type(None), "null"),
 )
+_SPELLINGS: Mapping[str, tuple[str, ...]] = {
+    "string": ("str", "text", "varchar", "char"),
+    "integer": ("int", "uint", "long", "short", "bigint", "unsigned"),
+    "number": ("float", "double", "decimal", "real", "num"),
+    "boolean": ("bool",),
+    "array": ("list", "tuple", "set", "sequence", "arr"),
+    "object": ("dict", "dictionary", "map", "mapping", "struct", "obj"),
+    "null": ("none", "nonetype"),
+}
+"""The JSON types, each with the names that other languages give it."""
+_TYPES = {name: json_type for json_type, others in _SPELLINGS.items() for name in (json_type, *others)}
+_TYPE_NAME = re.compile(r"(?:typing\.|unsigned )?([a-z]+)(?:8|16|32|64|128)?(?:[\[(<].*)?", re.DOTALL)
+"""A type's name, and what may stand around it: a size in bits, or the types of its parts."""
 
 
 def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
@@ -49,27 +66,50 @@ def _property(key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
         found = _property(key, part, root, depth + 1)
         if found is not True:
             return found
+    matching = _matching(key, schema)
+    if matching:
+        return resolved(matching[0], root)
     others = schema.get("additionalProperties")
     return resolved(others, root) if isinstance(others, Mapping) else True
 
 
+def _matching(key: str, schema: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas in ``patternProperties`` whose patterns are found in a key; broken patterns match nothing."""
+    found = []
+    for pattern, part in _mapping(schema.get("patternProperties")).items():
+        with contextlib.suppress(re.error, RecursionError, OverflowError, TypeError):
+            if _is_quick(pattern) and re.search(pattern, key[:_LONGEST_KEY]):
+                found.append(part)
+    return found
+
+
+def _is_quick(pattern: str) -> bool:
+    """Return True if a pattern repeats no group, for that could take exponential time."""
+    return re.search(r"\)[*+{]", pattern) is None
+
+
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a schema with what its own ``$ref`` refers to; a reference to elsewhere says nothing."""
+    """Return a schema with what its own reference refers to; a reference to elsewhere says nothing."""
     for _ in range(DEEPEST):
-        if not isinstance(schema, Mapping) or "$ref" not in schema:
+        word = next((word for word in _REFERENCES if isinstance(schema, Mapping) and word in schema), None)
+        if word is None:
             return schema
-        target = _referred(schema["$ref"], root)
-        beside = {key: value for key, value in schema.items() if key != "$ref"}
+        target = _referred(schema[word], root)
+        beside = {key: value for key, value in schema.items() if key != word}
         schema = {**target, **beside} if isinstance(target, Mapping) else (target if target is False else beside)
     return True
 
 
 def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Return the part of `root` that a JSON pointer names, or ``None``."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    """Return the part of `root` that a reference names, by a JSON pointer, an anchor or an ``$id``, or ``None``."""
+    if not isinstance(reference, str):
         return None
-    found: Any = root
-    for part in unquote(reference).removeprefix("#").split("/")[1:]:
+    address, _, pointer = reference.partition("#")
+    found: Any = root if not address else _identified(("$id", "id"), address, root)
+    pointer = unquote(pointer)
+    if pointer and not pointer.startswith("/"):
+        return _identified(("$anchor", "$dynamicAnchor"), pointer, found)
+    for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and key in found:
             found = found[key]
@@ -78,6 +118,28 @@ def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
         else:
             return None
     return found
+
+
+def _identified(words: Sequence[str], name: str, root: Any) -> Any:
+    """Return the schema that has a name of its own: `root`, or one of its definitions; an ``$id`` may be relative."""
+    base = root.get("$id") if isinstance(root, Mapping) else None
+    base = base.rstrip("#") if isinstance(base, str) else ""
+    wanted = {name, _joined(base, name)}
+    definitions = [_mapping(root).get(word) for word in ("$defs", "definitions")]
+    for part in (root, *(part for parts in definitions for part in _mapping(parts).values())):
+        own = next(
+            (part[word] for word in words if isinstance(part, Mapping) and isinstance(part.get(word), str)), None
+        )
+        if own is not None and {own.rstrip("#"), _joined(base, own.rstrip("#"))} & wanted:
+            return part
+    return None
+
+
+def _joined(base: str, address: str) -> str:
+    try:
+        return urljoin(base, address)
+    except ValueError:
+        return address
 
 
 def declared_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
@@ -97,18 +159,29 @@ def declared_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> froz
 
 
 def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    declared = schema.get("type")
-    found = {declared} if isinstance(declared, str) else {name for name in _list(declared) if isinstance(name, str)}
+    found = _named_types(schema.get("type"))
     if not found:
         options = literals(schema)
         found = {_type_of(option) for option in options} if options is not None else set()
-    if not found and ("properties" in schema or "additionalProperties" in schema):
+    if not found and schema.keys() & {"properties", "patternProperties", "additionalProperties"}:
         found = {"object"}
     if not found and ("items" in schema or "prefixItems" in schema):
         found = {"array"}
     if found and schema.get("nullable") is True:
         found.add("null")
     return frozenset(found)
+
+
+def _named_types(declared: Any) -> set[str]:
+    """Return the JSON types that ``type`` names, in any usual spelling; none where it names an unknown one."""
+    names = declared if isinstance(declared, list | tuple) else [declared]
+    found = {_json_type(name) for name in names}
+    return {name for name in found if name is not None} if None not in found else set()
+
+
+def _json_type(name: Any) -> str | None:
+    spelled = _TYPE_NAME.fullmatch(name.strip().lower()) if isinstance(name, str) else None
+    return _TYPES.get(spelled[1]) if spelled else None
 
 
 def _both(some: frozenset[str], others: frozenset[str]) -> frozenset[str]:
@@ -180,9 +253,15 @@ def _object_fits(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapp
     others = schema.get("additionalProperties", True)
     return all(
         (part is None and key in declared and key not in required)
-        or fits(part, declared.get(key, others), root, depth + 1)
+        or all(fits(part, schema_of_key, root, depth + 1) for schema_of_key in _schemas_of(key, schema, others))
         for key, part in value.items()
     )
+
+
+def _schemas_of(key: str, schema: Mapping[str, Any], others: Any) -> Sequence[Any]:
+    """Return what an object's schema says of one of its keys; `others` where it says nothing of that key."""
+    declared = _mapping(schema.get("properties"))
+    return [*([declared[key]] if key in declared else []), *_matching(key, schema)] or [others]
 
 
 def _can_become(value: Any, types: frozenset[str]) -> bool:

@@ -31,15 +31,19 @@ OTHER_TAG = "other tags"
 EXTRA = "too many closing brackets"
 NESTED = "an object around the call"
 AS_TEXT = "arguments as text"
+NO_ARGUMENTS = "no arguments"
 
 SERVED = frozenset({UNCLOSED_TAG, LISTED, PARAMETERS})
 """What servers' parsers accept: the tool itself then judges the arguments, as it would there."""
 MOST_ATTEMPTS = 32
 """Places in an answer that are tried: each may cost a reading of all that follows."""
 _TAG_NAMES = "tool_call|tool_calls|tools|tool|function_call|function_calls|functions"
-_MARK = re.compile(rf"(?P<tag><(?:{_TAG_NAMES})>)|(?P<fence>```[\w-]*)|</(?:{_TAG_NAMES})>|[;,]")
-_CANDIDATE = re.compile(rf"<(?:{_TAG_NAMES})>|^[ \t]*(?P<line>```|\{{|\[)", re.MULTILINE)
-_INLINE = re.compile(rf"{_CANDIDATE.pattern}|(?=\{{\s*\"name\"\s*:)", re.MULTILINE)
+_MARK = re.compile(rf"(?P<tag><(?:{_TAG_NAMES})>)|(?P<fence>```[\w-]*)|</(?:{_TAG_NAMES}|function)>|[;,]")
+_SERVED_CANDIDATE = rf"<(?:{_TAG_NAMES})>|^[ \t]*(?P<line>```|\{{|\[)"
+_CANDIDATE = re.compile(rf"{_SERVED_CANDIDATE}|<function=(?=[\w.-]+>)", re.MULTILINE)
+_INLINE = re.compile(rf"{_SERVED_CANDIDATE}|(?=\{{\s*\"name\"\s*:)", re.MULTILINE)
+_NAMED = re.compile(r"<function=(?P<name>[\w.-]+)>\s*(?=\{)")
+"""A tag with the tool's name around JSON arguments, as Llama 3.1 writes calls of tools that a system prompt lists."""
 _BEGINNING = re.compile(
     r'(?:\[\s*)?\{\s*"(?:name|type|id|index|arguments|parameters|function|tool_call|function_call)s?"'
 )
@@ -51,6 +55,17 @@ _WRAPPERS = ("function", "tool_call", "function_call")
 _LISTS = ("tool_calls", "function_calls")
 _ARGUMENTS = ("arguments", "parameters")
 _CALL_KEYS = frozenset({"name", "type", "id", "index", *_ARGUMENTS})
+_INTRODUCES = re.compile(
+    r"(?:\bfor (?:example|instance|reference)\b|\be\.g\.|\b(?:an|another) (?:\w+ )?example\b|^\W*example\b"
+    r"|\b(?:wrong|incorrect|invalid|malformed) (?:form|format|call|way|notation|syntax|example|answer)\b"
+    r"|\b(?:do not|don't|never) (?:write|use|send|answer|call)\b"
+    r"|\ba (?:tool |function )?call (?:would|could|might|may)\b)[^.!?\n]*\Z"
+    r"|\b(?:looks? like(?: this| that| the following)?|or|or else|alternatively|instead of)\W*\Z",
+    re.IGNORECASE,
+)
+_BYTE_ORDER_MARK = "\ufeff"
+_LONGEST_SENTENCE = 200
+_OPENED_FENCE = re.compile(r"```[\w-]*\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +82,8 @@ def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
     if isinstance(value, dict) and len(value) == 1:
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
     items = value if isinstance(value, list) else [value]
+    if any(map(_describes_tool, items)):
+        return []
     found = [intended_call(item, tuple(slips)) for item in items]
     calls = [call for call in found if call is not None]
     return calls if len(calls) == len(found) else []
@@ -85,11 +102,38 @@ def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
     arguments = item[given]
     if given == "parameters":
         slips = (*slips, PARAMETERS)
-        if isinstance(arguments, dict) and arguments.get("type") == "object" and "properties" in arguments:
-            return None  # the tool's description, repeated
-    if isinstance(arguments, str):
+        if _is_schema(arguments):
+            return None
+    if is_nothing(arguments):
+        arguments, slips = {}, (*slips, NO_ARGUMENTS)
+    elif isinstance(arguments, str):
         arguments, slips = _from_text(arguments), (*slips, AS_TEXT)
     return Intended(item["name"], arguments, slips)
+
+
+def _describes_tool(item: Any) -> bool:
+    """Return True if an object repeats the description of a tool that takes no arguments, as prompts list it."""
+    if not isinstance(item, dict) or item.get("type") != "function":
+        return False
+    described = item.get("function")
+    return isinstance(described, dict) and "arguments" not in described and described.get("parameters") == {}
+
+
+def _is_schema(parameters: Any) -> bool:
+    if not isinstance(parameters, dict) or parameters.get("type") != "object":
+        return False
+    return "properties" in parameters or parameters.keys() <= {"type", "required", "additionalProperties", "$schema"}
+
+
+def is_nothing(arguments: Any) -> bool:
+    """Return True for what models write for no arguments: null or an empty text."""
+    return arguments is None or (isinstance(arguments, str) and not arguments.strip())
+
+
+def introduces_example(before: str) -> bool:
+    """Return True if the words directly before a call show it as an example or as an alternative."""
+    before = _OPENED_FENCE.sub("", before[-_LONGEST_SENTENCE:].rstrip()).rstrip()
+    return _INTRODUCES.search(before.rpartition("\n")[2]) is not None
 
 
 def _from_text(arguments: str) -> Any:
@@ -146,10 +190,13 @@ def read_untagged(
         form: A sentence that shows the model how to write calls.
         is_whole: The answer was not cut.
         own: What is not a slip in the model's notation.
-        inline: A call may follow text on its line.
+        inline: Read as servers read Llama's calls: a call may follow text on its line, be an example or stand in code.
     """
-    region = _find_region(text, _INLINE if inline else _CANDIDATE, is_whole=is_whole)
+    text = text.removeprefix(_BYTE_ORDER_MARK)
+    region = _find_region(text, is_whole=is_whole, inline=inline)
     if region is None or not any(call.name in tools for call in region.calls):
+        return None
+    if not inline and introduces_example(text[: region.start]):
         return None
     found = Collected(content=[text[: region.start]])
     for call in region.calls:
@@ -157,14 +204,16 @@ def read_untagged(
     return found.result()
 
 
-def _find_region(text: str, pattern: re.Pattern[str], *, is_whole: bool) -> _Region | None:
+def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
     failed, attempts, is_fenced = -1, 0, False
-    for candidate in pattern.finditer(text):
+    for candidate in (_INLINE if inline else _CANDIDATE).finditer(text):
         start = candidate.start("line") if candidate["line"] else candidate.start()
         if candidate["line"] == "```":
             is_fenced = not (is_fenced and _LONE_FENCE.match(text, start))
             if not is_fenced:
                 continue  # it closes a block of other code
+        elif is_fenced and not inline:
+            continue  # a part of the code
         if start < failed:
             continue
         match _read_region(text, start, is_whole=is_whole):
@@ -187,14 +236,20 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
             marks |= {OTHER_TAG} if mark["tag"] else {FENCED} if mark["fence"] else set()
             cursor = skip_space(text, mark.end())
             continue
-        if not _BEGINNING.match(text, cursor):
+        named = _NAMED.match(text, cursor)
+        if named is None and not _BEGINNING.match(text, cursor):
             return _Failure(cursor + 1)
         try:
-            value = read_mended(text, cursor, "", ends=ENDS, is_whole=is_whole)
+            value = read_mended(text, named.end() if named else cursor, "", ends=ENDS, is_whole=is_whole)
         except Malformed:
             return _Failure(cursor + 1, was_read=True)
         cursor, extra = after_extra(text, value.end)
-        intended = intended_calls(value.value, (*value.mends, *extra))
+        slips = (*value.mends, *extra)
+        if named:
+            intended = [Intended(named["name"], value.value, slips)]
+            marks.add(OTHER_TAG)
+        else:
+            intended = intended_calls(value.value, slips)
         if not intended:
             return _Failure(cursor + 1)
         calls += intended

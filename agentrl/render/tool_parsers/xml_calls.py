@@ -83,6 +83,12 @@ class InvokeTagParser:
         """A sentence for the model."""
         return self._marks.form
 
+    @property
+    def ending(self) -> str:
+        """The closing tags that follow the value of a call's last argument."""
+        marks = self._marks
+        return f"{marks.end_of('parameter')}\n{marks.end_of('invoke')}\n{marks.close}"
+
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         """Calls, problems and the remaining text; never raises."""
         if shows_example(text, f"<{self._marks.prefix}invoke "):

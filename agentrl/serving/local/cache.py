@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.image import PlacedImage
-from agentrl.trajectory import RoutedExperts
+from agentrl.routed_experts import RoutedExperts
 
 STEP = 128
 """Smallest capacity, and the distance between capacities of short rows."""

@@ -20,8 +20,8 @@ from transformers import AttentionInterface
 from agentrl.errors import UsageError
 from agentrl.image import rope_positions
 from agentrl.models.vision import View, views_of
+from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, Shelf
-from agentrl.trajectory import RoutedExperts
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""

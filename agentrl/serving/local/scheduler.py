@@ -26,10 +26,10 @@ import numpy as np
 from agentrl.config.engines import FEWEST_PER_LANE
 from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.image import common_tokens
+from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, RowStore
 from agentrl.serving.local.forward import Piece
 from agentrl.serving.request import common_prefix
-from agentrl.trajectory import RoutedExperts
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Gives the text of token ids."""

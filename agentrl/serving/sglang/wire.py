@@ -12,8 +12,8 @@ import numpy as np
 
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError
+from agentrl.routed_experts import RoutedExperts, small
 from agentrl.serving.http import decode_versions, decoding
-from agentrl.trajectory import RoutedExperts, small
 
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError, UsageError
+from agentrl.routed_experts import RoutedExperts, small
 from agentrl.serving.http import decode_versions, decoding
-from agentrl.trajectory import RoutedExperts, small
 
 ID_PREFIX = "generate-tokens-"
 """vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""

@@ -14,7 +14,7 @@ import torch
 
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage
-from agentrl.trajectory import RoutedExperts
+from agentrl.routed_experts import RoutedExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
