@@ -119,7 +119,7 @@ def _with_identifiers(body: str) -> _Written:
 def _items(body: str) -> list[ast.expr]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore")  # of escapes in strings: their kind depends on the version of Python
             tree = ast.parse(body, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
