@@ -197,7 +197,7 @@ def _is_collection(value: Any) -> bool:
     kind = type(value)
     is_sequence = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
     has_parts = hasattr(kind, "__iter__") or is_sequence
-    return has_parts and not isinstance(value, type) and kind.__str__ is object.__str__
+    return has_parts and not isinstance(value, type) and inspect.getattr_static(kind, "__str__") is object.__str__
 
 
 def _array(value: Any) -> Any:
