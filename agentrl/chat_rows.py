@@ -13,7 +13,14 @@ from agentrl.errors import UsageError
 from agentrl.message import Message, Role, ToolCall
 
 ToolSchema = Mapping[str, Any]
-MEDIA_COLUMNS = ("images", "image", "videos", "audios")
+MEDIA_COLUMNS = (
+    *("images", "image", "videos", "video", "audios", "audio"),
+    *("multi_modal_data", "multi_modal_inputs"),
+)
+"""Columns of a row, and keys of a message, that hold what the model would not see."""
+TEXT_TYPES = (None, "text", "input_text", "output_text")
+MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audio", "file")
+"""Keys of a part of a message, next to its ``text``, that hold something else."""
 
 
 def refuse_media(values: Mapping[str, Any], place: str) -> None:
@@ -23,14 +30,20 @@ def refuse_media(values: Mapping[str, Any], place: str) -> None:
         UsageError: a column holds some.
     """
     for name in MEDIA_COLUMNS:
-        found = values.get(name)
-        if any(found) if isinstance(found, list) else found:
+        if _is_filled(values.get(name)):
             raise UsageError(
                 f"{place} has a column {name}",
                 got=f"{name}, which the model would not see",
                 expected="messages of text alone",
                 hint=f"remove the column {name} and the rows that need it; environments can show images",
             )
+
+
+def _is_filled(value: Any) -> bool:
+    """Return True if a value is more than the nulls that merging data sets leaves."""
+    if isinstance(value, dict | list):
+        return any(map(_is_filled, value.values() if isinstance(value, dict) else value))
+    return bool(value)
 
 
 def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
@@ -72,6 +85,7 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
     for row in rows:
         if not isinstance(row, dict) or row.get("role") not in get_args(Role):
             raise UsageError(f"{place}: a message has no known role", got=str(row)[:80], expected=get_args(Role))
+        refuse_media(row, f"{place}: a message")
         if row.get("function_call"):
             raise UsageError(f"{place}: a message has a function_call", got="function_call", expected="tool_calls")
         given = row.get("tool_calls") or []
@@ -103,13 +117,20 @@ def _text(content: Any, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
-    if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in parts):
+    if not all(map(_is_text, parts)):
         raise UsageError(
             f"{place}: a message is not text",
             got=str(content)[:80],
             expected="text, or parts of text: images of data files are not read",
         )
     return "".join(part["text"] for part in parts)
+
+
+def _is_text(part: Any) -> bool:
+    """Return True if a part of a message is text by its type; files may fill up the ``text`` of other parts."""
+    if not isinstance(part, dict) or part.get("type") not in TEXT_TYPES or not isinstance(part.get("text"), str):
+        return False
+    return not any(_is_filled(part.get(name)) for name in MEDIA_KEYS)
 
 
 def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:

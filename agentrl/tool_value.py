@@ -12,14 +12,17 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import inspect
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, MappingView, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, MappingView, Sequence
 from collections.abc import Set as AbstractSet
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -104,7 +107,7 @@ class _Writer:
             for convert in (_array, _fields):
                 if (found := convert(value)) is not value:
                     return self.write(found, depth)
-            if isinstance(value, Mapping | AbstractSet | Sequence | Iterator | MappingView):
+            if _is_collection(value):
                 return self._write_parts(value, depth)
             return _text(_ADDRESS.sub("", str(value)))
         finally:
@@ -158,18 +161,43 @@ def _order(value: Any) -> tuple[str, Any]:
 
 
 def _fields(value: Any) -> Any:
-    """Return the fields of a record (a dataclass, a named tuple, a pydantic model, an attrs class), or the value."""
-    if isinstance(value, type):
+    """Return the fields of a record (a dataclass, a named tuple, a model, a namespace, a row), or the value."""
+    kind = type(value)
+    if isinstance(value, type | Mapping):
         return value
     if dataclasses.is_dataclass(value):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
-    if hasattr(type(value), "model_dump"):
-        return value.model_dump()
-    if hasattr(type(value), "__attrs_attrs__"):
-        return {field.name: getattr(value, field.name) for field in type(value).__attrs_attrs__}
+    if isinstance(value, SimpleNamespace | Namespace):
+        return vars(value)
+    for method in ("_asdict", "model_dump", "to_dict"):
+        if callable(getattr(kind, method, None)) and (method != "to_dict" or _needs_nothing(value.to_dict)):
+            return getattr(value, method)()
+    if hasattr(kind, "__attrs_attrs__"):
+        return {field.name: getattr(value, field.name) for field in kind.__attrs_attrs__}
+    if callable(getattr(kind, "keys", None)) and hasattr(kind, "__getitem__"):
+        return {name: value[name] for name in value.keys()}  # noqa: SIM118 (such as a row of sqlite3: not a mapping)
     return value
+
+
+def _needs_nothing(method: Callable[..., Any]) -> bool:
+    """Return True if a method can be called without arguments."""
+    try:
+        inspect.signature(method).bind()
+    except TypeError:
+        return False
+    except ValueError:  # written in C
+        return True
+    return True
+
+
+def _is_collection(value: Any) -> bool:
+    """Return True if a value is shown as its parts: objects that iterate are, unless they have a text of their own."""
+    if isinstance(value, Mapping | AbstractSet | Sequence | Iterator | MappingView):
+        return True
+    kind = type(value)
+    is_sequence = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    has_parts = hasattr(kind, "__iter__") or is_sequence
+    return has_parts and not isinstance(value, type) and inspect.getattr_static(kind, "__str__") is object.__str__
 
 
 def _array(value: Any) -> Any:

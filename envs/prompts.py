@@ -1,5 +1,6 @@
 """Prompts of a file, each answered once: what a data set for TRL or verl is. Rewards come from `agent.reward`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -73,19 +74,35 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
 def _task(row: Row, split: str, number: int) -> Task:
     refuse_media(row.values, row.place)
     messages = _messages(row)
-    model = row.values.get("reward_model")  # where data sets of verl have it
-    truths = [row.values.get("ground_truth"), model.get("ground_truth") if isinstance(model, Mapping) else None]
+    truths = [row.values.get("ground_truth"), _reward_model(row).get("ground_truth")]
     given, kind = row.values.get("id"), row.values.get("type")
     return Task(
         id=f"{split}-{number}" if given is None else str(given),
         environment=NAME,
         seed=number,
-        prompt="\n\n".join(message.text for message in messages) if messages else str(row.values["prompt"]),
+        prompt="\n\n".join(message.text for message in messages) if messages else str(_prompt(row)),
         messages=messages,
         ground_truth=next((truth for truth in truths if truth is not None), None),
         type=None if kind is None else str(kind),
         columns={name: value for name, value in row.values.items() if name not in OWN_COLUMNS},
     )
+
+
+def _prompt(row: Row) -> Any:
+    """Return the prompt of a row; data sets for verifiers may have a ``question`` instead."""
+    prompt = row.values.get("prompt")
+    return row.values.get("question") if prompt is None else prompt
+
+
+def _reward_model(row: Row) -> Mapping[str, Any]:
+    """Return the column in which data sets for verl have the ground truth: an object, or its JSON text."""
+    found = row.values.get("reward_model")
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+        except (ValueError, RecursionError):
+            return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
@@ -94,7 +111,7 @@ def _messages(row: Row) -> tuple[Message, ...]:
     Raises:
         UsageError: there is no prompt, or it is not one that the policy can answer.
     """
-    found = row.values.get("prompt")
+    found = _prompt(row)
     if isinstance(found, str) and found.strip():
         return ()
     expected = "text, or a list of messages that ends with the user's"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import datetime
 import enum
 import functools
 import json
+import sqlite3
 import threading
 import types
 from contextlib import AsyncExitStack
@@ -73,6 +76,65 @@ class Worded:
 class Broken:
     def __str__(self) -> str:
         raise OSError("gone")
+
+
+class Shelf:
+    """Iterable, and not a sequence."""
+
+    def __iter__(self) -> Any:
+        yield from ("fern", Decimal("1.5"))
+
+    def __repr__(self) -> str:
+        return "Shelf()"
+
+
+class OldShelf:
+    """Iterable by its indices alone."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return [4, 7][index]
+
+
+class Tag(Shelf):
+    """Iterable, with a text of its own."""
+
+    def __str__(self) -> str:
+        return "<p>fern</p>"
+
+
+class Record:
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": "fern", "seen": datetime.date(2026, 5, 1)}
+
+    def __str__(self) -> str:
+        return "a record"
+
+
+class Converter:
+    def to_dict(self, form: str) -> dict[str, Any]:
+        raise AssertionError(form)
+
+    def __str__(self) -> str:
+        return "a converter"
+
+
+class Columns:
+    """Has keys, and is not a mapping."""
+
+    def keys(self) -> list[str]:
+        return ["b", "a"]
+
+    def __getitem__(self, name: str) -> str:
+        return name * 2
+
+
+def row_of_sqlite() -> Any:
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.row_factory = sqlite3.Row
+        return connection.execute("SELECT 'fern' AS name, 3 AS count").fetchone()
 
 
 class BrokenModel(BaseModel):
@@ -141,6 +203,16 @@ TEXTS = {
     "an object with words": ({"thing": Worded()}, '{"thing": "a worded thing"}'),
     "an object that fails": ([Broken(), 1], '["[Broken: OSError]", 1]'),
     "a model that fails": ([BrokenModel()], '["[BrokenModel: KeyError]"]'),
+    "a namespace": (types.SimpleNamespace(b=1, a=Colour.GREEN), '{"b": 1, "a": "green"}'),
+    "a namespace of arguments": (argparse.Namespace(rows=[DAY]), '{"rows": ["2026-05-01"]}'),
+    "an iterable": ([Shelf()], '[["fern", "1.5"]]'),
+    "an iterable by index": (OldShelf(), "[4, 7]"),
+    "an iterable with a text": (Tag(), "<p>fern</p>"),
+    "an object that becomes a dictionary": (Record(), '{"name": "fern", "seen": "2026-05-01"}'),
+    "an object that needs arguments to become one": (Converter(), "a converter"),
+    "an object with keys": (Columns(), '{"b": "bb", "a": "aa"}'),
+    "a row of SQLite": (row_of_sqlite(), '{"name": "fern", "count": 3}'),
+    "an enum class": (Colour, "<enum 'Colour'>"),
     "a class": (Plain, f"<class '{Plain.__module__}.Plain'>"),
 }
 

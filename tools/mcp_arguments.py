@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -30,8 +30,17 @@ _COMBINING = (
     *("dependentSchemas", "dependentRequired", "dependencies"),
 )
 """Keywords by which a schema may accept names that it does not list itself."""
+_NULLABLE = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
+"""Keywords that refuse null, and do not where the schema is ``nullable``."""
+_WORDS = {"true": True, "false": False, "none": None}
+"""Values as Python and people write them."""
 _DEFINITIONS = ("$defs", "definitions")
 _OBJECT = frozenset({"type", "properties", "required", "title", "description"})
+
+Path = tuple[str | int, ...]
+"""Keys and indices that lead to a part of the arguments."""
+MOST_MENDED = 1_000
+"""Values of one call that are put into another form."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +81,8 @@ class Checker:
         jsonschema, referencing = EXTRA.load("jsonschema"), EXTRA.load("referencing")
         kind = self._dialect(jsonschema)
         kind.check_schema(self._schema)
-        tolerant = jsonschema.validators.extend(kind, {"multipleOf": _check_multiple})
+        nullable = {name: _unless_null(kind.VALIDATORS[name]) for name in _NULLABLE if name in kind.VALIDATORS}
+        tolerant = jsonschema.validators.extend(kind, {"multipleOf": _check_multiple, **nullable})
         return tolerant(self._schema, registry=referencing.Registry())  # without it, references are downloaded
 
     def _dialect(self, jsonschema: Any) -> Any:
@@ -104,6 +114,16 @@ def _check_multiple(validator: Any, factor: Any, value: Any, schema: Any) -> Ite
         yield EXTRA.load("jsonschema").ValidationError(f"{value!r} is not a multiple of {factor!r}")
 
 
+def _unless_null(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """Return a check that accepts null where the schema is ``nullable``, a keyword of OpenAPI that servers use."""
+
+    def checked(validator: Any, expected: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if value is not None or schema.get("nullable") is not True:
+            yield from check(validator, expected, value, schema) or ()
+
+    return checked
+
+
 class InputSchema:
     """The arguments that a tool of a server takes.
 
@@ -127,17 +147,13 @@ class InputSchema:
         """Return the arguments in the form that the schema accepts.
 
         As for Python tools, a number, a list or an object may come as text and a number where text is expected, and
-        ``null`` for an optional argument leaves it out. Where the schema lists its arguments and says nothing about
-        others, an unknown one is refused: most servers ignore it without a word.
+        ``null`` for an optional argument leaves it out; the same holds within lists and objects. Where the schema lists
+        its arguments and says nothing about others, an unknown one is refused: most servers ignore it without a word.
 
         Raises:
             WrongArguments: some do not fit.
         """
-        arguments = dict(arguments)
-        errors = self._checker.errors(arguments)
-        if errors:
-            arguments = self._mended(arguments, errors)
-            errors = self._checker.errors(arguments)
+        arguments, errors = self._mended(dict(arguments))
         problems = [f"{name} is no argument" for name in arguments if not self._may_take(name)]
         problems += [_described(error) for error in errors if not _is_about_names(error)]
         if problems:
@@ -153,16 +169,50 @@ class InputSchema:
         others = self._schema.get("additionalProperties", any(key in self._schema for key in _COMBINING))
         return others is not False
 
-    def _mended(self, arguments: dict[str, Any], errors: Iterable[Any]) -> dict[str, Any]:
-        wrong = {error.absolute_path[0] for error in errors if error.absolute_path}
-        required = self.shown.get("required", ())
-        mended = {
-            name: _other_form(value) if name in wrong else value
-            for name, value in arguments.items()
-            if not (name in wrong and value is None and name not in required)
-        }
-        refuse_depth(mended)
-        return mended
+    def _mended(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Put each wrong value into its other form, once; return the arguments, and the errors that are left."""
+        required, tried = self.shown.get("required", ()), set[Path]()
+        errors = self._checker.errors(arguments)
+        while errors:
+            wrong = [path for path in _paths(errors) if path not in tried] or [
+                path for path in _paths(_causes(errors)) if path not in tried
+            ]
+            wrong = wrong[: MOST_MENDED - len(tried)]
+            if not wrong:
+                break
+            tried.update(wrong)
+            for path in wrong:
+                is_required = len(path) == 1 and path[0] in required
+                arguments = _with_other_form(arguments, path, may_leave_out=not is_required)
+            refuse_depth(arguments)
+            errors = self._checker.errors(arguments)
+        return arguments, errors
+
+
+def _paths(errors: Iterable[Any]) -> list[Path]:
+    return list(dict.fromkeys(tuple(error.absolute_path) for error in errors if error.absolute_path))
+
+
+def _causes(errors: Iterable[Any]) -> Iterator[Any]:
+    """Yield the errors of the alternatives of combined schemas."""
+    for error in errors:
+        yield from error.context
+        yield from _causes(error.context)
+
+
+def _with_other_form(whole: Any, path: Path, *, may_leave_out: bool) -> Any:
+    """Copy a value with the part at a path in its other form; leave out a key whose value is null."""
+    if not path:
+        return _other_form(whole)
+    key = path[0]
+    if isinstance(whole, dict) and key in whole:
+        if len(path) == 1 and whole[key] is None and may_leave_out:
+            return {name: value for name, value in whole.items() if name != key}
+        return {**whole, key: _with_other_form(whole[key], path[1:], may_leave_out=may_leave_out)}
+    if isinstance(whole, list) and isinstance(key, int) and key < len(whole):
+        part = _with_other_form(whole[key], path[1:], may_leave_out=may_leave_out)
+        return [*whole[:key], part, *whole[key + 1 :]]
+    return whole  # another part of the path has changed its form
 
 
 def _other_form(value: Any) -> Any:
@@ -174,7 +224,7 @@ def _other_form(value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):
-        return value
+        return _WORDS.get(value.strip().lower(), value)
 
 
 def _is_about_names(error: Any) -> bool:

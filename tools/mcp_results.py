@@ -5,22 +5,27 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 NOTHING = "[nothing]"
+MOST_VALUES = 100
+"""Places in one text where JSON is looked for."""
+_OPENING = re.compile(r"[{\[]")
+_BETWEEN_WORDS = re.compile(r"[:=,;\s]+")
 
 
 def result_text(result: Any) -> str:
     """Write the result of a call (`mcp.types.CallToolResult`) as text.
 
-    Structured content is added as JSON where the content leaves a part of it out; servers should repeat it there, and
+    Structured content is added as JSON unless the content surely repeats all of it: servers should repeat it there, and
     many send a summary, or nothing.
     """
     parts = [_part_text(part) for part in result.content]
     text = "\n".join(part for part in parts if part)
     structured = result.structured_content
-    if structured is not None and not _contains(text, structured):
+    if structured is not None and not _repeats([part for part in parts if part], structured):
         text = "\n".join(filter(None, [text, json.dumps(structured, ensure_ascii=False)]))
     return text
 
@@ -49,25 +54,76 @@ def _resource_text(resource: Any) -> str:
     return f"[resource: {resource.uri}, {kind}]"
 
 
-def _contains(text: str, structured: Any) -> bool:
-    """Return True if the text holds every value of structured content, in whatever form."""
-    return all(any(form in text for form in _forms(leaf)) for leaf in _leaves(structured))
+def _repeats(parts: Sequence[str], structured: Any) -> bool:
+    """Return True if parts of a text say all that structured content says, and surely so.
+
+    They do as JSON that has every field, as fields and values alone (``3 rows``), or, where a server wrapped a plain
+    value as ``{"result": value}``, as that value or the items of that list.
+    """
+    wanted = [structured]
+    if isinstance(structured, dict) and list(structured) == ["result"]:
+        wanted.append(structured["result"])
+    try:
+        found = [value for part in parts for value in _json_values(part)]
+        if any(_covers(value, one) for value in found for one in wanted):
+            return True
+        return _is_told(parts, wanted[-1]) or _is_spelled("\n".join(parts), structured)
+    except RecursionError:
+        return False
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    waiting = [value]
-    while waiting:
-        whole = waiting.pop()
-        if isinstance(whole, dict | list):
-            if not whole:
-                yield whole
-            waiting += whole.values() if isinstance(whole, dict) else whole
+def _json_values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a text: itself, or the objects and lists in it."""
+    try:
+        yield json.loads(text)
+        return
+    except ValueError:
+        pass
+    decoder, place = json.JSONDecoder(), 0
+    for _ in range(MOST_VALUES):
+        start = _OPENING.search(text, place)
+        if start is None:
+            return
+        try:
+            value, place = decoder.raw_decode(text, start.start())
+        except ValueError:
+            place = start.end()
         else:
-            yield whole
+            yield value
 
 
-def _forms(leaf: Any) -> tuple[str, ...]:
-    """Return the texts that stand for a value: as it is, and in JSON."""
-    if isinstance(leaf, str):
-        return leaf, json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1]
-    return str(leaf), json.dumps(leaf)
+def _covers(found: Any, wanted: Any) -> bool:
+    """Return True if a JSON value has all fields of another one, with the same values."""
+    if isinstance(wanted, dict):
+        is_object = isinstance(found, dict) and wanted.keys() <= found.keys()
+        return is_object and all(_covers(found[name], value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        is_list = isinstance(found, list) and len(found) == len(wanted)
+        return is_list and all(map(_covers, found, wanted))
+    return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
+
+
+def _is_told(parts: Sequence[str], value: Any) -> bool:
+    """Return True if parts are a plain value, or the items of a list in their order."""
+    values = value if isinstance(value, list) else [value]
+    return len(values) == len(parts) > 0 and all(map(_is_one, parts, values))
+
+
+def _is_one(text: str, value: Any) -> bool:
+    return text == value or any(_covers(found, value) for found in _json_values(text))
+
+
+def _is_spelled(text: str, structured: Any) -> bool:
+    """Return True if a text is nothing but the fields of an object, each before or after its value."""
+    if not isinstance(structured, dict) or any(isinstance(value, dict | list) for value in structured.values()):
+        return False
+    pairs = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in structured.items()]
+    words = _words(text)
+    return bool(pairs) and words in (
+        [word for name, value in pairs for word in (*_words(name), *_words(value))],
+        [word for name, value in pairs for word in (*_words(value), *_words(name))],
+    )
+
+
+def _words(text: str) -> list[str]:
+    return _BETWEEN_WORDS.sub(" ", text).split()

@@ -22,6 +22,10 @@ from agentrl.trajectory import Source, Trajectory
 
 ENVIRONMENT = "chat"
 """Stands for the environment in trajectories that come from a file."""
+SYSTEM_COLUMNS = ("system", "system_prompt")
+"""Columns of a row that stand for the system message."""
+TRAINING_KEYS = ("weight", "train", "training", "trainable", "loss")
+"""Keys of a message by which tools for fine-tuning say whether an answer is trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,7 @@ def _chat(row: Row) -> Chat:
             f"{place} is not a conversation", got=f"the columns {', '.join(row.columns)}", expected=expected
         )
     _refuse_untrained(row)
+    rows = [*_system_rows(row, rows), *rows]
     tools = read_tools(values.get("tools"), place)
     messages = list(read_messages(rows, place, tools=tools))
     while messages and messages[-1].role != "assistant":
@@ -140,15 +145,37 @@ def _refuse_untrained(row: Row) -> None:
         raise UsageError(f"{row.place} has functions", got="functions", expected='tools: [{"function": {…}}]')
 
 
+def _system_rows(row: Row, rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the system message of a row that has it in a column of its own.
+
+    Raises:
+        UsageError: it is not text, or the messages begin with another one.
+    """
+    given = {name: row.values[name] for name in SYSTEM_COLUMNS if row.values.get(name) not in (None, "")}
+    first = rows[0] if rows and isinstance(rows[0], dict) else {}
+    texts = [*given.values(), *([first.get("content")] if first.get("role") == "system" else [])]
+    if not all(isinstance(text, str) for text in given.values()) or any(text != texts[0] for text in texts):
+        raise UsageError(
+            f"{row.place} has a column {' and a column '.join(given)} that cannot be used",
+            got=" and ".join(f"{text!r:.80}" for text in texts),
+            expected="one text, and no other system message",
+        )
+    return [{"role": "system", "content": texts[0]}] if given and len(texts) == len(given) else []
+
+
 def _is_learned(row: Mapping[str, Any], place: str) -> bool:
-    """Read the ``weight`` of a message, as fine-tuning services have it: 0 makes an answer context only."""
-    weight = row.get("weight")
+    """Return True if an answer is trained on: `TRAINING_KEYS` say so, of which 0 and false mean context only."""
     is_answer = row["role"] == "assistant"
-    if weight is None or weight == 0 or (weight == 1 and is_answer):
-        return not is_answer or weight != 0
-    expected = "0 (context only) or 1 (trained on)" if is_answer else "a weight of the assistant's messages only"
+    marks = {name: row[name] for name in TRAINING_KEYS if row.get(name) is not None}
+    is_known = all(isinstance(mark, int | float) and mark in (0, 1) for mark in marks.values())
+    if is_known and len(set(marks.values())) <= 1 and (is_answer or not any(marks.values())):
+        return not is_answer or all(marks.values())
+    names = " and ".join(marks)
+    expected = "0 (context only) or 1 (trained on)" if is_answer else "1 for the assistant's messages only"
     raise UsageError(
-        f"{place}: the weight of a message cannot be used", got=f"{row['role']}: {weight}", expected=expected
+        f"{place}: the {names} of a message cannot be used",
+        got=f"{row['role']}: {', '.join(f'{mark!r:.80}' for mark in marks.values())}",
+        expected=expected,
     )
 
 
@@ -158,7 +185,9 @@ def _check_answers(messages: Sequence[Message], context_only: Set[int], place: s
         raise UsageError(f"{place} has nothing to learn", got="no answer", expected="a message of the role assistant")
     if all(number in context_only for number, is_answer in enumerate(answers) if is_answer):
         raise UsageError(
-            f"{place} has nothing to learn", got="weight 0 for every answer", expected="an answer of weight 1, or none"
+            f"{place} has nothing to learn",
+            got="weight 0 for every answer, or train: false",
+            expected="an answer to train on",
         )
     if any(not (one.content or one.tool_calls or one.reasoning) for one in messages if one.role == "assistant"):
         raise UsageError(

@@ -1,14 +1,15 @@
 """Rewards from plain functions: ``def reward(trajectory, task) -> float``, alone or several with weights.
 
-Functions written for TRL, verl and verifiers are recognised by the names of their parameters, and are called as there:
+Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`reward_signatures`), and
+are called as there:
 
-================= ================================================================================================
-``completions``   TRL: ``f(prompts, completions, **columns)``, lists of one; gives a list of one. Prompts and
-                  completions are texts where the row's prompt is text, and lists of messages otherwise
-``solution_str``  verl: ``f(data_source, solution_str, ground_truth, extra_info)``; gives a number, or ``{"score": …}``
-``solution_strs`` the same with lists of one, as verl's manager of batches calls it
-``completion``    verifiers: ``f(prompt, completion, answer, state, info, task, parser)``, and columns, any of them
-================= ================================================================================================
+========== ======================================================================================================
+TRL        ``f(prompts, completions, **columns)``, lists of one; gives a list of one. Prompts and completions are
+           texts where the row's prompt is text, and lists of messages otherwise
+verl       ``f(data_source, solution_str, ground_truth, extra_info)``; gives a number, or ``{"score": …}``.
+           With ``solution_strs``, the same with lists of one, as verl's manager of batches calls it
+verifiers  ``f(prompt, completion, answer, state, info, task, parser)``, and columns, any of them
+========== ======================================================================================================
 
 A blocking function runs in a thread of its own, one call after the other; an ``async`` one runs in the
 event loop, concurrently with others. An exception, or a result that is not a number, is a `RewardFailure`.
@@ -29,6 +30,7 @@ from agentrl.message import Message
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Definition, Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
+from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import all_of
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -106,26 +108,40 @@ class FunctionReward(Scorer):
             raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
         self._function, self._options, self._thread, self._deadline_s = function, options, thread, deadline_s
         self._signature = _signature(function)
-        self._convention = _convention(self._signature)
+        self._convention = self._found_convention()
         if self._convention is VERIFIERS and isinstance(options.get("parser"), str):
             self._options = {**options, "parser": lookup(Kind.REWARD, options["parser"])}
         self._may_abstain = self._convention.may_abstain or _may_return_none(self._signature)
         self._check_arguments()
 
+    def _found_convention(self) -> Convention:
+        library = library_of(self._signature)
+        if library is not None:
+            return CONVENTIONS[library]
+        if is_reversed(self._signature):
+            raise self._misfit("the trajectory comes first, then the task")
+        raise self._misfit("the names of its parameters do not say which arguments it takes")
+
     def _check_arguments(self) -> None:
+        """Check that the function takes the arguments of its convention, and all of the options."""
+        parameters = self._signature.parameters
         try:
             if self._convention is NATIVE:
-                bound = self._signature.bind(None, None, **self._options)
-                if list(bound.arguments)[:2] == ["task", "trajectory"]:
-                    raise TypeError("the trajectory comes first, then the task")
+                self._signature.bind(None, None, **self._options)
+            elif not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+                for name in self._options:
+                    if name not in parameters:
+                        raise TypeError(f"got an unexpected keyword argument '{name}'")
         except TypeError as error:
-            raise ConfigError(
-                f"{self._where} does not take the arguments of a reward function",
-                got=f"{getattr(self._function, '__name__', 'it')}{self._signature}: {error}",
-                expected=f"{SIGNATURE}, or the parameters of a function for TRL (completions), verl (solution_str) or "
-                "verifiers (completion)",
-                hint="see docs/reward-functions.md",
-            ) from error
+            raise self._misfit(error) from error
+
+    def _misfit(self, reason: object) -> ConfigError:
+        return ConfigError(
+            f"{self._where} does not take the arguments of a reward function",
+            got=f"{getattr(self._function, '__name__', 'it')}{self._signature}: {reason}",
+            expected=EXPECTED,
+            hint="see docs/reward-functions.md; a decorator that hides the parameters needs functools.wraps",
+        )
 
     @property
     def definitions(self) -> Mapping[str, Definition]:
@@ -264,10 +280,6 @@ class Convention:
     may_abstain: bool = False
 
 
-def _convention(signature: inspect.Signature) -> Convention:
-    return next((found for marker, found in CONVENTIONS.items() if marker in signature.parameters), NATIVE)
-
-
 def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
     conversation = _split(trajectory)
     is_text = task.prompt is not None and not task.messages
@@ -277,10 +289,29 @@ def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
         "prompts": [task.prompt if is_text else conversation.prompt],
         "completions": [_text(trajectory, conversation.completion) if is_text else conversation.completion],
         "completion_ids": [[int(i) for s in trajectory.sequences for i in s.token_ids[s.loss_mask]]],
-        "trainer_state": None,
+        "trainer_state": TrainerState(global_step=_newest_version(trajectory)),
         "log_metric": _ignored,
         "log_extra": _ignored,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerState:
+    """What functions for TRL read of the trainer."""
+
+    global_step: int
+    """Training step of the newest weights that sampled the episode; 0 where nothing was sampled."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"trainer_state.{name} is not known where rewards are computed, only trainer_state.global_step is: give "
+            "the function a parameter with a default value, and set it as an option in agent.reward"
+        )
+
+
+def _newest_version(trajectory: Trajectory) -> int:
+    versions = [int(found.max()) for s in trajectory.sequences if (found := s.versions[s.loss_mask]).size]
+    return max(versions, default=0)
 
 
 def _ignored(_name: str, _value: Any) -> None:
@@ -391,21 +422,21 @@ VERIFIERS = Convention(
     read=lambda returned: returned,
     always=frozenset({"prompt", "completion", "state", "info", "task", "parser"}),
 )
-CONVENTIONS: Mapping[str, Convention] = {
-    "completions": Convention(
+CONVENTIONS: Mapping[Library, Convention] = {
+    "agentrl": NATIVE,
+    "trl": Convention(
         arguments=_trl_arguments,
         read=_only,
         always=frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}),
         may_abstain=True,
     ),
-    "solution_str": Convention(
+    "verl": Convention(
         arguments=_verl_arguments, read=_score, always=frozenset({"data_source", "solution_str", "extra_info"})
     ),
-    "solution_strs": Convention(
+    "verl_batch": Convention(
         arguments=_verl_batch_arguments,
         read=lambda returned: _score(_only(returned)),
         always=frozenset({"data_sources", "solution_strs", "extra_infos"}),
     ),
-    "completion": VERIFIERS,
+    "verifiers": VERIFIERS,
 }
-"""By a parameter that only functions of this library have."""

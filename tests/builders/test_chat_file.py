@@ -197,6 +197,117 @@ def test_weights_that_cannot_be_used_are_refused(tmp_path, weights, message):
         read_chats(write(tmp_path, PLAIN, {"messages": rows}))
 
 
+@pytest.mark.parametrize("name", ["weight", "train", "training", "trainable", "loss"])
+def test_an_answer_that_its_row_does_not_train_on_is_context(tmp_path, name):
+    rows = [
+        {"role": "user", "content": "q", name: False},
+        {"role": "assistant", "content": "bad", name: False},
+        {"role": "user", "content": "again", name: None},
+        {"role": "assistant", "content": "good", name: True},
+    ]
+    (chat,) = read_chats(write(tmp_path, {"messages": rows}))
+    assert chat.context_only == {1}
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        ([{}, {"train": "no"}], "the train of a message cannot be used: got assistant: 'no'"),
+        ([{}, {"train": [True]}], "the train of a message cannot be used"),
+        ([{}, {"loss": 0.5}], "the loss of a message cannot be used: got assistant: 0.5"),
+        ([{"training": True}, {}], "the training of a message cannot be used: got user: True"),
+        ([{}, {"weight": 1, "train": False}], "the weight and train of a message cannot be used: got assistant: 1, Fa"),
+        ([{}, {"loss": False}], "nothing to learn"),
+    ],
+)
+def test_marks_of_training_that_cannot_be_used_are_refused(tmp_path, marks, message):
+    rows = [{"role": role, "content": "x", **mark} for role, mark in zip(("user", "assistant"), marks, strict=True)]
+    with pytest.raises(UsageError, match=rf"chats\.jsonl line 2.*{message}"):
+        read_chats(write(tmp_path, PLAIN, {"messages": rows}))
+
+
+TURNS = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+BRIEF = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("row", "roles"),
+    [
+        ({"system": "Be brief.", "messages": TURNS}, ["system", "user", "assistant"]),
+        ({"system_prompt": "Be brief.", "system": None, "messages": TURNS}, ["system", "user", "assistant"]),
+        ({"system": "Be brief.", "messages": [BRIEF, *TURNS]}, ["system", "user", "assistant"]),
+        ({"system": "", "system_prompt": None, "messages": TURNS}, ["user", "assistant"]),
+    ],
+)
+def test_a_column_of_the_system_message_is_read(tmp_path, row, roles):
+    turns = [{**TURNS[0]}, {**TURNS[1], "weight": 0}, TURNS[0], TURNS[1]]
+    (chat,) = read_chats(write(tmp_path, {**row, "messages": [*row["messages"][:-2], *turns]}))
+    assert [message.role for message in chat.messages] == [*roles, "user", "assistant"]
+    assert [message.text for message in chat.messages if message.role == "system"] == ["Be brief."] * (len(roles) - 2)
+    assert chat.context_only == {len(roles) - 1}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"system": "Be brief.", "messages": [{**BRIEF, "content": "Be long."}, *TURNS]},
+        {"system": "Be brief.", "system_prompt": "Be long.", "messages": TURNS},
+        {"system": ["Be brief."], "messages": TURNS},
+    ],
+)
+def test_two_system_messages_of_a_row_are_refused(tmp_path, row):
+    with pytest.raises(UsageError, match=r"line 2 has a column system.* that cannot be used: got .*Be brief"):
+        read_chats(write(tmp_path, PLAIN, row))
+
+
+FILLED = {"text": "", "image": None, "image_url": None}
+"""A part of a message as Arrow fills it up where its column holds parts of several types."""
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "text": ""},
+        {"type": "image_url", "text": "", "image_url": {"url": "a.png"}},
+        {"type": "audio", "text": "a sound"},
+        {"type": "text", "text": "look", "image": "a.png"},
+        {"type": None, "text": "", "video": {"path": "a.mp4", "bytes": None}},
+        {"type": "thinking", "text": ""},
+        {"type": "tool_result", "text": ""},
+        {"type": 3, "text": ""},
+        {"type": ["text"], "text": ""},
+    ],
+)
+def test_a_part_is_text_by_its_type_even_where_a_text_is_filled_in(tmp_path, part):
+    row = {"messages": [{"role": "user", "content": [{**FILLED, **part}, {"type": "text", "text": "q"}]}, TURNS[1]]}
+    with pytest.raises(UsageError, match=r"line 2: a message is not text"):
+        read_chats(write(tmp_path, PLAIN, row))
+
+
+def test_parts_of_text_are_read_where_arrow_has_filled_them_up(tmp_path):
+    parts = [{**FILLED, "type": kind, "text": kind or "none"} for kind in ("text", "input_text", None)]
+    (chat,) = read_chats(write(tmp_path, {"messages": [{"role": "user", "content": parts}, TURNS[1]]}))
+    assert chat.messages[0].text == "textinput_textnone"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("audio", {"path": "a.wav", "bytes": None}),
+        ("video", "a.mp4"),
+        ("multi_modal_data", {"image": ["a.png"], "video": None}),
+        ("multi_modal_inputs", {"pixel_values": [[0.5]]}),
+        ("images", [{"bytes": None, "path": "a.png"}]),
+    ],
+)
+def test_media_of_a_row_or_of_a_message_are_refused_and_nulls_are_not(tmp_path, name, value):
+    for row in ({"messages": TURNS, name: value}, {"messages": [{**TURNS[0], name: value}, TURNS[1]]}):
+        with pytest.raises(UsageError, match=rf"line 2.* has a column {name}: got {name}, which the model would not"):
+            read_chats(write(tmp_path, PLAIN, row))
+    for nothing in (None, [], "", {"image": None, "video": []}, [{"bytes": None, "path": None}]):
+        assert read_chats(write(tmp_path, {"messages": [{**TURNS[0], name: nothing}, TURNS[1]], name: nothing}))
+
+
 def test_nulls_of_merged_data_sets_are_keys_of_other_rows(tmp_path, renderer):
     call = {
         "id": "c1",

@@ -75,7 +75,8 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([{"question": "?"}], "line 1 has no prompt: got the columns question"),
+        ([{"title": "?"}], "line 1 has no prompt: got the columns title"),
+        ([{"question": " "}], "line 1 has no prompt"),
         ([{"prompt": " "}], "line 1 has no prompt"),
         ([{"prompt": 3}], "line 1 has no prompt: got prompt: 3"),
         ([{"prompt": "a"}, {"prompt": []}], r"line 2 has no prompt: got prompt: \[\]"),
@@ -120,6 +121,22 @@ def test_nulls_of_merged_data_sets_are_columns_of_other_rows(workplace: Path) ->
         ("train-5", False, None),
     ]
     assert [(t.id, t.ground_truth) for t in tasks_of(str(table))] == [("train-1", "1"), ("train-2", "4")]
+
+
+def test_columns_of_verl_and_verifiers_are_read(workplace: Path) -> None:
+    rows = [
+        {"prompt": "a", "reward_model": json.dumps({"style": "rule", "ground_truth": "72"})},
+        {"prompt": "b", "reward_model": json.dumps({"ground_truth": ["7", "8"]}), "ground_truth": None},
+        *({"prompt": "c", "reward_model": text} for text in ("rule", "[1]", "{", "[" * 100_000)),
+        {"question": "What is 2 + 2?", "answer": "4", "prompt": None},
+        {"question": [{"role": "user", "content": "And 3?"}], "answer": "5"},
+        {"question": "not this one", "prompt": "d"},
+    ]
+    found = list(tasks_of(written(workplace, *rows)))
+    assert [task.ground_truth for task in found] == ["72", ["7", "8"], *[None] * 7]
+    assert [task.prompt for task in found[6:]] == ["What is 2 + 2?", "And 3?", "d"]
+    assert found[6].columns == {"question": "What is 2 + 2?", "answer": "4"}
+    assert found[7].messages == (user("And 3?"),)
 
 
 @pytest.mark.parametrize(

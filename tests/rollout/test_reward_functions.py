@@ -70,6 +70,46 @@ async def of_verifiers(prompt, completion, answer):
     return float(prompt[-1]["content"] == "6 x 7?" and answer in completion[-1]["content"])
 
 
+def by_answer(answer, info, **kwargs):
+    return float(kwargs["completion"][-1]["content"].endswith(answer) and info["solution"] == "42")
+
+
+def by_state(state):
+    return float(state["completion"][-1]["content"].endswith(state["answer"]))
+
+
+def by_state_and_more(state, **kwargs):
+    return float(state["prompt"] == kwargs["prompt"] and kwargs["completion"][-1]["content"].endswith("42"))
+
+
+def by_state_and_facts(state, info):
+    return float(state["completion"][-1]["content"].endswith(info["solution"]))
+
+
+def by_prompt(prompt, answer):
+    return float(prompt[-1]["content"] == "6 x 7?" and answer == "42")
+
+
+def by_info(info):
+    return float(info["solution"] == "42")
+
+
+def by_parser(parser, **kwargs):
+    return float(parser.parse_answer(kwargs["completion"]).endswith("42"))
+
+
+def by_ids(completion_ids, **kwargs):
+    return [float(completion_ids == [[7, 8]] and kwargs["completions"][0][0]["content"].endswith("42"))]
+
+
+def by_prompts(prompts, solution):
+    return [float(prompts[0][-1]["content"] == "6 x 7?" and solution == ["42"])]
+
+
+def by_source(data_source, ground_truth, **kwargs):
+    return float(data_source == "openai/gsm8k" and kwargs["solution_str"].endswith(ground_truth))
+
+
 @pytest.fixture
 def named():
     """Register functions under names, for one test."""
@@ -117,6 +157,79 @@ async def test_the_environments_own_reward_counts_only_where_it_is_named(named):
 async def test_functions_for_other_libraries_run_unchanged(named, function, text, reward):
     named(theirs=function)
     assert (await scored("theirs", episode(text=text))).reward == reward
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(by_answer, by_state, by_state_and_more, by_state_and_facts, by_prompt, by_info, by_parser),
+        *(by_ids, by_prompts, by_source),
+    ],
+    ids=lambda function: function.__name__,
+)
+async def test_any_parameter_that_one_library_alone_has_names_that_library(named, function):
+    named(theirs=function)
+    check_columns(AgentConfig(reward="theirs"), lambda: [TASK])
+    assert (await scored("theirs")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda trajectory, task, *, answer=42, prompt=None, completion=None: task.ground_truth == str(answer),
+        lambda _, task: task.ground_truth == "42",
+        lambda trajectory, _task: trajectory.final_text.endswith("42"),
+        lambda *both: both[0].final_text.endswith(both[1].ground_truth),
+        lambda one, two, /: one.final_text.endswith(two.ground_truth),
+    ],
+)
+async def test_a_trajectory_and_a_task_come_first_in_functions_for_agentrl(named, function):
+    named(own=function)
+    assert (await scored("own")).reward == 1.0
+
+
+async def test_annotations_tell_what_parameters_of_other_names_are(named):
+    def annotated(answer: Trajectory, info: "Task"):
+        return answer.final_text.endswith(info.ground_truth)
+
+    named(annotated=annotated)
+    assert (await scored("annotated")).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda response, ground_truth: 1.0,
+        lambda response, ground_truth, **kwargs: 1.0,
+        lambda a, b: 1.0,
+        lambda x: 1.0,
+        lambda: 1.0,
+        lambda *args, **kwargs: 1.0,
+        lambda **kwargs: 1.0,
+        lambda task: 1.0,
+        lambda response, task: 1.0,
+        lambda trajectory, *, task: 1.0,
+        lambda trajectory, ground_truth: 1.0,
+    ],
+)
+def test_a_function_whose_parameters_do_not_name_a_library_is_refused(named, function):
+    named(unclear=function)
+    words = r"do not say which .*expected def reward\(trajectory, task\).*TRL .*verl .*verifiers"
+    with pytest.raises(ConfigError, match=words):
+        find_reward(AgentConfig(reward="unclear"), ThreadWorker())
+
+
+async def test_a_function_for_trl_reads_the_step_of_the_weights_that_played(named):
+    named(early=lambda completions, trainer_state: [10.0 + trainer_state.global_step])
+    trajectory = episode()
+    trajectory.sequences[0].extend_sampled([9, 9], logprobs=[-1.0, -1.0], versions=[3, 4])
+    assert (await scored("early", trajectory)).reward == 14.0
+    assert (await scored("early")).reward == 10.0
+    named(late=lambda completions, trainer_state: [trainer_state.max_steps])
+    with pytest.raises(
+        EnvironmentFailure, match=r"trainer_state.max_steps is not known .*only trainer_state.global_st"
+    ):
+        await scored("late", trajectory)
 
 
 async def test_a_function_for_trl_gets_the_columns_that_it_asks_for(named):
@@ -494,7 +607,7 @@ def test_tasks_are_only_read_for_functions_that_ask_for_columns(named):
     check_columns(AgentConfig(reward=["exact", "environment"]), lambda: pytest.fail("the tasks were read"))
 
 
-def wrong_arguments(prompt):
+def own_with_options(trajectory, task, *, most=100):
     return 0.0
 
 
@@ -510,7 +623,9 @@ def wrong_order(task, trajectory):
         ("agentrl.message:Message", "cannot be called: got a class, expected def reward"),
         ("agentrl.reward:Any", "cannot be called"),
         ("agentrl.message:parse_int", r"\(.*message.py line \d+\).*got parse_int\(text.*expected def reward\(traj"),
-        ({"name": "agentrl.message:tool_result", "most": 3}, "unexpected keyword argument 'most'"),
+        ({"name": f"{__name__}:own_with_options", "least": 3}, "unexpected keyword argument 'least'"),
+        ({"name": f"{__name__}:of_verl", "least": 3}, "unexpected keyword argument 'least'"),
+        ("agentrl.message:tool_result", r"got tool_result\(call.*the names of its parameters do not say which.*answer"),
         (f"{__name__}:wrong_order", r"got wrong_order\(task, trajectory\): the trajectory comes first, then the task"),
         ({"name": "environment", "most": 3}, "options of reward environment do not fit"),
         ("exakt", "unknown reward"),

@@ -210,6 +210,55 @@ def test_arguments_are_read_in_their_declared_types(described, written, read):
     assert schema.read({"x": written}) == {"x": read}
 
 
+INTEGER = {"type": "integer"}
+COUNT = {"type": "object", "properties": {"n": INTEGER, "m": INTEGER}, "required": ["n"]}
+
+
+@pytest.mark.parametrize(
+    ("described", "written", "read"),
+    [
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, " FALSE", False),
+        ({"type": ["boolean", "null"]}, "None", None),
+        (TEXT, "True", "True"),
+        (COUNT, {"n": "5"}, {"n": 5}),
+        (COUNT, {"n": 5, "m": None}, {"n": 5}),
+        (COUNT, '{"n": "5"}', {"n": 5}),
+        ({"type": "array", "items": COUNT}, [{"n": 1}, {"n": "2"}], [{"n": 1}, {"n": 2}]),
+        ({"type": "array", "items": {"type": "boolean"}}, ["True", False], [True, False]),
+        ({"type": "object", "additionalProperties": TEXT}, {"a": 7}, {"a": "7"}),
+        ({"anyOf": [{"type": "null"}, COUNT]}, {"n": "5"}, {"n": 5}),
+        ({"anyOf": [{"type": "null"}, {"type": "array", "items": {"anyOf": [INTEGER, COUNT]}}]}, ["4", {"n": "5"}],
+         [4, {"n": 5}]),
+        ({"type": "string", "nullable": True}, None, None),
+        ({"type": "string", "nullable": True, "enum": ["a"]}, None, None),
+        ({"allOf": [{"type": "integer"}], "nullable": True}, None, None),
+        ({"type": "array", "items": {"type": "integer", "nullable": True}}, [1, None], [1, None]),
+    ],
+)  # fmt: skip
+def test_parts_of_arguments_are_read_in_their_declared_types(described, written, read):
+    schema = InputSchema("put", {"type": "object", "properties": {"x": described}, "required": ["x"]})
+    before = repr(written)
+    assert repr(schema.read({"x": written})) == repr({"x": read})
+    assert repr(written) == before
+
+
+@pytest.mark.parametrize(
+    ("described", "written", "words"),
+    [
+        ({"type": "string", "nullable": False}, None, "x: None is not of type 'string'"),
+        ({"type": "boolean"}, "yes, please", "x: 'yes, please' is not of type 'boolean'"),
+        (COUNT, {"n": "five"}, "x.n: 'five' is not of type 'integer'"),
+        (COUNT, {"n": None}, "x: 'n' is a required property"),
+        ({"type": "array", "items": INTEGER}, ["1", "b"], "x.1: 'b' is not of type 'integer'"),
+    ],
+)
+def test_parts_of_arguments_that_do_not_fit_are_explained(described, written, words):
+    schema = InputSchema("put", {"type": "object", "properties": {"x": described}, "required": ["x"]})
+    with pytest.raises(WrongArguments, match=words):
+        schema.read({"x": written})
+
+
 def test_null_leaves_out_an_optional_argument_only():
     schema = InputSchema("find", CLOSED)
     assert schema.read({"q": "x", "n": None}) == {"q": "x"}
