@@ -236,11 +236,8 @@ class EvaluationResult:
         """Number of reused episodes, and since when they were played; empty if none was reused."""
         if not self.reused or self.reused_since is None:
             return ""
-        return (
-            f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}; no change "
-            "was found in the settings, code, data and models, but computed paths, databases behind servers and websites "
-            "cannot be compared: --fresh plays all again"
-        )
+        since = f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"
+        return f"{since}; not all changes can be seen: --fresh plays all again"
 
 
 def summarise(
