@@ -12,26 +12,21 @@ from typing import Any
 
 import aiohttp
 import gymnasium
-from huggingface_hub import try_to_load_from_cache
 
-from agentrl.builders.models import SCRATCH
+from agentrl.builders.model_identity import model_files, weights
 from agentrl.builders.tools import agents_of
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
 from agentrl.env_lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
-from agentrl.models.lora import ADAPTERS
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
-from agentrl.observe.file_identity import file_digest
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.source_names import split_command
 from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 
 REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
 """``module:attr``."""
-MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".model", ".py"}
-"""Endings of the files that make a model: weights, sizes, tokenizer, chat template."""
 ASKED_S = 5.0
 """Deadline of a request to a service about its model."""
 CARD = ("id", "root", "parent", "created", "digest", "revision", "weight_version", "max_model_len", "meta")
@@ -186,26 +181,6 @@ def reward_model_identity(config: Config) -> list[str]:
     return [] if reader is None else weights(find_model(reader.path), config)
 
 
-def weights(path: str, config: Config) -> list[str]:
-    """Return the files of a model with their digests; of a name on the hub its revision; of a new model its seed."""
-    if path == SCRATCH:
-        return [path, f"seed {config.run.seed}"]
-    if not Path(path).is_dir():
-        cached = try_to_load_from_cache(path, "config.json")
-        return [path, f"revision {Path(cached).parent.name}" if isinstance(cached, str) else "not in the cache"]
-    return _files(path)
-
-
-def _files(model: str) -> list[str]:
-    """Return the files in a model's folder with their digests; none of a folder that is not on this machine."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return []
-    found = [*folder.iterdir(), *(folder / ADAPTERS).rglob("*")]
-    files = sorted(file for file in found if file.suffix in MODEL_FILES and file.is_file())
-    return [f"{file.relative_to(folder)} {file_digest(file)}" for file in files]
-
-
 async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
     """Ask the services of an evaluation which models they serve: the engine's, the judge's, and those of roles.
 
@@ -242,7 +217,7 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
             if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
                 card["digest"] = entry.get("digest")
     served_from = [str(card[name]) for name in ("root", "model_path") if name in card]
-    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in _files(folder)]):
+    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
         card["weights"] = files
     return card
 

@@ -185,7 +185,8 @@ SPEC = puzzle_spec(
     description=(
         "Tic-tac-toe from random openings, against an opponent that completes its own rows and blocks yours (the best"
         " fixed order of fields that a search found wins 28 % of the training games), a random or a perfect one, or for"
-        " two players who both act (opponent=self, with the agent loop self_play). Option: opponent (careful, random, expert or self)."
+        " two players who both act (opponent=self, with the agent loop self_play). Option: opponent (careful, random,"
+        " expert or self)."
     ),
     instructions=(
         "You play tic-tac-toe against another player. The board has nine fields. X and O are fields that are"

@@ -75,8 +75,23 @@ def test_a_result_is_of_its_model_files_template_environment_and_options(model: 
     assert find_recommendation(config_of(model, "environment.options={high: 50}")) is None
     assert find_recommendation(config_of(model, "model.chat_template=chatml")) is None
     weights = model / "model.safetensors"
-    os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
+    status = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert find_recommendation(config_of(model)) is None
+
+
+def test_a_result_is_of_the_model_wherever_its_files_are(model: Path) -> None:
+    save_recommendation(config_of(model), FOUND)
+    (model / "notes.md").write_text("Seen.")
+    for file in model.iterdir():
+        os.utime(file, (1, 1))
+    moved = model.rename(model.parent / "moved")
+    assert find_recommendation(config_of(moved)) == FOUND
+    (moved / "chat_template.jinja").write_text("{{ messages }}")
+    assert find_recommendation(config_of(moved)) is None
 
 
 def test_a_damaged_result_is_as_none(model: Path) -> None:
