@@ -171,12 +171,10 @@ class CodeIdentity:
         return found or next((file.resolve() for file in files if file.is_file()), None)
 
     def add_program(self, name: str, folder: Path | None = None) -> None:
-        """Add the module that ``python -m`` runs: one of the user's own, in the current folder too."""
+        """Add the module that ``python -m`` runs, which may be in the current folder."""
         self._roots |= dict.fromkeys([folder or Path.cwd(), Path.cwd()])
-        file = self._find(name)
-        if file is not None and _is_followed(name, file) and not name.startswith("agentrl"):
-            self.add_module(name)
-            self.add_module(f"{name}.__main__")
+        self.add_module(name)
+        self.add_module(f"{name}.__main__")
 
     def add_file(self, file: Path, module: str = "") -> None:
         """Add a source file, what it imports, and the data files that it names.
