@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.builders.model_identity import weights
 from agentrl.builders.models import SCRATCH, load_tokenizer
 from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
@@ -222,14 +223,10 @@ def find_recommendation(config: Config) -> Recommendation | None:
 
 
 def _file(config: Config) -> Path:
-    """Return the file of the model (its files, its chat template) and the environment with its options."""
-    model = find_model(config.model.path)
-    folder = Path(model)
-    files = sorted(file for file in folder.iterdir() if file.is_file()) if folder.is_dir() else []
+    """Return the file of the model (content of its files, chat template) and the environment with its options."""
     environment = config.sole_environment
     identity = {
-        "model": model,
-        "files": [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files],
+        "model": weights(find_model(config.model.path), config),
         "chat_template": config.model.chat_template and read_chat_template(config.model.chat_template),
         "environment": environment.name,
         "options": environment.options,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,24 +12,21 @@ from typing import Any
 
 import aiohttp
 import gymnasium
-from huggingface_hub import try_to_load_from_cache
 
-from agentrl.builders.models import SCRATCH
+from agentrl.builders.model_identity import model_files, weights
 from agentrl.builders.tools import agents_of
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.environment import AgentConfig
+from agentrl.config.section import Section
 from agentrl.env_lookup import ADDRESS, GYMNASIUM_ID, resolve_environment
-from agentrl.models.lora import ADAPTERS
 from agentrl.observe.code_identity import CodeIdentity, is_own_module
-from agentrl.observe.file_identity import file_digest
 from agentrl.observe.model_folder import find_model
+from agentrl.observe.source_names import split_command
 from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 
 REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
 """``module:attr``."""
-MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".model", ".py"}
-"""Endings of the files that make a model: weights, sizes, tokenizer, chat template."""
 ASKED_S = 5.0
 """Deadline of a request to a service about its model."""
 CARD = ("id", "root", "parent", "created", "digest", "revision", "weight_version", "max_model_len", "meta")
@@ -63,8 +59,16 @@ def code_identity(config: Config, outputs: Path) -> dict[str, str]:
         _add_module_of(code, name)
         found[f"{kind.replace('_', ' ')} {name}"] = code.digest()
     words = CodeIdentity(outputs)
-    for text in _texts([environment.options, environment.tasks, _agent_words(agent), config.engine.model_dump()]):
+    settings, options = _agent_words(agent)
+    options += [environment.options, environment.tasks]
+    settings += [engine.model_dump(mode="json") for engine in _engines(config)]
+    for text in _texts(options):
         _add_word(words, text)
+    for text in _texts(settings):
+        if "/" in text or Path(text).is_file():  # words such as "local" name no folder
+            _add_word(words, text)
+    for command in _lists([options, settings]):
+        words.add_command(command)
     for text in _texts(environment.options):
         if text.replace("-", "_").isidentifier() and is_own_module(text.replace("-", "_")):
             words.add_module(text.replace("-", "_"))
@@ -103,9 +107,28 @@ def _names(entries: list[str | dict[str, Any]]) -> list[str]:
     return [entry if isinstance(entry, str) else str(entry["name"]) for entry in entries]
 
 
-def _agent_words(agent: AgentConfig) -> dict[str, Any]:
-    """Return the settings of an agent that may name files or code; a reward model is found by `weights`."""
-    return agent.model_dump(mode="json", exclude={"system_prompt", "reward_model"})
+def _agent_words(agent: AgentConfig) -> tuple[list[Any], list[Any]]:
+    """Return the agent's settings that have words of their own (``auto``), and the options that the user made.
+
+    A reward model is found by `weights`, and engines by `_engines`.
+    """
+    settings = agent.model_dump(mode="json", exclude={"system_prompt", "reward_model"})
+    options = [settings.pop(name) for name in ("options", "sandbox")]
+    judge, roles = settings.get("judge") or {}, settings.get("roles") or {}
+    for section in (judge, *roles.values()):
+        section.pop("engine", None)
+    for section in (settings, *roles.values()):
+        entries = [*(section.pop("tools", None) or []), *(section.pop("reward", None) or [])]
+        options += [entry for entry in entries if not isinstance(entry, str)]
+        settings.setdefault("names", []).extend(entry for entry in entries if isinstance(entry, str))
+    return [settings], [*options, judge]
+
+
+def _engines(config: Config) -> list[Section]:
+    """Return the engines of the config: the policy's, the judge's and those of the roles."""
+    agent = config.agent
+    judge = [] if agent.judge is None else [agent.judge.engine]
+    return [config.engine, *judge, *(role.engine for role in (agent.roles or {}).values() if role.engine is not None)]
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -119,6 +142,15 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(inner)
 
 
+def _lists(value: object) -> Iterator[list[str]]:
+    """List the lists of texts, each of which may be a command."""
+    if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
+        yield list(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _lists(inner)
+
+
 def _add_word(code: CodeIdentity, text: str) -> None:
     """Add what a text of the config names: code, a file, a folder, or the files of a command."""
     if "\n" in text or len(text) > 4096 or not text.strip("./ "):
@@ -129,19 +161,12 @@ def _add_word(code: CodeIdentity, text: str) -> None:
         return
     if text.endswith(".py") and Path(text).is_file():
         code.add_file(Path(text).resolve())
-        return
-    if code.add_data(text) or " " not in text:
-        return
-    try:
-        words = shlex.split(text)
-    except ValueError:  # a sentence with an apostrophe
-        return
-    for before, word in zip(["", *words], words, strict=False):
-        if before == "-m":
-            code.add_module(word)
-            code.add_module(f"{word}.__main__")
-        elif " " not in word:
-            _add_word(code, word)
+    elif not code.add_data(text) and " " in text:
+        words = split_command(text)
+        code.add_command(words)
+        for word in words:
+            if " " not in word:
+                _add_word(code, word)
 
 
 def model_identity(config: Config) -> list[str]:
@@ -154,26 +179,6 @@ def reward_model_identity(config: Config) -> list[str]:
     """Return what identifies the reward model, like `model_identity`; empty if there is none."""
     reader = config.agent.reward_model
     return [] if reader is None else weights(find_model(reader.path), config)
-
-
-def weights(path: str, config: Config) -> list[str]:
-    """Return the files of a model with their digests; of a name on the hub its revision; of a new model its seed."""
-    if path == SCRATCH:
-        return [path, f"seed {config.run.seed}"]
-    if not Path(path).is_dir():
-        cached = try_to_load_from_cache(path, "config.json")
-        return [path, f"revision {Path(cached).parent.name}" if isinstance(cached, str) else "not in the cache"]
-    return _files(path)
-
-
-def _files(model: str) -> list[str]:
-    """Return the files in a model's folder with their digests; none of a folder that is not on this machine."""
-    folder = Path(model)
-    if not folder.is_dir():
-        return []
-    found = [*folder.iterdir(), *(folder / ADAPTERS).rglob("*")]
-    files = sorted(file for file in found if file.suffix in MODEL_FILES and file.is_file())
-    return [f"{file.relative_to(folder)} {file_digest(file)}" for file in files]
 
 
 async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
@@ -212,7 +217,7 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
             if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
                 card["digest"] = entry.get("digest")
     served_from = [str(card[name]) for name in ("root", "model_path") if name in card]
-    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in _files(folder)]):
+    if files := await asyncio.to_thread(lambda: [line for folder in served_from for line in model_files(folder)]):
         card["weights"] = files
     return card
 

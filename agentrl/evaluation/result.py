@@ -236,7 +236,8 @@ class EvaluationResult:
         """Number of reused episodes, and since when they were played; empty if none was reused."""
         if not self.reused or self.reused_since is None:
             return ""
-        return f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"
+        since = f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"
+        return f"{since}; not all changes can be seen: --fresh plays all again"
 
 
 def summarise(

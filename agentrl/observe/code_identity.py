@@ -1,7 +1,8 @@
 """Digests of code, which show whether an object has changed.
 
 An object of a file is identified by the file, by the modules that the file imports, directly or through others, and by
-the data files that these name in their sources (``open("words.txt")``). Only the user's own modules are followed; of an
+the data files, environment variables and commands that these name in their sources (``open("words.txt")``,
+``os.environ["LEVEL"]``); see `source_names`. Only the user's own modules are followed; of an
 installed package, its version counts, and the core of agentrl counts by its version, too. An object without a file,
 such as one of a notebook, is identified by its compiled code and by what that refers to.
 """
@@ -9,28 +10,33 @@ such as one of a notebook, is identified by its compiled code and by what that r
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from importlib.machinery import ModuleSpec, PathFinder
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any
 from uuid import UUID
 
-from agentrl.observe.file_identity import file_digest, folder_digest
+from agentrl.observe.file_identity import MOST_FILES, file_digest, folder_digest
+from agentrl.observe.source_names import ANY, NamedInSource, listed_words, names_in
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +47,12 @@ _LIBRARIES = tuple(
     {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _INSTALLED = ("site-packages", "dist-packages")
-_LONGEST_NAME = 240
-"""Maximum length of a text that is tried as the name of a file."""
+_LISTS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh", ".bash", ".zsh"}
+"""Endings of files of settings and of scripts, which may name further files."""
+_LONGEST_LIST = 2**18
+"""Maximum size of such a file in bytes; larger ones are data."""
+_ADDRESS_OF_FILE = re.compile(r"(?:file|sqlite)(?:\+\w+)?:(?://)?([^?]*)(?:\?.*)?", re.DOTALL)
+_PATTERN = re.compile(r"[*?\[]")
 _VALUES = (PurePath, Decimal, Fraction, date, time, timedelta, UUID, Enum, range, re.Pattern)
 """Types whose ``repr`` tells their value."""
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
@@ -71,6 +81,9 @@ class CodeIdentity:
         self._parts: dict[str, str] = {}
         self._seen: dict[int, object] = {}
         self._modules: set[str] = set()
+        self._roots: dict[Path, None] = {}
+        """Folders of scripts, whose modules they import by name."""
+        self._read: set[Path] = set()
 
     def digest(self) -> str:
         """Return one digest of all that was collected."""
@@ -143,12 +156,25 @@ class CodeIdentity:
             if here in self._modules:
                 continue
             self._modules.add(here)
-            if (file := _file_of(_spec(here))) is None:
+            if (file := self._find(here)) is None:
                 continue
             if _is_followed(here, file):
                 self.add_file(file, here)
             elif length == 1 and _is_installed(file):
                 self._note(f"package {here}", _versions(here))
+
+    def _find(self, name: str) -> Path | None:
+        """Find a module as this process would import it, or else as a script in its own folder would."""
+        found = _file_of(_spec(name))
+        places = (root / name.replace(".", "/") for root in self._roots) if found is None else ()
+        files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
+        return found or next((file.resolve() for file in files if file.is_file()), None)
+
+    def add_program(self, name: str, folder: Path | None = None) -> None:
+        """Add the module that ``python -m`` runs, which may be in the current folder."""
+        self._roots |= dict.fromkeys([folder or Path.cwd(), Path.cwd()])
+        self.add_module(name)
+        self.add_module(f"{name}.__main__")
 
     def add_file(self, file: Path, module: str = "") -> None:
         """Add a source file, what it imports, and the data files that it names.
@@ -170,37 +196,105 @@ class CodeIdentity:
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # another language than this Python's
             return
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-        for name in set(_imported(tree, package)):
+        named = names_in(tree, file, package)
+        if not module:
+            self._roots[file.parent] = None
+        for name in sorted(named.modules):
             neighbour = None if module else _file_of(PathFinder.find_spec(name.partition(".")[0], [str(file.parent)]))
-            if neighbour is not None:
+            if ANY in name:
+                self._add_modules_like(name, file.parent)
+            elif neighbour is not None:
                 self.add_file(neighbour, name.partition(".")[0])
             elif name.partition(".")[0] not in sys.stdlib_module_names:
                 self.add_module(name)
         if not module.startswith(CATALOGUE):
-            for named in _named_files(tree):
-                self.add_data(named, file.parent)
+            self._add_named(named, file.parent)
 
-    def add_data(self, name: str, folder: Path | None = None) -> bool:
-        """Add a data file or a folder of them by its content; return whether there is one.
+    def _add_modules_like(self, pattern: str, folder: Path) -> None:
+        """Add the modules that a name with ``*`` may stand for: next to the source, or below the folder of its path."""
+        if not re.search(r"\w", pattern):
+            return
+        path = pattern.replace(".", "/")
+        places = (folder, Path.cwd(), *folder.parents[: pattern.count(".")], *self._roots)
+        for place in dict.fromkeys(places):
+            for file in islice(sorted([*place.glob(f"{path}.py"), *place.glob(f"{path}/__init__.py")]), MOST_FILES):
+                inner = (file.parent if file.name == "__init__.py" else file.with_suffix("")).relative_to(place)
+                name = ".".join(inner.parts)
+                self.add_file(file.resolve(), name if _file_of(_spec(name)) == file.resolve() else "")
+
+    def _add_named(self, named: NamedInSource, folder: Path) -> None:
+        for text in sorted(named.files):
+            self.add_data(text, folder, without=named.written)
+        for pattern in named.variables:
+            for name in sorted(fnmatch.filter(os.environ, pattern)):
+                self._note(f"variable {name}", hashlib.blake2b(os.environ[name].encode(), digest_size=8).hexdigest())
+        for words in named.commands:
+            self.add_command(words, folder)
+
+    def add_command(self, words: Sequence[str], folder: Path | None = None) -> None:
+        """Add the files of a command, and the module of its ``-m``; ``--option=path`` names a file, too."""
+        for before, word in zip(["", *words], words, strict=False):
+            if before == "-m" and word.replace(".", "").isidentifier():
+                self.add_program(word, folder)
+            for text in {word, word.partition("=")[2]} if _may_be_file(word) else ():
+                self.add_data(text, folder)
+
+    def add_data(self, name: str, folder: Path | None = None, *, without: Collection[str] = ()) -> bool:
+        """Add a data file, a folder of them, or the files that match a pattern, by content; return if there is one.
 
         A folder that contains the results, or this Python's packages, is not data.
 
         Args:
-            name: The path, as it is written.
+            name: The path or pattern, as it is written; ``file:`` and ``sqlite:`` addresses stand for their path.
             folder: Where it is looked for before the current folder.
+            without: Files that a pattern does not stand for.
         """
+        if address := _ADDRESS_OF_FILE.fullmatch(name):
+            name = address[1].removeprefix("/") if name.startswith("sqlite") else address[1]
+        if not name.strip("./ "):
+            return False
+        found = False
         for place in dict.fromkeys((folder or Path.cwd(), Path.cwd())):
             try:
                 path = place / Path(name).expanduser()
                 if path.is_file():
-                    self._note(f"data {place} {name}", file_digest(path))
+                    self._add_read(f"data {place} {name}", path)
                     return True
                 if path.is_dir() and not self._holds_outputs(path.resolve()):
                     self._note(f"data {place} {name}", folder_digest(path))
                     return True
-            except (OSError, ValueError, RuntimeError):  # not readable, not a name, or no such user
+                if _PATTERN.search(name):
+                    found |= self._add_matches(path, without)
+            except (OSError, ValueError, RuntimeError, NotImplementedError):  # not readable, or not a name
                 continue
-        return False
+        return found
+
+    def _add_matches(self, pattern: Path, without: Collection[str]) -> bool:
+        written = {*without, *(Path(name).name for name in without)}
+        found = False
+        for text in islice(glob.iglob(str(pattern), recursive=True), MOST_FILES):
+            path = Path(text)
+            if not path.is_file() or text in written or path.name in written or "__pycache__" in path.parts:
+                continue
+            if self._outputs is None or not path.resolve().is_relative_to(self._outputs):
+                self._note(f"data {path}", file_digest(path))
+                found = True
+        return found
+
+    def _add_read(self, label: str, file: Path) -> None:
+        """Add a data file with what it names if it is a program, a script or a file of settings."""
+        self._note(label, file_digest(file))
+        if (place := file.resolve()) in self._read:
+            return
+        self._read.add(place)
+        with file.open("rb") as opened:
+            first = opened.readline(_LONGEST_LIST)
+        is_script = first.startswith(b"#!")
+        if file.suffix == ".py" or (is_script and b"python" in first):
+            self.add_file(place)
+        elif (is_script or file.suffix in _LISTS) and file.stat().st_size <= _LONGEST_LIST:
+            for words in listed_words(file.read_text(encoding="utf-8", errors="replace")):
+                self.add_command(words, file.parent)
 
     def _holds_outputs(self, folder: Path) -> bool:
         inside = [CORE, Path(sys.prefix).resolve(), *([] if self._outputs is None else [self._outputs])]
@@ -290,6 +384,12 @@ def _loaded_digest(module: str, file: Path, digest: str) -> str:
     return first
 
 
+def _may_be_file(word: str) -> bool:
+    """Return whether a word of a command may name a file: a folder's name alone is more often another word."""
+    last = word.partition("=")[2] or word
+    return "/" in last or "." in last or Path(last).is_file()
+
+
 def _name(target: object) -> str:
     return str(getattr(target, "__qualname__", type(target).__qualname__))
 
@@ -350,80 +450,6 @@ def _versions(package: str) -> str:
 def _distributions() -> Mapping[str, list[str]]:
     """Return the distributions of each package; finding them takes a second."""
     return importlib.metadata.packages_distributions()
-
-
-def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """List the dotted names of the modules that a source imports, also inside its functions."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-                base = ".".join([*above, *([module] if module else [])])
-                yield base
-                yield from (f"{base}.{alias.name}" for alias in names)
-            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]) if _called(function) in (
-                "import_module",
-                "__import__",
-            ):
-                yield name
-
-
-def _called(function: ast.expr) -> str:
-    return getattr(function, "attr", getattr(function, "id", ""))
-
-
-def _named_files(tree: ast.AST) -> set[str]:
-    """Collect the texts of a source that may name a file or folder which it reads."""
-    found = set[str]()
-    parts = set[int]()  # of paths that are put together
-    for node in ast.walk(tree):
-        match node:
-            case ast.BinOp(op=ast.Div(), left=left, right=right):
-                parts |= {id(left), id(right)}
-                if id(node) not in parts:
-                    found.add(_joined(node))
-            case ast.Call(func=function, args=[_, _, *_] as arguments) if _called(function) in (
-                "join",
-                "joinpath",
-                "Path",
-            ):
-                parts |= {id(one) for one in arguments}
-                found.add("/".join(text for one in arguments if (text := _text(one))))
-            case ast.Constant(value=str(text)) if id(node) not in parts:
-                found.add(text)
-    found -= {text for node in ast.walk(tree) for text in _written(node)}
-    return {text for text in found if text.strip("./ ") and len(text) <= _LONGEST_NAME and "\n" not in text}
-
-
-def _joined(node: ast.expr) -> str:
-    """Return the texts at the end of a path that is put together with slashes."""
-    parts: list[str] = []
-    while isinstance(node, ast.BinOp) and (text := _text(node.right)):
-        parts.insert(0, text)
-        node = node.left
-    match node:
-        case ast.Call(args=[first]):
-            node = first
-    return "/".join([*filter(None, [_text(node)]), *parts])
-
-
-def _text(node: ast.expr) -> str:
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def _written(node: ast.AST) -> Iterator[str]:
-    """List the names of files that a call opens in order to write."""
-    match node:
-        case ast.Call(func=function, args=[ast.Constant(value=str(name)), ast.Constant(value=str(mode)), *_]) if (
-            _called(function) == "open" and set(mode) & set("wax+")
-        ):
-            yield name
-        case ast.Call(func=ast.Attribute(value=ast.Call(args=[ast.Constant(value=str(name))]), attr=attribute)) if (
-            attribute.startswith("write_") or attribute in ("touch", "mkdir", "unlink")
-        ):
-            yield name
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

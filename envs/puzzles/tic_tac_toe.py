@@ -184,8 +184,9 @@ SPEC = puzzle_spec(
     TicTacToe,
     description=(
         "Tic-tac-toe from random openings, against an opponent that completes its own rows and blocks yours (the best"
-        " fixed order of fields wins a fifth of the games), a random or a perfect one, or for two players who both act"
-        " (opponent=self, with the agent loop self_play). Option: opponent (careful, random, expert or self)."
+        " fixed order of fields that a search found wins 28 % of the training games), a random or a perfect one, or for"
+        " two players who both act (opponent=self, with the agent loop self_play). Option: opponent (careful, random,"
+        " expert or self)."
     ),
     instructions=(
         "You play tic-tac-toe against another player. The board has nine fields. X and O are fields that are"
@@ -194,7 +195,7 @@ SPEC = puzzle_spec(
         " costs you a turn, or the game."
     ),
     reward_range=(-1.0, 1.0),
-    scores={"random": 0.04, "blind": 0.2, "expert": 0.61},
+    scores={"random": 0.04, "blind": 0.28, "expert": 0.61},
     version=1,
 )
 make = SPEC.make

@@ -98,8 +98,7 @@ class Terminal(ShellEnv):
             await sandbox.write(f"{places.folder}/{KEPT}", b"")
             await run_command(sandbox, ["rm", KEPT], seconds=self.seconds, cwd=places.folder)
         for file in task.files:
-            is_program = bool(file.source.stat().st_mode & 0o100)
-            await sandbox.write(places.place_of(file.target, task), file.source.read_bytes(), executable=is_program)
+            await sandbox.write(places.place_of(file.target, task), file.read(), executable=file.is_executable)
         if task.setup:
             command = in_bash(f"bash ./{SETUP} && rm {SETUP}")
             result = await run_command(sandbox, command, seconds=self.seconds, cwd=places.folder)

@@ -15,7 +15,7 @@ import yaml
 
 from agentrl.errors import UsageError
 
-from .dockerfile import CopiedFile, Recipe, compose_variables, files_below, read_dockerfile
+from .dockerfile import CopiedFile, Recipe, compose_variables, files_of_context, read_dockerfile
 
 FOLDER = "/app"
 """Working folder of tasks that name none."""
@@ -106,7 +106,7 @@ def _of_harbor(folder: Path) -> FolderTask:
     recipe = _recipe(context / "Dockerfile")
     working = recipe.folder or FOLDER
     image = environment.get("docker_image")
-    files = recipe.copies if recipe.has_copies else list(files_below(context, working))
+    files = recipe.copies if recipe.has_copies else files_of_context(context, working)
     solve = folder / "solution" / "solve.sh"
     return FolderTask(
         name=folder.name,
@@ -146,7 +146,7 @@ def _of_terminal_bench(folder: Path) -> FolderTask:
     recipe = _recipe(folder / "Dockerfile")
     working = recipe.folder or FOLDER
     context = folder / "environment"
-    files = recipe.copies if recipe.has_copies else list(files_below(context, working))
+    files = recipe.copies if recipe.has_copies else files_of_context(context, working)
     compose = next((path for path in folder.glob("docker-compose.y*ml") if path.is_file()), None)
     solution = folder / "solution.sh"
     return FolderTask(

@@ -76,7 +76,11 @@ def test_a_result_is_of_its_model_files_template_environment_and_options(model: 
     assert find_recommendation(config_of(model, "environment.options={high: 50}")) is None
     assert find_recommendation(config_of(model, "model.chat_template=chatml")) is None
     weights = model / "model.safetensors"
-    os.utime(weights, ns=(weights.stat().st_atime_ns, weights.stat().st_mtime_ns + 1))
+    status = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert find_recommendation(config_of(model)) is None
 
 
@@ -131,6 +135,17 @@ def test_an_option_of_text_loops_chooses_the_text_loop_of_a_model_without_tools(
     config, [line] = chosen(config_of(without_tools, "agent.options={format: plain}"))
     assert (config.agent.loop, config.agent.options) == ("react_text", {"format": "plain"})
     assert "agent.loop=react_text" in line
+
+
+def test_a_result_is_of_the_model_wherever_its_files_are(model: Path) -> None:
+    save_recommendation(config_of(model), FOUND)
+    (model / "notes.md").write_text("Seen.")
+    for file in model.iterdir():
+        os.utime(file, (1, 1))
+    moved = model.rename(model.parent / "moved")
+    assert find_recommendation(config_of(moved)) == FOUND
+    (moved / "chat_template.jinja").write_text("{{ messages }}")
+    assert find_recommendation(config_of(moved)) is None
 
 
 def test_a_damaged_result_is_as_none(model: Path) -> None:

@@ -395,9 +395,46 @@ def test_a_dockerfile_is_read_line_by_line(tmp_path: Path) -> None:
     assert recipe.copies[2] == CopiedFile(source=tmp_path / "one.txt", target="/srv/1/named")
 
 
+def test_texts_in_a_dockerfile_are_files(tmp_path: Path) -> None:
+    (tmp_path / "seed.txt").write_text("7")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM x\nENV A=1\nWORKDIR /app\nCOPY <<EOF conf.txt\n# kept $A\n\nCOPY no.txt /x \\\nEOF\n"
+        'COPY --chmod=755 <<-"END" /usr/bin/run.sh\n\techo $A\n\tEND\n'
+        "RUN <<EOF\nCOPY no.txt /\nEOF\nRUN echo $((1<<3)) && cat <<< x\n"
+        "COPY <<a.txt <<'b.txt' seed.txt /d/\n1\na.txt\n$A\nb.txt\nCOPY seed.txt .\n"
+    )
+    recipe = read_dockerfile(tmp_path / "Dockerfile")
+    assert {one.target: one.read() for one in recipe.copies} == {
+        "/app/conf.txt": b"# kept 1\n\nCOPY no.txt /x \\\n",
+        "/usr/bin/run.sh": b"echo $A\n",
+        "/d/a.txt": b"1\n",
+        "/d/b.txt": b"$A\n",
+        "/d/seed.txt": b"7",
+        "/app/seed.txt": b"7",
+    }
+    assert [one.target for one in recipe.copies if one.is_executable] == ["/usr/bin/run.sh"]
+    assert len(recipe.commands) == 2
+
+
+IGNORED = "# comment\n*.log\n/secret\n**/cache\ndeep/*/x?.txt\n!keep.log\ndata/[ab].csv\n\n./top.md\n"
+
+
+@pytest.mark.parametrize("name", [".dockerignore", "Dockerfile.dockerignore"])
+@pytest.mark.parametrize("lines", ["COPY . .\n", ""])
+def test_a_dockerignore_leaves_files_out(name: str, lines: str, tmp_path: Path) -> None:
+    kept = {"keep.log", "sub/other.log", "deep/x1.txt", "data/c.csv", "secrets", "sub/secret"}
+    left_out = {"a.log", "secret/key", "cache/a", "sub/cache/b", "deep/in/x1.txt", "data/a.csv", "top.md"}
+    files = {f"environment/{path}": "1" for path in kept | left_out}
+    files |= {"environment/Dockerfile": f"FROM x\nWORKDIR /w\n{lines}", f"environment/{name}": IGNORED}
+    (task,) = read_folder(written(tmp_path, "python", **files)["test"])
+    assert {one.target for one in task.files} == {f"/w/{path}" for path in kept}
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("COPY <<EOF /app/a.txt\nno end", "holds a text without an end: got <<EOF /app/a.txt, expected a line EOF"),
+        ("COPY left.out /app/", "copies what is not there: got left.out, which .dockerignore leaves out"),
         ("COPY none.txt /app/", "copies what is not there: got none.txt"),
         ("COPY ../secret /app/", "copies what is not there"),
         ("COPY one", "copies something that cannot be read"),
@@ -407,6 +444,8 @@ def test_a_dockerfile_is_read_line_by_line(tmp_path: Path) -> None:
 def test_a_dockerfile_that_copies_what_is_not_there_is_refused(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "context").mkdir()
     (tmp_path / "secret").write_text("x")
+    (tmp_path / "context" / "left.out").write_text("x")
+    (tmp_path / "context" / ".dockerignore").write_text("left.*\n")
     file = tmp_path / "context" / "Dockerfile"
     file.write_text(f"FROM x\n{line}\n")
     with pytest.raises(UsageError, match=words):
