@@ -256,12 +256,12 @@ def _load_gymnasium_plugins() -> tuple[str, ...]:
     """
     broken = []
     for entry_point in importlib.metadata.entry_points(group=GYMNASIUM_PLUGINS):
-        try:
-            with namespace(entry_point.name):
+        with namespace(entry_point.name):  # which does not end where an exception leaves it
+            try:
                 entry_point.load()()
-        except Exception as error:  # any package may be broken in any way
-            package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
-            broken.append(f"{package} ({type(error).__name__}: {error})")
+            except Exception as error:  # any package may be broken in any way
+                package = entry_point.dist.name if entry_point.dist is not None else entry_point.value
+                broken.append(f"{package} ({type(error).__name__}: {error})")
     return tuple(broken)
 
 

@@ -296,7 +296,7 @@ def test_other_processes_need_what_they_can_import():
     [
         ((len, 1.0, 2.0), "a reward is no pair"),
         ([lambda trajectory, task: 0, lambda trajectory, task: 1], "two reward functions have one name"),
-        (lambda prompt: 0, "does not take the arguments of a reward function"),
+        (lambda other: 0, "does not take the arguments of a reward function"),
         (3, "cannot be called: got int"),
     ],
 )

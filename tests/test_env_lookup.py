@@ -191,3 +191,8 @@ def test_broken_packages_of_others_do_not_break_an_environment() -> None:
     with pytest.raises(UnknownNameError, match="broken_games:register") as unknown:
         resolve_environment("Zxqvy-v7")
     assert "could not register" in str(unknown.value)
+    gymnasium.register("AfterBrokenPackages-v0", lambda: None)
+    try:
+        assert "AfterBrokenPackages-v0" in gymnasium.registry  # and not broken_games/AfterBrokenPackages-v0
+    finally:
+        gymnasium.registry.pop("AfterBrokenPackages-v0", None)
