@@ -1,7 +1,7 @@
 """The hosts that a sandbox may reach: a list of names and addresses, and what is a public address.
 
->>> hosts = AllowList.read(["pypi.org", "*.example.com:8443", "10.0.0.5:5432"])
->>> hosts.permits(read_host("PyPI.org."), 443), hosts.permits(read_host("a.example.com"), 443)
+>>> hosts = AllowList.read(["example.org", "*.example.com:8443", "10.0.0.5:5432"])
+>>> hosts.permits(read_host("Example.org."), 443), hosts.permits(read_host("a.example.com"), 443)
 (True, False)
 """
 

@@ -118,7 +118,7 @@ class SandboxSpec:
     """The server's address (``http``)."""
     network: str | tuple[str, ...] = NO_NETWORK
     """``none``; ``gateway``: the policy's gateway, for the program of the `external` loop; a list of the hosts that can
-    be reached, like ``[pypi.org, "*.example.com:8443", gateway]``; or ``all``."""
+    be reached, like ``[example.org, "*.example.com:8443", gateway]``; or ``all``."""
     limits: Limits = DEFAULT_LIMITS
     """Of the whole sandbox; those that are left out are `DEFAULT_LIMITS`."""
     env: Mapping[str, str] = field(default_factory=dict)

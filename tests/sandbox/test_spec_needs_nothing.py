@@ -12,7 +12,7 @@ from agentrl.sandbox.spec import DEFAULT_LIMITS, ExecResult
 def test_plain_data_become_a_spec() -> None:
     given = {
         "type": "local",
-        "network": ["pypi.org", "gateway"],
+        "network": ["example.org", "gateway"],
         "limits": {"seconds": 5, "processes": 3},
         "env": {"COUNT": 7},
         "files": {"a.txt": "größer", "b.bin": b"\xff"},
@@ -23,7 +23,7 @@ def test_plain_data_become_a_spec() -> None:
     assert spec.files == {"a.txt": "größer".encode(), "b.bin": b"\xff"}
     assert (spec.limits.seconds, spec.limits.processes) == (5, 3)
     assert spec.limits.memory_bytes == DEFAULT_LIMITS.memory_bytes
-    assert (spec.network, spec.hosts, spec.uses_gateway) == (("pypi.org", "gateway"), ("pypi.org",), True)
+    assert (spec.network, spec.hosts, spec.uses_gateway) == (("example.org", "gateway"), ("example.org",), True)
     assert read_spec(spec) is spec
     assert read_spec("docker") == SandboxSpec(type="docker")
 
