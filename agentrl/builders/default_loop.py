@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shlex
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
-from agentrl.env import optional_part
+from agentrl.env import optional_part, settled
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
@@ -162,7 +164,11 @@ def brings_tools(config: Config) -> bool:
     spec = resolve_environment(environment.name)
     try:
         env = spec.make(**{**spec.options, **environment.options})
-        return bool(optional_part(env, "tools")) and not optional_part(env, "action_hint")
+        try:
+            return bool(optional_part(env, "tools")) and not optional_part(env, "action_hint")
+        finally:
+            with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
+                thread.submit(asyncio.run, settled(env.close())).result()
     except Exception:  # of the user's code; the start of a run says what is wrong
         return False
 

@@ -123,6 +123,18 @@ def evaluate(
     if policy is PolicyKind.ENGINE:
         note(evaluation_size(config, n_tasks, samples))
     finished = _play(request)
+    _print_finished(finished)
+    if json_file is not None:
+        replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
+        note(f"wrote {json_file}")
+    if report:
+        files = write_evaluation_report(finished)
+        note(f"wrote {files.markdown} and {files.html}")
+    _check_measured(finished.result)
+
+
+def _print_finished(finished: FinishedEvaluation) -> None:
+    """Print the result, its problems, and where the episodes are."""
     _print_result(finished.result)
     for line in problem_lines(finished.result.problems):
         note(line)
@@ -131,13 +143,6 @@ def evaluate(
     if finished.result.success is None and finished.result.reward is not None:
         note(WITHOUT_SUCCESS)
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
-    if json_file is not None:
-        replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
-        note(f"wrote {json_file}")
-    if report:
-        files = write_evaluation_report(finished)
-        note(f"wrote {files.markdown} and {files.html}")
-    _check_measured(finished.result)
 
 
 def _play(request: EvaluationRequest) -> FinishedEvaluation:

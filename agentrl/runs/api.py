@@ -295,11 +295,7 @@ def evaluate(
     """
     chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
     words = [*_parts(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
-    interruption, counters = Interruption(), RolloutCounters()
-
-    async def measured(request: EvaluationRequest, report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
-        with interruption.stops():
-            return (await run_evaluation(request, on_episode=report, counters=counters)).result
+    interruption = Interruption()
 
     def work() -> EvaluationResult:
         settings = evaluation_config(
@@ -324,17 +320,40 @@ def evaluate(
             folder=evaluations_folder(settings, model),
             fresh=fresh,
         )
-        if progress and chosen is PolicyKind.ENGINE:
-            note(evaluation_size(settings, request.n_tasks, samples))
-        with _counted(request.n_tasks * samples, counters, progress, on_episode) as report:
-            result = asyncio.run(measured(request, report))
-        for line in problem_lines(result.problems) if progress else ():
-            note(line)
-        if progress and result.success is None and result.reward is not None:
-            note(WITHOUT_SUCCESS)
-        return result
+        return _measure(request, interruption, progress=progress, on_episode=on_episode)
 
     return _apart(work, interruption)
+
+
+def _measure(
+    request: EvaluationRequest,
+    interruption: Interruption,
+    *,
+    progress: bool,
+    on_episode: Callable[[EvaluatedEpisode], None],
+) -> EvaluationResult:
+    """Play an evaluation until it ends or is interrupted, and print how far it is."""
+    counters = RolloutCounters()
+
+    async def measured(report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
+        with interruption.stops():
+            return (await run_evaluation(request, on_episode=report, counters=counters)).result
+
+    if progress and request.policy is PolicyKind.ENGINE:
+        note(evaluation_size(request.config, request.n_tasks, request.samples))
+    with _counted(request.n_tasks * request.samples, counters, progress, on_episode) as report:
+        result = asyncio.run(measured(report))
+    if progress:
+        _print_problems(result)
+    return result
+
+
+def _print_problems(result: EvaluationResult) -> None:
+    """Print the problems of an evaluation, and why its success is unknown if it is."""
+    for line in problem_lines(result.problems):
+        note(line)
+    if result.success is None and result.reward is not None:
+        note(WITHOUT_SUCCESS)
 
 
 def _apart(work: Callable[[], T], interruption: Interruption) -> T:

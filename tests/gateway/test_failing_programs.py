@@ -56,12 +56,16 @@ async def test_a_program_that_has_worked_once_ends_nothing(run_loop, program, tm
 
 
 def test_what_the_policy_makes_a_program_do_is_not_the_programs_failure():
-    first = FirstAttempts()
+    gone = EnvironmentFailure("no answer", got="gone")
+    first, never_worked = FirstAttempts(), FirstAttempts()
     for _ in range(MOST_ALIKE - 1):
-        first.fail(EnvironmentFailure("no answer", got="gone"))
+        first.fail(gone)
+        never_worked.fail(gone)
     first.succeed()
     for _ in range(MOST_ALIKE):
-        first.fail(EnvironmentFailure("no answer", got="gone"))
+        first.fail(gone)
+    with pytest.raises(UsageError, match=f"all of its {MOST_ALIKE} attempts"):
+        never_worked.fail(gone)
 
 
 @pytest.mark.parametrize(
