@@ -121,6 +121,21 @@ async def test_requests_in_flight_count_and_failed_ones_do_not():
             assert (await judge.score(episode("north"), TASK)).reward == 0.7
 
 
+async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_process_and_in_the_next(tmp_path):
+    file = tmp_path / "judge.jsonl"
+    with judge_service(seven, delay_s=0.2) as service:
+        async with judge_at(service, file=file, budget={"max_requests": 1}) as (judge, _):
+            asked = asyncio.create_task(judge.score(episode("north"), TASK))
+            while not service.bodies:
+                await asyncio.sleep(0.01)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        async with judge_at(service, file=file, budget={"max_requests": 1}) as (judge, _):
+            with pytest.raises(BudgetSpent, match="got 1 requests of 1"):
+                await judge.score(episode("north"), TASK)
+    assert len(service.bodies) == 1
+
+
 async def test_a_service_that_counts_no_tokens_cannot_have_a_budget_of_them():
     with judge_service(seven, usage=None) as service:
         async with judge_at(service, budget={"max_tokens_total": 100}) as (judge, _):

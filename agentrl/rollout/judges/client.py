@@ -173,6 +173,9 @@ class JudgeClient:
             began = time.perf_counter()
             try:
                 answer = await self._guided(messages, form, request_id)
+            except asyncio.CancelledError:
+                self._note_withdrawn(request_id)
+                raise
             except BaseException:
                 self._requests -= 1
                 raise
@@ -224,6 +227,13 @@ class JudgeClient:
                     "prompt_tokens": answer.prompt_tokens,
                     "answer_tokens": answer.answer_tokens,
                 }
+            )
+
+    def _note_withdrawn(self, request_id: str) -> None:
+        """Keep a request that was withdrawn before its answer came: the service may have been sent it, and bills it."""
+        if self._file is not None:
+            self._file.append(
+                {"key": request_id, "readable": False, "answer": "", "prompt_tokens": 0, "answer_tokens": 0}
             )
 
     def _cost_of_answer(self, answer: ChatAnswer) -> float:
