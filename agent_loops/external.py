@@ -30,11 +30,18 @@ from agentrl.errors import (
     bounded_reward,
     described_error,
 )
-from agentrl.gateway import Gateway, GatewaySession, SideCalls
+from agentrl.gateway import Gateway, GatewaySession, UntrainedRequestRules
 from agentrl.message import Message, ToolCall, described
 from agentrl.sandbox import open_sandbox
 
-from .external_programs import Given, HostFolder, ProgramFolder, SandboxFolder, read_program, read_program_sandbox
+from .external_programs import (
+    HostFolder,
+    ProgramFolder,
+    ProgramInput,
+    SandboxFolder,
+    read_program,
+    read_program_sandbox,
+)
 
 LONGEST_VARIABLE = 100_000
 """Bytes of a prompt that fits into a variable; Linux refuses more than 128 KiB."""
@@ -185,7 +192,7 @@ class External(AgentLoop):
         self._seconds, self._grace_s = seconds, grace_seconds
         self._variables = dict(variables or {})
         self._crash = Outcome(crash)
-        self._side_calls = SideCalls(models=tuple(side_models), markers=tuple(side_markers))
+        self._side_calls = UntrainedRequestRules(models=tuple(side_models), markers=tuple(side_markers))
         self._demonstration = None if demonstration is None else _read_demonstration(demonstration)
         self._holds_forms = forms == "enforce"
         self._attempts = FirstAttempts()
@@ -340,7 +347,7 @@ class External(AgentLoop):
         if len(play.prompt.encode()) <= LONGEST_VARIABLE:
             variables["AGENTRL_PROMPT"] = play.prompt
         task = {"id": play.episode.task.id, "prompt": play.prompt, "instructions": play.episode.spec.instructions}
-        given = Given(
+        given = ProgramInput(
             prompt=play.prompt,
             task=task,
             variables={**variables, **self._variables},

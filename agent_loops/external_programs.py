@@ -47,7 +47,7 @@ INHERITED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ProgramResult:
     """End of a program."""
 
     output: str
@@ -69,7 +69,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ProgramInput:
     """What a program gets in one episode."""
 
     prompt: str
@@ -93,7 +93,7 @@ class ProgramFolder(ABC):
         self.url = url
 
     @abstractmethod
-    async def run(self, program: Program, given: Given) -> Ended:
+    async def run(self, program: Program, given: ProgramInput) -> ProgramResult:
         """Run it to its end; cancelling the call kills it, and all that it started."""
 
     @abstractmethod
@@ -118,7 +118,7 @@ class HostFolder(ProgramFolder):
         super().__init__(url)
         self._folder = folder
 
-    async def run(self, program: Program, given: Given) -> Ended:
+    async def run(self, program: Program, given: ProgramInput) -> ProgramResult:
         """See `ProgramFolder.run`. What it writes goes to files: a child that it leaves behind holds no pipe open."""
         task_file = self._folder / TASK_FILE
         task_file.write_text(json.dumps(given.task), encoding="utf-8")
@@ -140,8 +140,10 @@ class HostFolder(ProgramFolder):
                 output, errors = _end_of(said), _end_of(complained)
                 given.keep_log((output + errors)[-LONGEST_LOG:])
         if GUARDED and code < 0:
-            return Ended(output=output, problem="what the program started could not be ended: its guard was killed")
-        return Ended(output=output, problem=_problem(code, errors, output))
+            return ProgramResult(
+                output=output, problem="what the program started could not be ended: its guard was killed"
+            )
+        return ProgramResult(output=output, problem=_problem(code, errors, output))
 
     async def _start(
         self, words: Sequence[str], variables: Mapping[str, str], *files: IO[bytes]
@@ -181,7 +183,7 @@ class SandboxFolder(ProgramFolder):
         super().__init__(url)
         self._sandbox = sandbox
 
-    async def run(self, program: Program, given: Given) -> Ended:
+    async def run(self, program: Program, given: ProgramInput) -> ProgramResult:
         """See `ProgramFolder.run`."""
         for name, (content, is_executable) in program.files.items():
             await self._sandbox.write(name, content, executable=is_executable)
@@ -203,7 +205,7 @@ class SandboxFolder(ProgramFolder):
                 errors = (await process.wait()).stderr.decode(errors="replace")
             said = output.decode(errors="replace")
             given.keep_log((said + errors)[-LONGEST_LOG:])
-        return Ended(output=said, problem=_problem(result.exit_code, errors, said, note))
+        return ProgramResult(output=said, problem=_problem(result.exit_code, errors, said, note))
 
     async def read(self, path: str) -> bytes:
         """See `ProgramFolder.read`."""

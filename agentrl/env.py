@@ -81,7 +81,7 @@ def optional_part(env: AnyEnv, name: str) -> Any:
         return None
 
 
-async def settled(value: T | Awaitable[T]) -> T:
+async def maybe_await(value: T | Awaitable[T]) -> T:
     """Return the result of an environment's method, awaited if the method is a coroutine."""
     return await value if inspect.isawaitable(value) else value
 

@@ -124,7 +124,7 @@ def plainly_written(message: Message) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class TranscriptMessage:
     """A message as text."""
 
     role: str
@@ -133,7 +133,7 @@ class Said:
     """Place of the turn that it is the answer of, among the episode's turns; ``None`` for what others said."""
 
 
-Transcript: TypeAlias = list[list[Said]]
+Transcript: TypeAlias = list[list[TranscriptMessage]]
 """The messages of each conversation."""
 
 
@@ -149,9 +149,9 @@ def transcript(conversations: Sequence[Sequence[Message]], answers: Sequence[Mes
     return [[_said(message, turns.get(id(message))) for message in messages] for messages in conversations]
 
 
-def _said(message: Message, turn: int | None) -> Said:
+def _said(message: Message, turn: int | None) -> TranscriptMessage:
     thought = "" if message.reasoning is None else f"<think>{message.reasoning}</think>\n"
-    return Said(role=message.role, text=f"{thought}{plainly_written(message)}", turn=turn)
+    return TranscriptMessage(role=message.role, text=f"{thought}{plainly_written(message)}", turn=turn)
 
 
 def transcript_record(said: Transcript) -> list[list[dict[str, Any]]]:
@@ -161,7 +161,7 @@ def transcript_record(said: Transcript) -> list[list[dict[str, Any]]]:
 
 def transcript_from_record(rows: Iterable[Iterable[Mapping[str, Any]]]) -> Transcript:
     """Restore what `transcript_record` was given."""
-    return [[Said(**row) for row in messages] for messages in rows]
+    return [[TranscriptMessage(**row) for row in messages] for messages in rows]
 
 
 def system(text: str) -> Message:

@@ -63,7 +63,7 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class SourceLocation:
     """File and line of a definition, where they are known."""
 
     file: str | None = None
@@ -83,7 +83,7 @@ class Scorer(ABC):
     """
 
     @property
-    def definitions(self) -> Mapping[str, Definition]:
+    def definitions(self) -> Mapping[str, SourceLocation]:
         """Places where the reward code is defined, by name; empty if the environment alone decides."""
         return {type(self).__name__: defined_in(self)}
 
@@ -121,7 +121,7 @@ class EnvironmentReward(Scorer):
     """The sum of the rewards that the environment gave: the default."""
 
     @property
-    def definitions(self) -> Mapping[str, Definition]:
+    def definitions(self) -> Mapping[str, SourceLocation]:
         """No places: the environment alone decides."""
         return {}
 
@@ -182,7 +182,7 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
                     if isinstance(scorer, EnvironmentReward)
                     else None,
                 ),
-                Definition() if isinstance(scorer, EnvironmentReward) else defined_in(scorer),
+                SourceLocation() if isinstance(scorer, EnvironmentReward) else defined_in(scorer),
                 type(scorer).__name__,
             )
     return Score(
@@ -198,7 +198,7 @@ def reward_places(scorer: Scorer) -> dict[str, Place | None]:
 
 
 @contextmanager
-def failures_named(what: str, definition: Definition, *, subject: str) -> Iterator[None]:
+def failures_named(what: str, definition: SourceLocation, *, subject: str) -> Iterator[None]:
     """Turn whatever a user's function raises into a failure that names it, and the line of its file.
 
     Args:
@@ -222,7 +222,7 @@ def failures_named(what: str, definition: Definition, *, subject: str) -> Iterat
         raise _located(own, definition, subject) from error
 
 
-def _located(failure: RewardFailure, definition: Definition, subject: str) -> RewardFailure:
+def _located(failure: RewardFailure, definition: SourceLocation, subject: str) -> RewardFailure:
     """Add whose failure it is, and where it is defined, as far as that is not known better."""
     failure.subject = failure.subject or subject
     if failure.place is None and definition.file is not None:
@@ -230,7 +230,7 @@ def _located(failure: RewardFailure, definition: Definition, subject: str) -> Re
     return failure
 
 
-def defined_in(function: Any) -> Definition:
+def defined_in(function: Any) -> SourceLocation:
     """Find the line where a function, or the class of an object, is defined."""
     target = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     found: Any = target if inspect.isclass(target) or hasattr(target, "__code__") else type(target)
@@ -238,13 +238,13 @@ def defined_in(function: Any) -> Definition:
 
 
 @functools.lru_cache(maxsize=256)
-def _place(target: Any) -> Definition:
+def _place(target: Any) -> SourceLocation:
     if code := getattr(target, "__code__", None):
-        return Definition(code.co_filename, code.co_firstlineno)
+        return SourceLocation(code.co_filename, code.co_firstlineno)
     try:
-        return Definition(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
+        return SourceLocation(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or another one than was run
-        return Definition()
+        return SourceLocation()
 
 
 def as_number(value: Any) -> float | None:

@@ -203,7 +203,7 @@ class ToolRules:
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
-class Declared(TypedDict, total=False):
+class ToolOptions(TypedDict, total=False):
     """`ToolRules` as keywords of `tool`."""
 
     stop: bool
@@ -270,7 +270,7 @@ class ToolContext(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provisions:
+class ToolDependencies:
     """Values that the runtime fills in, by the ``provided_as`` of the parameter's type."""
 
     context: ToolContext | None = None
@@ -280,7 +280,7 @@ class Provisions:
 class Tool:
     """A tool as the runtime sees it. Made by `tool`; still callable like the function it wraps."""
 
-    def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[Declared]) -> None:
+    def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[ToolOptions]) -> None:
         if not callable(target):
             raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
@@ -398,9 +398,9 @@ class Tool:
             expected = self._arguments.described()
             raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {expected}") from error
 
-    async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
+    async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
         """Return the object that an episode calls: the function, or this episode's own object, entered on `stack`."""
-        provisions = provisions or Provisions()
+        provisions = provisions or ToolDependencies()
         called = self._provide(self._arguments, provisions)
         if not self.is_stateful:
             return functools.partial(self.target, **called) if called else self.target
@@ -409,7 +409,7 @@ class Tool:
             await stack.enter_async_context(made)
         return functools.partial(made, **called) if called else made
 
-    def _provide(self, arguments: Arguments, provisions: Provisions) -> dict[str, Any]:
+    def _provide(self, arguments: Arguments, provisions: ToolDependencies) -> dict[str, Any]:
         provided = {name: getattr(provisions, what) for name, what in arguments.provided.items()}
         for name, what in arguments.provided.items():
             if provided[name] is None:
@@ -457,9 +457,9 @@ class Toolset(ABC):
 @overload
 def tool(target: F, /) -> Tool: ...
 @overload
-def tool(*, name: str | None = None, **declared: Unpack[Declared]) -> Callable[[F], Tool]: ...
+def tool(*, name: str | None = None, **declared: Unpack[ToolOptions]) -> Callable[[F], Tool]: ...
 def tool(
-    target: F | None = None, /, *, name: str | None = None, **declared: Unpack[Declared]
+    target: F | None = None, /, *, name: str | None = None, **declared: Unpack[ToolOptions]
 ) -> Tool | Callable[[F], Tool]:
     """Make a tool of a typed function (or of a class with ``__call__``) that has a docstring.
 
@@ -478,7 +478,7 @@ def tool(
     return wrap if target is None else wrap(target)
 
 
-def _known_rules(tool: str, declared: Declared) -> Declared:
+def _known_rules(tool: str, declared: ToolOptions) -> ToolOptions:
     known = [rule.name for rule in dataclasses.fields(ToolRules)]
     for name in declared:
         if name not in known:

@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 
-from agentrl.models.threads import Lanes
+from agentrl.models.threads import ThreadWorkers
 
 
 def test_parts_run_together_in_threads_of_their_own_and_in_order():
-    lanes, meeting = Lanes(3), threading.Barrier(3, timeout=20)
+    lanes, meeting = ThreadWorkers(3), threading.Barrier(3, timeout=20)
     before = torch.get_num_threads()
 
     def compute(part):
@@ -32,7 +32,7 @@ def four_threads():
 
 
 def test_each_lane_takes_its_share_of_the_threads(four_threads):
-    lanes = Lanes(2)
+    lanes = ThreadWorkers(2)
     assert lanes.run(lambda _: torch.get_num_threads(), ["a", "b"]) == [2, 2]
     torch.ones(100, 100) @ torch.ones(100, 100)
     assert torch.get_num_threads() == 4
@@ -42,7 +42,7 @@ def test_each_lane_takes_its_share_of_the_threads(four_threads):
 
 
 def test_an_error_is_raised_when_no_part_runs_any_more():
-    lanes, failed, ended = Lanes(2), threading.Event(), []
+    lanes, failed, ended = ThreadWorkers(2), threading.Event(), []
 
     def compute(part):
         if part == "bad":

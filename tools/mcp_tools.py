@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agentrl.errors import ToolError, UsageError
-from agentrl.tool import TOOL_NAME, Provisions, Tool, ToolResult, ToolRules, Toolset
+from agentrl.tool import TOOL_NAME, Tool, ToolDependencies, ToolResult, ToolRules, Toolset
 from agentrl.tool_schema import WrongArguments
 
 from .mcp_arguments import EXTRA, LONGEST_PROBLEM, Checker, InputSchema
@@ -198,7 +198,7 @@ class MCPTool(Tool):
             takes = ", ".join(self._input.names) or "no arguments"
             raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {takes}") from error
 
-    async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
+    async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
         """The episode's session with the server."""
         context = None if provisions is None else provisions.context
         if context is None:

@@ -25,7 +25,7 @@ class Input(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TokenSelector:
     """Choice of a loss among all tokens of an update, before it is computed."""
 
     choose: Callable[..., Any]
@@ -81,10 +81,10 @@ def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
 
 def chooses(choose: Callable[..., Any], *, drops: bool) -> Callable[[Marked], Marked]:
     """Mark a loss that chooses among all tokens of an update; see `Choice`."""
-    return _mark("choice", Choice(choose, drops))
+    return _mark("choice", TokenSelector(choose, drops))
 
 
-def choice_of(loss: Callable[..., Any]) -> Choice | None:
+def choice_of(loss: Callable[..., Any]) -> TokenSelector | None:
     """Return the choice of a loss that was marked with `chooses`."""
     return getattr(loss, "choice", None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.builders.environments import roles_of_environment
 from agentrl.config.config import LABEL, Config
-from agentrl.config.derived import adapter_config, parts_of
+from agentrl.config.derived import adapter_config, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, VLLMEngineConfig
 from agentrl.config.environment import BASE
 from agentrl.errors import ConfigError, did_you_mean
@@ -22,7 +22,7 @@ def roles_of_adapters(config: Config) -> dict[str, str]:
         ConfigError: a role has different adapters in two environments.
     """
     found: dict[str, str] = {}
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         for role, section in (part.config.agent.roles or {}).items():
             if section.adapter is None or section.adapter == BASE:
                 continue
@@ -39,7 +39,7 @@ def trained_roles(config: Config) -> dict[str, frozenset[str]]:
     """Return the roles that train each adapter, of those that learn."""
     untrained = {
         role
-        for part in parts_of(config)
+        for part in per_environment_configs(config)
         for role, section in (part.config.agent.roles or {}).items()
         if not section.is_trained or role in roles_of_environment(part.config)
     }
@@ -81,7 +81,7 @@ def refuse_role_adapters(config: Config, what: str) -> None:
 
 def _check_roles(config: Config) -> None:
     named: set[str] = set()
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         agent = part.config.agent
         sections = agent.roles or {}
         for role, section in sections.items():
@@ -141,7 +141,7 @@ def _check_learns(config: Config) -> None:
             )
     if not trained:
         raise ConfigError("no adapter is trained", got=", ".join(config.named_adapters), expected="one at least")
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         for role, section in (part.config.agent.roles or {}).items():
             if section.trained and section.adapter is not None and section.adapter not in trained:
                 raise ConfigError(

@@ -48,7 +48,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lessons:
+class SFTDataset:
     """Lessons of a file."""
 
     trajectories: list[Trajectory]
@@ -68,7 +68,7 @@ def read_chats(path: str | Path) -> list[Chat]:
     return chats
 
 
-def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> Lessons:
+def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SFTDataset:
     """Conversations as tokens, of which the assistant's are trained on.
 
     Args:
@@ -94,7 +94,7 @@ def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> Le
             expected=f"at most {max_tokens:,} tokens",
             hint="raise agent.max_tokens",
         )
-    return Lessons(trajectories=fitting, too_long=len(found) - len(fitting))
+    return SFTDataset(trajectories=fitting, too_long=len(found) - len(fitting))
 
 
 def _written(chat: Chat, renderer: Renderer) -> Trajectory:

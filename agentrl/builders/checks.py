@@ -18,7 +18,7 @@ from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.config import Config
-from agentrl.config.derived import EnvironmentConfigs, parts_of
+from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
 from agentrl.engine import PolicyEngine
@@ -95,7 +95,7 @@ def refuse_adapters(config: Config, what: str) -> None:
         )
 
 
-def with_required_reports(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
+def add_reporting_flags(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
     """Return the engine's section, with the arguments that make launched servers report what the trainer needs.
 
     Raises:
@@ -142,7 +142,7 @@ def check_curriculum(config: Config) -> None:
 
 
 def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
-    limits = {_name(part): _most_turns(part) for part in parts_of(config)}
+    limits = {_name(part): _most_turns(part) for part in per_environment_configs(config)}
     most = max(limits.values())
     if horizon.turns[-1] > most:
         raise ConfigError(
@@ -171,7 +171,7 @@ def _most_turns(part: EnvironmentConfigs) -> int:
 
 
 def _check_pools(config: Config, pools: PoolsConfig) -> None:
-    parts = parts_of(config)
+    parts = per_environment_configs(config)
     match pools.by:
         case PooledBy.ENVIRONMENT if len(parts) == 1:
             raise ConfigError(
@@ -359,7 +359,7 @@ def check_images(config: Config) -> None:
     """
     if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig):
         return
-    for environment in (part.config.sole_environment for part in parts_of(config)):
+    for environment in (part.config.sole_environment for part in per_environment_configs(config)):
         spec = resolve_environment(environment.name)
         if spec.shows_images(environment.options):
             raise ConfigError(
@@ -475,7 +475,7 @@ async def check_experts(config: Config) -> None:
     Raises:
         UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
     """
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         spec = resolve_environment(part.config.sole_environment.name)
         if not await has_expert(spec, part.config):
             raise UsageError(

@@ -33,7 +33,7 @@ from agentrl.builders.ray import (
     connect,
     watching_actors,
 )
-from agentrl.builders.ray.actors import Holder, Setting, look, variables_set
+from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, look, variables_set
 from agentrl.builders.ray.connection import MOST_CALLS, gloo_variables
 from agentrl.builders.ray.engines import answer_of
 from agentrl.builders.servers import (
@@ -41,7 +41,7 @@ from agentrl.builders.servers import (
     ServedModel,
     make_launcher,
     make_server,
-    untied,
+    untie_embeddings,
 )
 from agentrl.builders.workers import serve
 from agentrl.config.cluster import ClusterConfig
@@ -92,7 +92,7 @@ class RunCluster:
             return self.cluster.own_node.address
         return address_towards(f"http://{next(iter(self.places.values())).node.address}")
 
-    def setting(self, name: str, log: str, *, shared: Mapping[str, str]) -> Setting:
+    def setting(self, name: str, log: str, *, shared: Mapping[str, str]) -> ActorEnvironment:
         """Settings of the actor of that name."""
         place = self.places.get(name)
         # what has no GPU of its own must not take the first one of its node
@@ -100,7 +100,7 @@ class RunCluster:
         key = getattr(self.config.engine, "api_key_variable", None)
         if key is not None and name.startswith("server") and key in os.environ:
             variables[key] = os.environ[key]
-        return Setting(
+        return ActorEnvironment(
             paths=[path or os.getcwd() for path in sys.path],
             log=self.folder / "logs" / f"{log}.log",
             variables=variables,
@@ -203,7 +203,7 @@ def _own_gpu(run: RunCluster) -> Iterator[None]:
     if place is None or not place.bundle.resources.get("GPU"):
         yield
         return
-    holder = run.cluster.actor(place, Holder, run.setting(HEAD, "rank-0", shared={}))  # keeps it until the end
+    holder = run.cluster.actor(place, GpuReservation, run.setting(HEAD, "rank-0", shared={}))  # keeps it until the end
     name = run.cluster.first_gpu(holder)
     visible = os.environ.get(VISIBLE)
     position = visible.split(",").index(name) if visible else int(name)
@@ -275,7 +275,7 @@ class _PlacedEngines:
         """Start all of them; the launched ones are ready then."""
         if isinstance(self._engine, ServerEngineConfig):
             served = await asyncio.to_thread(
-                untied, self._model.path, self._run.folder / SERVED_MODEL, dtype=self._model.dtype
+                untie_embeddings, self._model.path, self._run.folder / SERVED_MODEL, dtype=self._model.dtype
             )
             self._model = replace(self._model, path=str(served))
         shared = {**self._run.shared, **_folder_of(self._model)}

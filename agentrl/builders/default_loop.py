@@ -17,10 +17,10 @@ import orjson
 from agentrl.builders.model_identity import weights
 from agentrl.builders.models import SCRATCH, load_tokenizer
 from agentrl.config.config import Config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
-from agentrl.env import optional_part, settled
+from agentrl.env import maybe_await, optional_part
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
@@ -122,9 +122,9 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
         return found.settings.applied(config)
     if calls_tools(config):
         return config
-    if any(brings_tools(part.config) for part in parts_of(config)):
+    if any(brings_tools(part.config) for part in per_environment_configs(config)):
         return _with_chatml(config, say)  # it could not act in text
-    specs = [resolve_environment(part.config.sole_environment.name) for part in parts_of(config)]
+    specs = [resolve_environment(part.config.sole_environment.name) for part in per_environment_configs(config)]
     settings = (
         begun_action() if len(specs) == 1 and not specs[0].answer_format else PlaySettings(loop=TEXT_LOOP, options={})
     )
@@ -168,7 +168,7 @@ def brings_tools(config: Config) -> bool:
             return bool(optional_part(env, "tools")) and not optional_part(env, "action_hint")
         finally:
             with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
-                thread.submit(asyncio.run, settled(env.close())).result()
+                thread.submit(asyncio.run, maybe_await(env.close())).result()
     except Exception:  # of the user's code; the start of a run says what is wrong
         return False
 
@@ -190,7 +190,7 @@ def calls_tools(config: Config) -> bool:
 def _leaves_loop_open(config: Config) -> bool:
     if config.agent.model_fields_set & {"loop", "options", "tool_parser"}:
         return False
-    agents = [config.agent, *(part.config.agent for part in parts_of(config))]
+    agents = [config.agent, *(part.config.agent for part in per_environment_configs(config))]
     default = AgentConfig.model_fields["loop"].default
     return any(agent.loop == default for agent in agents) and not any(agent.tools or agent.roles for agent in agents)
 

@@ -14,7 +14,7 @@ from agentrl.builders.rewards import build_judge, build_scorer
 from agentrl.builders.roles import build_roles, check_roles
 from agentrl.builders.tools import build_tools, check_tools, sandbox_maker
 from agentrl.config.config import Config, SamplingConfig
-from agentrl.config.derived import agent_loop_class, parts_of
+from agentrl.config.derived import agent_loop_class, per_environment_configs
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig
 from agentrl.engine import SamplingParams
@@ -25,18 +25,18 @@ from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.reward_functions import WeightedSum
-from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, names_of_roles
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop, role_names
 from agentrl.rollout.shots import Shots
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.tool import Toolset
 
 TRAIN = "train"
 
 
-def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvPool:
+def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: WaitTracker | None = None) -> EnvPool:
     """The environments of a run, as the ``environment`` section says."""
     environment = config.sole_environment
     return EnvPool.from_config(spec or resolve_environment(environment.name), environment, waits=waits)
@@ -74,7 +74,7 @@ def build_runner(
             pool.belongings.push_async_callback(one.close)
     loop = build_loop(config.agent, pool.spec.answer_format)
     roles = build_roles(config.agent, loop, pool.roles)
-    if names_of_roles(loop, config.agent.called_roles) or not loop.turns_are_steps:
+    if role_names(loop, config.agent.called_roles) or not loop.turns_are_steps:
         limits = replace(limits, max_turns=config.agent.max_turns)  # the environment counts its own steps
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
         pool.belongings.push_async_callback(toolset.close)
@@ -177,10 +177,10 @@ def build_run_environments(
     """
     check_roles(config)
     check_tools(config)
-    waits, counters, environments = Waits(), RolloutCounters(), []
+    waits, counters, environments = WaitTracker(), RolloutCounters(), []
     tool_limits = ToolLimits(waits.clock)
     judge = build_judge(config.agent, folder=folder, counters=counters)
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits)
         runner = build_runner(
@@ -209,7 +209,7 @@ def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = 
     Raises:
         UsageError: an environment, a split or a file of tasks that is not there.
     """
-    parts = parts_of(config)
+    parts = per_environment_configs(config)
     environments = {part.label: part.config.sole_environment for part in parts}
     return TaskSampler(
         {label: task_source(resolve_environment(found.name), found) for label, found in environments.items()},

@@ -18,7 +18,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import EXPERT, GREEDY, Group
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
-from agentrl.serving.teacher import TeacherServers, TeacherWord
+from agentrl.serving.teacher import TeacherScore, TeacherServers
 from agentrl.training.batch import StepExtras
 from agentrl.trajectory import Trajectory
 
@@ -26,7 +26,7 @@ ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert
 """Runners of extra rollouts, by the label of the environment and their name."""
 
 
-def own_members(config: AlgorithmConfig) -> int:
+def policy_group_size(config: AlgorithmConfig) -> int:
     """Return the number of episodes of a group that the policy plays."""
     return config.group_size - (0 if config.expert is None else config.expert.members)
 
@@ -128,7 +128,7 @@ def _policies(config: Config, policy: EngineEpisodePolicy) -> dict[str, EpisodeP
     return policies
 
 
-async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherWord]]:
+async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherScore]]:
     if any(sequence.images for trajectory in trajectories for sequence in trajectory.sequences):
         raise UsageError(
             "a teacher behind servers takes text only",

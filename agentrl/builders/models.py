@@ -20,9 +20,9 @@ from transformers import (
 from transformers.utils.hub import CHAT_TEMPLATE_FILE
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.builders.scratch import unheard, write_scratch_model
+from agentrl.builders.scratch import ignore, write_scratch_model
 from agentrl.config.config import Config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.section import Section
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UsageError, did_you_mean
@@ -100,7 +100,7 @@ def _resolved(path: str, *, several: bool = False) -> str:
     return found
 
 
-async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = unheard) -> str:
+async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = ignore) -> str:
     """Find the folder of the model that a run starts from, or write it: a model that is made from nothing, or from an
     adapter and its base, and one that gets another chat template.
 
@@ -322,7 +322,7 @@ _COST_OF_FORKS = (
 )
 
 
-def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = unheard) -> None:
+def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = ignore) -> None:
     """Check, before anything is sampled, that the chat template can be rendered turn by turn.
 
     Where it rewrites history and the config lets conversations fork, the renderer is told to look for it, and `say` is
@@ -332,7 +332,7 @@ def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], 
         TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
         UsageError: the environment shows images to a model that reads text only.
     """
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         environment = part.config.sole_environment
         spec = resolve_environment(environment.name)
         if renderer.images is None and spec.shows_images(environment.options):

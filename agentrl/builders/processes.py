@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.builders.adapters import sends_adapters
-from agentrl.builders.checks import with_required_reports
+from agentrl.builders.checks import add_reporting_flags
 from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
 from agentrl.builders.machine import trainer_gpus
 from agentrl.builders.models import embedding_rows
@@ -89,7 +89,7 @@ async def _open_pool(
         placed = open_placed_pool(cluster, served, version=version, say=say, on_loss=on_loss)
         return await stack.enter_async_context(placed)
     assert isinstance(config.engine, ServerEngineConfig)
-    section = with_required_reports(config, config.engine)
+    section = add_reporting_flags(config, config.engine)
     gpus = () if cluster else trainer_gpus(config, len(accelerators()))
     pool = open_pool(section, served, folder.path, version=version, trainer_gpus=gpus, say=say)
     return await stack.enter_async_context(pool)

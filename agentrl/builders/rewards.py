@@ -13,7 +13,7 @@ from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.builders.environments import task_source
 from agentrl.builders.service_tokens import token_breaker
 from agentrl.config.config import Config, ModelConfig
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RewardModelConfig
 from agentrl.config.judge import JudgeConfig
 from agentrl.env_lookup import resolve_environment
@@ -199,7 +199,7 @@ def check_rewards(config: Config) -> None:
         ConfigError: a function that takes other arguments or asks for columns that a task lacks, or nothing rewards the
             episodes of an environment that gives no rewards itself.
     """
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         agent, spec = part.config.agent, resolve_environment(part.config.sole_environment.name)
         _check_one(agent)
         check_columns(agent, partial(task_source, spec, part.config.sole_environment))
@@ -308,7 +308,7 @@ def check_reward_weights(config: Config) -> None:
     """
     if Input.COMPONENTS not in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
         return
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         entries = [entry for entry in part.config.agent.reward if isinstance(entry, dict)]
         weighted = {str(entry["name"]): entry.get("weight", 1) for entry in entries if entry.get("weight", 1) != 1}
         if weighted:

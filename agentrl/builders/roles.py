@@ -11,14 +11,14 @@ from agentrl.builders.environments import roles_of_environment
 from agentrl.builders.service_tokens import token_breaker
 from agentrl.builders.tools import build_tools, without_roles
 from agentrl.config.config import Config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, RoleConfig, RoleToolConfig
 from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.message import Message, broken_up, broken_up_message
 from agentrl.rollout.policies import ChatEpisodePolicy, EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool
-from agentrl.rollout.runner import RoleSetup, make_agent_loop, names_of_roles
+from agentrl.rollout.runner import RoleSetup, make_agent_loop, role_names
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.tool import TOOL_NAME, Tool, Toolset
@@ -55,7 +55,7 @@ def _role_tool(name: str, config: RoleToolConfig) -> RoleTool:
 
 def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str]) -> None:
     """Check that there are the roles that the config names, and nothing is ignored that is said about them."""
-    names = names_of_roles(loop, agent.called_roles)
+    names = role_names(loop, agent.called_roles)
     if environment_roles and not names and SOLE_ROLE in (agent.roles or {}):
         names = [SOLE_ROLE]
     for name in environment_roles:
@@ -237,7 +237,7 @@ def check_roles(config: Config) -> None:
             several agents.
     """
     roles: list[str] = []
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         agent = part.config.agent
         loop = make_agent_loop(agent.loop, agent.options)
         environment_roles = roles_of_environment(part.config)
@@ -248,7 +248,7 @@ def check_roles(config: Config) -> None:
                 got=f"an environment with the roles {', '.join(environment_roles)}",
                 expected="an environment that plays its user itself, or no algorithm.expert",
             )
-        roles += names_of_roles(loop, agent.called_roles)
+        roles += role_names(loop, agent.called_roles)
     for name in config.algorithm.role_weights:
         if name not in roles:
             raise ConfigError(

@@ -29,7 +29,7 @@ from agentrl.builders.rewards import check_columns, check_rewards
 from agentrl.builders.start_checks import check_start
 from agentrl.builders.tools import check_tools
 from agentrl.config.config import Config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import dump_config, load_config
 from agentrl.env import Isolation
 from agentrl.env_lookup import resolve_environment
@@ -92,7 +92,7 @@ def check_tasks(config: Config) -> str:
     Raises:
         UsageError: an unknown name or option, or too few tasks.
     """
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         spec = resolve_environment(part.config.sole_environment.name)
         task_source(spec, part.config.sole_environment)
         build_loop(part.config.agent)
@@ -117,7 +117,7 @@ def check_environments(config: Config) -> None:
 
 
 async def _make_environments(config: Config) -> None:
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         spec, environment = resolve_environment(part.config.sole_environment.name), part.config.sole_environment
         if (environment.isolation or spec.isolation_under(environment.options)) is Isolation.PROCESS:
             continue
@@ -140,7 +140,7 @@ async def _make_environments(config: Config) -> None:
 
 def _check_panels(config: Config) -> None:
     if config.evaluation.every:
-        for part in parts_of(config):
+        for part in per_environment_configs(config):
             _check_panel(part.config)
 
 
@@ -263,7 +263,7 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
         put_back()
 
 
-class Interruption:
+class StopRequest:
     """Ctrl-C for work whose event loop runs in another thread: the first asks it to stop, the second cancels it."""
 
     def __init__(self) -> None:

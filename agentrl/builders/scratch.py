@@ -11,9 +11,9 @@ from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Epis
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config, ScratchModelConfig
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.engine import StopReason
-from agentrl.env import EnvironmentSpec, optional_part, settled
+from agentrl.env import EnvironmentSpec, maybe_await, optional_part
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, boundary
 from agentrl.message import Message, system, user
@@ -32,7 +32,7 @@ MAX_FAILED = 8
 """After so many failed episodes in a row no more are played: each may have cost the deadline of a step."""
 
 
-class Scribe(EpisodePolicy):
+class TextCollector(EpisodePolicy):
     """Lets a scripted policy act, and writes down every text that is said.
 
     Args:
@@ -60,7 +60,7 @@ class Scribe(EpisodePolicy):
 
 
 class _WrittenDown(Conversation):
-    def __init__(self, scribe: Scribe, episode: EpisodeView) -> None:
+    def __init__(self, scribe: TextCollector, episode: EpisodeView) -> None:
         self._scribe = scribe
         self._episode = episode
 
@@ -83,7 +83,7 @@ class _WrittenDown(Conversation):
         return Answer(message=message, raw_text=message.text)
 
 
-class BareActions(AgentLoop):
+class RawActionLoop(AgentLoop):
     """Plays with bare actions, in place of an agent loop that has no `demonstrate`."""
 
     async def run(self, episode: Episode) -> None:
@@ -109,11 +109,11 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def unheard(_: str) -> None:
+def ignore(_: str) -> None:
     """Say nothing."""
 
 
-async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[str], None] = unheard) -> None:
+async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[str], None] = ignore) -> None:
     """Make a new model in `folder`, its tokenizer trained on expert episodes (random ones where there is no expert).
 
     Args:
@@ -130,9 +130,9 @@ async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[st
     build_scratch_model(folder, corpus, sizes, seed=config.run.seed)
 
 
-async def scratch_corpus(config: Config, *, say: Callable[[str], None] = unheard) -> list[str]:
+async def scratch_corpus(config: Config, *, say: Callable[[str], None] = ignore) -> list[str]:
     """Every text of a few episodes, in the order of tasks; the same for the same config."""
-    parts = parts_of(config)
+    parts = per_environment_configs(config)
     return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)), say)]
 
 
@@ -140,14 +140,14 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     """Collect the texts of one environment."""
     spec = resolve_environment(config.sole_environment.name)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
-    scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
+    scribe = TextCollector(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
     pool = build_env_pool(config, spec=spec)
     failed, in_a_row = None, 0
     try:
         runner = build_runner(config, pool, scribe)
         if problem := runner.loop.demonstration_problem():
             say(f"{problem}: the new model's vocabulary is built from the environment's text and bare actions")
-            runner.loop, runner.role_names = BareActions(), []
+            runner.loop, runner.role_names = RawActionLoop(), []
         runner.scorer = EnvironmentReward()  # these returns are not read, and a judge would be asked about each
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
@@ -184,7 +184,7 @@ async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
             environment = spec.make(**{**spec.options, **config.sole_environment.options})
             found = optional_part(environment, "expert") is not None
         async with async_boundary(EnvironmentFailure, f"close of environment {spec.name}", deadline_s=None):
-            await settled(environment.close())
+            await maybe_await(environment.close())
     except EnvironmentFailure as error:
         raise UsageError(str(error), hint=f"run: agentrl env check {shlex.quote(spec.name)}") from error
     return found

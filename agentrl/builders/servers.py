@@ -198,7 +198,7 @@ def make_launcher(
         gpus=server_gpus(section, len(usable_gpus(os.environ)), trainer_gpus),
         logs=folder / LOGS,
         start_timeout_s=section.start_timeout_s,
-        on_progress=StartLines(say),
+        on_progress=StartupLog(say),
         ports=ports,
         names=names,
     )
@@ -213,7 +213,7 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
     kind = server_kind(section)
     python = engine_python(kind.name, section.python)
     key = _api_key(section)
-    served = untied(model, folder / SERVED_MODEL, dtype=dtype)
+    served = untie_embeddings(model, folder / SERVED_MODEL, dtype=dtype)
 
     def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
         return kind.command(
@@ -231,7 +231,7 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
     return command
 
 
-def untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
+def untie_embeddings(found: str, copy: Path, *, dtype: Dtype) -> Path:
     """Return a folder or name with the output head as a separate tensor: `found`, or a copy made of it."""
     settings, is_whole = Path(found) / "config.json", not is_adapter_folder(found)
     if (
@@ -261,7 +261,7 @@ def _api_key(section: ServerEngineConfig) -> str | None:
     return key
 
 
-class StartLines:
+class StartupLog:
     """Says now and then how far the starts are."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

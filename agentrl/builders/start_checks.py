@@ -17,11 +17,11 @@ from agentrl.builders.group_extras import check_extra_rollouts
 from agentrl.builders.models import SCRATCH, build_renderer, check_rendering, check_tokens, load_tokenizer
 from agentrl.builders.pairs import check_pair_tokens
 from agentrl.builders.roles import build_roles, check_roles
-from agentrl.builders.scratch import unheard
+from agentrl.builders.scratch import ignore
 from agentrl.builders.tools import build_tools
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.env_lookup import resolve_environment
 from agentrl.message import Role
 from agentrl.observe.model_folder import find_model
@@ -35,7 +35,7 @@ SFT, DPO, REWARD_MODEL = "sft", "dpo", "reward-model"
 """Kinds of runs that only learn."""
 
 
-def check_start(config: Config, *, kind: str, fetch: bool = True, say: Callable[[str], None] = unheard) -> None:
+def check_start(config: Config, *, kind: str, fetch: bool = True, say: Callable[[str], None] = ignore) -> None:
     """Check what a run would refuse once it has begun.
 
     Args:
@@ -78,7 +78,7 @@ def check_agents(config: Config) -> None:
         UsageError: A role that cannot be played, an unknown tool, or a tool whose name the agent loop needs.
     """
     check_roles(config)
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         agent = part.config.agent
         loop = build_loop(agent, resolve_environment(part.config.sole_environment.name).answer_format)
         roles = build_roles(agent, loop, roles_of_environment(part.config))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.config.config import Config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig, ToolEntries
 from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, lookup
@@ -106,7 +106,7 @@ def check_tools(config: Config) -> None:
     Raises:
         ConfigError: a tool needs a sandbox that is not configured, or none needs the one that is.
     """
-    agents = [agent for part in parts_of(config) for agent in agents_of(part.config.agent)]
+    agents = [agent for part in per_environment_configs(config) for agent in agents_of(part.config.agent)]
     users = [agent for agent in agents if uses_sandbox(build_tools(agent))]
     for agent in agents:
         sandbox_maker(agent)

@@ -19,7 +19,7 @@ from agentrl.builders.episodes import (
     close_run_environments,
     sampling_params,
 )
-from agentrl.builders.group_extras import GroupExtras, build_group_extras, extras_of, own_members
+from agentrl.builders.group_extras import GroupExtras, build_group_extras, extras_of, policy_group_size
 from agentrl.builders.models import build_renderer, check_rendering, check_tokens, load_tokenizer, pad_id
 from agentrl.builders.role_adapters import (
     AdaptersSync,
@@ -28,7 +28,7 @@ from agentrl.builders.role_adapters import (
     build_adapter_trainers,
     copied,
 )
-from agentrl.builders.scratch import unheard
+from agentrl.builders.scratch import ignore
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import TrainerParts, build_on_ranks, build_trainer, load_policy
 from agentrl.config.config import Config
@@ -39,7 +39,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import EngineEpisodePolicy, RoleAdapters
 from agentrl.rollout.scheduler import Group, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.adapters import AdapterTrainers
@@ -75,7 +75,7 @@ class TrainingParts:
         return pad_id(self.tokenizer)
 
     @property
-    def waits(self) -> Waits:
+    def waits(self) -> WaitTracker:
         """Record of what episodes wait for, in all environments."""
         return self.environments[0].pool.waits
 
@@ -103,7 +103,7 @@ def build_training(
     pool: ServerPool | None = None,
     ranks: Ranks | None = None,
     folder: Path | None = None,
-    say: Callable[[str], None] = unheard,
+    say: Callable[[str], None] = ignore,
 ) -> TrainingParts:
     """Build the parts. Nothing runs yet.
 
@@ -265,7 +265,7 @@ def _build_scheduler(
     return GroupScheduler(
         {environment.label: environment.runner for environment in environments},
         tasks,
-        group_size=own_members(config.algorithm),
+        group_size=policy_group_size(config.algorithm),
         batch=config.trainer.tasks_per_step,
         max_staleness=config.rollout.max_staleness,
         max_concurrent=config.rollout.max_concurrent,

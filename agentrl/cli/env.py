@@ -19,7 +19,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.config import load_config
-from agentrl.env import EnvironmentSpec, optional_part, settled
+from agentrl.env import EnvironmentSpec, maybe_await, optional_part
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
@@ -28,7 +28,7 @@ from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.testing.env_check import INTEGRITY, RULES, check_env, reward_integrity
-from agentrl.testing.env_subject import Thoroughness
+from agentrl.testing.env_subject import CheckDepth
 from agentrl.testing.report import choose_rules
 from agentrl.tool import Tool
 
@@ -104,7 +104,7 @@ def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
     try:
         return list(optional_part(env, "tools") or ())
     finally:
-        asyncio.run(settled(env.close()))
+        asyncio.run(maybe_await(env.close()))
 
 
 @app.command(
@@ -181,7 +181,7 @@ def check(
     choose_rules(RULES, only=only or (), skip=skip or ())  # wrong names are no reason to leave environments out
     settings = {
         "episodes": episodes,
-        "thoroughness": Thoroughness.QUICK if quick else Thoroughness.FULL,
+        "thoroughness": CheckDepth.QUICK if quick else CheckDepth.FULL,
         "only": only or (),
         "skip": skip or (),
         "call_timeout_s": call_timeout_s,

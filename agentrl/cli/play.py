@@ -18,7 +18,7 @@ from rich.text import Text
 from yarl import URL
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
+from agentrl.env import AnyEnv, EnvironmentSpec, maybe_await, optional_part
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart, ToolCall, user
 from agentrl.observe.console import note, out
@@ -38,12 +38,12 @@ def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         try:
             runner.run(_play(spec, env, task))
         finally:
-            runner.run(settled(env.close()))
+            runner.run(maybe_await(env.close()))
 
 
 async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     show = functools.partial(shown, numbers=itertools.count())
-    observation, _ = await settled(env.reset(seed=task.seed, options=dict(task.options)))
+    observation, _ = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
     tools: dict[str, Tool] = {tool.name: tool for tool in optional_part(env, "tools") or ()}
     total, turns, done = 0.0, 0, False
@@ -65,11 +65,11 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             out.print("There is no expert here, or it was not asked from the first turn on.")
             continue
         if action == "!" and expert is not None:
-            action = str(await settled(expert.act(observation)))
+            action = str(await maybe_await(expert.act(observation)))
             out.print(Text(f"> {action}", style="cyan"))
         else:
             expert = None  # it has not seen what the person did, and would go on from somewhere else
-        observation, reward, terminated, truncated, info = await settled(env.step(action))
+        observation, reward, terminated, truncated, info = await maybe_await(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
         out.print(show(observation))
     out.print(Text(ending(info, total, turns), style="bold"))
@@ -94,7 +94,7 @@ async def actions_of(env: AnyEnv) -> list[str]:
     method = optional_part(env, "admissible_actions")
     if method is None:
         return [str(optional_part(env, "action_hint") or "This environment does not list its actions.")]
-    return list(await settled(method()))
+    return list(await maybe_await(method()))
 
 
 def tool_line(tool: Tool) -> str:
@@ -121,7 +121,7 @@ async def _called(line: str, tools: Mapping[str, Tool]) -> ToolResult:
 
 async def _expert_of(env: AnyEnv) -> Any:
     method = optional_part(env, "expert")
-    return None if method is None else await settled(method())
+    return None if method is None else await maybe_await(method())
 
 
 def shown(content: Content, numbers: Iterator[int]) -> str:
@@ -212,7 +212,7 @@ class _Game:
 
     async def start(self, _request: web.Request) -> web.Response:
         """Begin an episode."""
-        observation, _ = await settled(self._env.reset(seed=self._task.seed, options=dict(self._task.options)))
+        observation, _ = await maybe_await(self._env.reset(seed=self._task.seed, options=dict(self._task.options)))
         self._total, self._turns, self._ending = 0.0, 0, ""
         return await self._view(observation)
 
@@ -226,14 +226,14 @@ class _Game:
             action = str((await read_body(request, LARGEST_ACTION))[1]["action"])
         except (Refusal, KeyError):
             return web.json_response({"problem": 'expected JSON such as {"action": "look"}'}, status=400)
-        observation, reward, terminated, truncated, info = await settled(self._env.step(action))
+        observation, reward, terminated, truncated, info = await maybe_await(self._env.step(action))
         self._total, self._turns = self._total + float(reward), self._turns + 1
         self._ending = ending(info, self._total, self._turns) if terminated or truncated else ""
         return await self._view(observation)
 
     async def close(self, _application: web.Application) -> None:
         """Close the environment."""
-        await settled(self._env.close())
+        await maybe_await(self._env.close())
 
     async def _view(self, observation: Content) -> web.Response:
         make_page, list_actions = (optional_part(self._env, name) for name in ("web_page", "admissible_actions"))
@@ -241,8 +241,8 @@ class _Game:
             "title": f"{self._spec.name}, task {self._task.id}",
             "text": user(observation).text,
             "images": [part.data_url for part in observation if isinstance(part, ImagePart)],
-            "page": None if make_page is None else await settled(make_page()),
-            "actions": [] if list_actions is None or self._ending else list(await settled(list_actions())),
+            "page": None if make_page is None else await maybe_await(make_page()),
+            "actions": [] if list_actions is None or self._ending else list(await maybe_await(list_actions())),
             "turns": self._turns,
             "ending": self._ending,
         }

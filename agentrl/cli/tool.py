@@ -17,7 +17,7 @@ from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, lookup, names
-from agentrl.rollout.tools import Called, tool_session
+from agentrl.rollout.tools import ToolCallResult, tool_session
 from agentrl.testing.report import CheckReport
 from agentrl.testing.tool_check import check_tool_here
 from agentrl.tool import Tool
@@ -116,7 +116,7 @@ async def _find_one(name: str, option: Sequence[str] | None) -> Tool:
     return tools[0]
 
 
-async def _call(name: str, pairs: dict[str, Any], option: Sequence[str] | None, sandbox: str | None) -> Called:
+async def _call(name: str, pairs: dict[str, Any], option: Sequence[str] | None, sandbox: str | None) -> ToolCallResult:
     tool = await _find_one(name, option)
     async with tool_session(sandbox=sandbox) as session:
         return await session.carry_out(ToolCall(name=tool.name, arguments=pairs), {tool.name: tool})

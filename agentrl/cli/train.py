@@ -25,7 +25,7 @@ from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
-from agentrl.config.derived import EnvironmentConfigs, parts_of
+from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows, run_size
 from agentrl.config.learning_rate import rate_rows, rate_warnings
 from agentrl.config.load import names_environment
@@ -118,7 +118,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) 
     if config.has_environment:
         check_tasks(config)
         check_environments(config)
-        tasks = [_tasks_row(part) for part in parts_of(config)]
+        tasks = [_tasks_row(part) for part in per_environment_configs(config)]
     check_start(config, kind=kind, fetch=False, say=note)
     out.print(dump_config(config))
     table = Table("what", "how many", "from", box=None, pad_edge=False)

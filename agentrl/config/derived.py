@@ -38,7 +38,7 @@ class EnvironmentConfigs:
     """The run's config with this environment alone, and the agent as it is there."""
 
 
-def parts_of(config: Config) -> tuple[EnvironmentConfigs, ...]:
+def per_environment_configs(config: Config) -> tuple[EnvironmentConfigs, ...]:
     """Return the environments of a run, in the order of its config; one, with the config itself, where there is one."""
     if not config.environments:
         return (EnvironmentConfigs(label=SOLE, weight=1.0, config=config),)
@@ -124,7 +124,7 @@ HEAD = "rank 0"
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class ResourceBundle:
     """Resources of one node, for one rank or one engine."""
 
     name: str
@@ -137,7 +137,7 @@ class Bundle:
         return ", ".join(f"{name} {amount:g}" for name, amount in self.resources.items()) or "nothing"
 
 
-def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[Bundle]:
+def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[ResourceBundle]:
     """Return one for each rank.
 
     Args:
@@ -147,10 +147,10 @@ def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[
     """
     on_gpus = gpus and config.model.device != "cpu"
     resources = section.rank if section.rank is not None else _default(1 if on_gpus else 0)
-    return [Bundle(f"rank {rank}", resources) for rank in range(config.trainer.processes)]
+    return [ResourceBundle(f"rank {rank}", resources) for rank in range(config.trainer.processes)]
 
 
-def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[Bundle]:
+def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[ResourceBundle]:
     """Return one for each engine that is started; none for servers that run already."""
     engine = config.engine
     count, each = 0, 0
@@ -159,7 +159,7 @@ def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> lis
     elif isinstance(engine, ServerEngineConfig) and engine.servers == "launch":
         count, each = engine.replicas, engine.tensor_parallel
     resources = section.engine if section.engine is not None else _default(each if gpus else 0)
-    return [Bundle(f"server-{number}", resources) for number in range(count)]
+    return [ResourceBundle(f"server-{number}", resources) for number in range(count)]
 
 
 def _default(gpus: int) -> dict[str, float]:
@@ -189,9 +189,9 @@ def placement_words(config: Config) -> list[tuple[str, str, str]]:
     return words
 
 
-def _asked(bundles: Sequence[Bundle], chosen: object) -> str:
+def _asked(bundles: Sequence[ResourceBundle], chosen: object) -> str:
     return bundles[0].in_words + (", and GPUs where there are some" if chosen is None else "")
 
 
-def _names(bundles: Sequence[Bundle]) -> str:
+def _names(bundles: Sequence[ResourceBundle]) -> str:
     return bundles[0].name if len(bundles) == 1 else f"{bundles[0].name} to {bundles[-1].name}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, ScratchModelConfig
-from agentrl.config.derived import EnvironmentConfigs, agent_loop_class, parts_of, placement_words
+from agentrl.config.derived import EnvironmentConfigs, agent_loop_class, per_environment_configs, placement_words
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig
 from agentrl.config.trainer import CriticConfig, LoraConfig
@@ -200,7 +200,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class RunEstimate:
     """The derived numbers of a config."""
 
     groups_per_step: int
@@ -231,7 +231,7 @@ class Arithmetic:
     memory: Memory | None
 
 
-def derive(config: Config) -> Arithmetic:
+def derive(config: Config) -> RunEstimate:
     """Work out the numbers; reads at most a model folder's ``config.json``.
 
     Raises:
@@ -243,13 +243,13 @@ def derive(config: Config) -> Arithmetic:
     admitted = (config.rollout.max_staleness + 1) * episodes
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     per_mini_batch = math.ceil(episodes / trainer.mini_batches)
-    parts = parts_of(config)
+    parts = per_environment_configs(config)
     environments = [part.config.sole_environment for part in parts]
     agents = [part.config.agent for part in parts]
     sequences = max(map(_sequences, agents))
     most_tokens = sequences * agent.max_tokens
     size = model_size(config.model)
-    return Arithmetic(
+    return RunEstimate(
         groups_per_step=trainer.tasks_per_step,
         episodes_per_step=episodes,
         episodes=episodes * trainer.steps,
@@ -412,14 +412,14 @@ def warm_start_rows(config: Config) -> list[EstimateRow]:
     ]
 
 
-def _episode_row(a: Arithmetic) -> EstimateRow:
+def _episode_row(a: RunEstimate) -> EstimateRow:
     how = f"agent.max_tokens x {a.sequences_per_episode} sequences"
     return "tokens per episode", f"at most {a.most_tokens_per_episode:,}", how
 
 
 def _answers(config: Config) -> list[tuple[int, int]]:
     """Turns of an episode and tokens of an answer, as they differ among environments."""
-    agents = [part.config.agent for part in parts_of(config)]
+    agents = [part.config.agent for part in per_environment_configs(config)]
     return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
 
 
@@ -452,7 +452,7 @@ def _count(number: int, what: str) -> str:
 
 def _sampled(config: Config, episodes: int) -> str:
     """Describe episodes with the most turns and tokens that they may have."""
-    turns, tokens = max(map(_most_sampled, parts_of(config)), key=math.prod)
+    turns, tokens = max(map(_most_sampled, per_environment_configs(config)), key=math.prod)
     most = f"{turns:,} turns x {tokens:,} tokens"
     return f"{_count(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
 
@@ -470,7 +470,7 @@ def _model_rows(size: ModelSize | None) -> list[EstimateRow]:
     return [("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
 
 
-def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
+def _memory_rows(arithmetic: RunEstimate, config: Config) -> list[EstimateRow]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
@@ -506,7 +506,7 @@ def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
     return [("adapters", f"{trained.adapters:,} parameters", how + others)]
 
 
-def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
+def _critic_rows(arithmetic: RunEstimate, config: Config) -> list[EstimateRow]:
     critic, memory = config.trainer.critic, arithmetic.memory
     if critic is None or memory is None:
         return []

@@ -242,7 +242,7 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
         apply(data, override)
         if number >= len(layers):  # a config on top of another is meant to replace
             changed = (
-                Replaced(override.place, section, old) for section, old in before.items() if isinstance(old, dict)
+                ReplacedConfig(override.place, section, old) for section, old in before.items() if isinstance(old, dict)
             )
             replaced += [one for one in changed if one.is_by(data.get(one.section))]
     config = _validate(data, name, parsed, chosen)
@@ -253,7 +253,7 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class ReplacedConfig:
     """A section before an override, which may have put another environment, engine or agent loop in its place."""
 
     override: str

@@ -49,7 +49,7 @@ INCIDENTS_FILE = "incidents.json"
 """Beside the episodes: what failed, counted."""
 
 
-def unwatched(_: EvaluatedEpisode) -> None:
+def ignore(_: EvaluatedEpisode) -> None:
     """Ignore the episode."""
 
 
@@ -60,7 +60,7 @@ async def evaluate_panel(
     *,
     concurrency: int,
     store: EpisodeStore | None = None,
-    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
+    on_episode: Callable[[EvaluatedEpisode], None] = ignore,
 ) -> EvaluationResult:
     """Play a panel with a runner; the same panel on a seeded engine gives the same episodes.
 
@@ -167,7 +167,7 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         return  # it is there, and may do better with a real request; if not, the episodes say so
 
 
-class HintingService(OpenAIEngine):
+class ChatServiceWithHints(OpenAIEngine):
     """Client of a service that explains its refusals by what to set."""
 
     async def chat(
@@ -248,7 +248,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     check_images(config)
     if isinstance(config.engine, OpenAIEngineConfig):
         await check_service(config.engine)
-        service = HintingService(config.engine)
+        service = ChatServiceWithHints(config.engine)
         await service.start()
         try:
             yield ChatEpisodePolicy(service, sampling_params(config.sampling))

@@ -24,7 +24,7 @@ from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
-from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
+from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, ignore, open_policy
 from agentrl.evaluation.identity import code_identity, model_identity, reward_model_identity, served_models
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
@@ -71,7 +71,7 @@ class FinishedEvaluation:
 async def run_evaluation(
     request: EvaluationRequest,
     *,
-    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
+    on_episode: Callable[[EvaluatedEpisode], None] = ignore,
     on_stall: Callable[[str], None] = _log.warning,
     counters: RolloutCounters | None = None,
 ) -> FinishedEvaluation:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from agentrl.builders.checks import refuse_cluster
 from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
-from agentrl.config.derived import EnvironmentConfigs, parts_of
+from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.load import ConfigSource
 from agentrl.config.overrides import prompts_environment, prompts_words
 from agentrl.env_lookup import parse_env_name, resolve_environment
@@ -132,7 +132,7 @@ def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:
     """Return the environment of a run to evaluate: its only one, the one with this label, or else of this name."""
     if not run.has_environment:
         return None
-    parts = parts_of(run)
+    parts = per_environment_configs(run)
     if not run.environments:
         return parts[0]
     if env is None:

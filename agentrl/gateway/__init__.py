@@ -2,6 +2,6 @@
 
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.session import GatewaySession
-from agentrl.gateway.work import SideCalls
+from agentrl.gateway.work import UntrainedRequestRules
 
-__all__ = ["Gateway", "GatewaySession", "SideCalls"]
+__all__ = ["Gateway", "GatewaySession", "UntrainedRequestRules"]

@@ -8,15 +8,15 @@ from typing import Any
 
 from agentrl.agent_loop import AnswerForm
 from agentrl.gateway.dialect import (
-    Asked,
     BadRequest,
+    ChatRequest,
     Dialect,
     Event,
     Finish,
-    GrowingReply,
     Json,
     Reply,
     ReplyAnswer,
+    StreamingReply,
     ToolSchema,
 )
 from agentrl.gateway.fields import (
@@ -74,13 +74,13 @@ class AnthropicMessages(Dialect):
     path = "/v1/messages"
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
-    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request; nothing is stored in this dialect."""
         if not given(body, "max_tokens"):
             raise BadRequest("max_tokens is missing", field="max_tokens")
         return self.read_count(body)
 
-    def read_count(self, body: Mapping[str, Any]) -> Asked:
+    def read_count(self, body: Mapping[str, Any]) -> ChatRequest:
         """Read a request whose tokens are to be counted: it needs no ``max_tokens``."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("mcp_servers", "container"), "the policy cannot use them")
@@ -94,7 +94,7 @@ class AnthropicMessages(Dialect):
         path = "output_config.format" if given(config, "format") else "output_format"
         told = config["format"] if given(config, "format") else optional(body, "output_format", dict, {})
         messages = _Messages().read(take(body, "messages", list))
-        return Asked(
+        return ChatRequest(
             model=take(body, "model", str),
             messages=[*_system(body), *messages],
             tools=tools,
@@ -107,7 +107,7 @@ class AnthropicMessages(Dialect):
             single_call=optional(optional(body, "tool_choice", dict, {}), SINGLE, bool, False, "tool_choice"),
         )
 
-    def write(self, asked: Asked, reply: Reply) -> Json:
+    def write(self, asked: ChatRequest, reply: Reply) -> Json:
         """Write a reply that is sent whole."""
         answer = reply.answer
         return {
@@ -118,7 +118,7 @@ class AnthropicMessages(Dialect):
             "usage": {**_usage(reply), "output_tokens": reply.answer_tokens},
         }
 
-    async def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
+    async def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
         """Write a reply block by block."""
         head = growing.head
         begun = {**self._head(head), "content": [], "stop_reason": None, "stop_sequence": None}

@@ -8,15 +8,15 @@ from typing import Any
 
 from agentrl.agent_loop import AnswerForm
 from agentrl.gateway.dialect import (
-    Asked,
     BadRequest,
+    ChatRequest,
     Event,
     Finish,
-    GrowingReply,
     Json,
     OpenAIDialect,
     Reply,
     ReplyAnswer,
+    StreamingReply,
     ToolSchema,
     logprob_rows,
 )
@@ -77,7 +77,7 @@ class ChatCompletions(OpenAIDialect):
     name = "chat"
     path = "/v1/chat/completions"
 
-    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request; nothing is stored in this dialect."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("functions", "function_call"), "use tools and tool_choice")
@@ -96,7 +96,7 @@ class ChatCompletions(OpenAIDialect):
         if count > MOST_ANSWERS:
             raise BadRequest(f"n must be at most {MOST_ANSWERS}: got {count}", field="n")
         options = optional(body, "stream_options", dict, {})
-        return Asked(
+        return ChatRequest(
             model=take(body, "model", str),
             messages=_Messages().read(take(body, "messages", list)),
             tools=tools,
@@ -112,7 +112,7 @@ class ChatCompletions(OpenAIDialect):
             extra={"include_usage": optional(options, "include_usage", bool, False, "stream_options")},
         )
 
-    def write(self, asked: Asked, reply: Reply) -> Json:
+    def write(self, asked: ChatRequest, reply: Reply) -> Json:
         """Write a reply that is sent whole."""
         choices = [
             {
@@ -125,7 +125,7 @@ class ChatCompletions(OpenAIDialect):
         ]
         return {**self._head(reply, "chat.completion"), "choices": choices, "usage": _usage(reply)}
 
-    async def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
+    async def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
         """Write a reply as chunks, then its usage if that was asked for, then ``[DONE]``.
 
         The first answer goes out while it is sampled, others after it.
@@ -176,7 +176,7 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     return [] if kind == "none" else tools, forced_call(kind, name, tools, "tool_choice")
 
 
-def _logprobs(asked: Asked, answer: ReplyAnswer) -> Json | None:
+def _logprobs(asked: ChatRequest, answer: ReplyAnswer) -> Json | None:
     return {"content": logprob_rows(answer), "refusal": None} if asked.logprobs else None
 
 

@@ -49,7 +49,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ChatRequest:
     """A request for an answer, in words that all dialects share."""
 
     model: str
@@ -126,7 +126,7 @@ Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
 """A piece of an answer while it is sampled."""
 
 
-class GrowingReply:
+class StreamingReply:
     """A reply while it is sampled, for those who wait for it; several may, each from the beginning.
 
     Args:
@@ -213,7 +213,7 @@ class Dialect(ABC):
     """What a stream says while nothing is sampled yet: clients take silence for a dead server."""
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request.
 
         Args:
@@ -226,11 +226,11 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def write(self, asked: Asked, reply: Reply) -> Json:
+    def write(self, asked: ChatRequest, reply: Reply) -> Json:
         """Write a reply that is sent whole."""
 
     @abstractmethod
-    def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
+    def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
         """Write a reply as the events of a stream, while it is sampled."""
 
     @abstractmethod

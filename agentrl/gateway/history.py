@@ -72,7 +72,7 @@ def chain_of(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Chain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class RecordedHistory:
     """A recorded conversation, up to an answer or to the end of what it was asked."""
 
     conversation: Conversation
@@ -96,7 +96,7 @@ class Histories:
     """The conversations of one session."""
 
     def __init__(self) -> None:
-        self._by_beginning: dict[bytes, list[Known]] = {}
+        self._by_beginning: dict[bytes, list[RecordedHistory]] = {}
         self._continued: set[bytes] = set()
 
     def remember(
@@ -119,9 +119,9 @@ class Histories:
         """
         messages = tuple(messages)
         for beginning in chain[:-1]:
-            self._by_beginning.setdefault(beginning, [Known(conversation=conversation, messages=messages)])
+            self._by_beginning.setdefault(beginning, [RecordedHistory(conversation=conversation, messages=messages)])
         ended = self._by_beginning.setdefault(chain[-1], [])
-        ended.append(Known(conversation=conversation, messages=messages, given=given, tools=tools))
+        ended.append(RecordedHistory(conversation=conversation, messages=messages, given=given, tools=tools))
         self._continued.update(chain[:-1])
 
     def has_answer_of(self, chain: Chain, messages: Sequence[Message]) -> bool:
@@ -129,12 +129,12 @@ class Histories:
         answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
         return bool(answers) and chain[answers[-1]] in self._by_beginning
 
-    def ends(self) -> list[Known]:
+    def ends(self) -> list[RecordedHistory]:
         """Return the conversations that were not continued, in the order of their last answers."""
         ended = (known for chain, known in self._by_beginning.items() if chain not in self._continued)
         return [one for known in ended for one in known if one.given is not None]
 
-    def longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[Known | None, int]:
+    def longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[RecordedHistory | None, int]:
         """Return the conversation that shares the longest beginning with a history, and how many messages that are.
 
         Of answers that say the same, it is the one whose call ids or thinking come back, else the latest.

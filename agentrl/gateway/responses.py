@@ -15,14 +15,14 @@ from typing import Any
 from agentrl.agent_loop import AnswerForm
 from agentrl.gateway.chat_completions import PARALLEL, SAMPLING
 from agentrl.gateway.dialect import (
-    Asked,
     BadRequest,
+    ChatRequest,
     Event,
-    GrowingReply,
     Json,
     OpenAIDialect,
     Reply,
     ReplyAnswer,
+    StreamingReply,
     ToolSchema,
     logprob_rows,
 )
@@ -68,7 +68,7 @@ class Responses(OpenAIDialect):
     name = "responses"
     path = "/v1/responses"
 
-    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Asked:
+    def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request.
 
         Its `extra` holds ``store``, whether the client may name the reply later, and ``history``: the messages without
@@ -83,7 +83,7 @@ class Responses(OpenAIDialect):
         instructions = optional(body, "instructions", str, "")
         asked = settings(body, SAMPLING)
         store = optional(body, "store", bool, True)
-        return Asked(
+        return ChatRequest(
             model=take(body, "model", str),
             messages=[system(instructions), *history] if instructions else history,
             tools=[] if body.get("tool_choice") == "none" else tools,
@@ -101,7 +101,7 @@ class Responses(OpenAIDialect):
             },
         )
 
-    def write(self, asked: Asked, reply: Reply) -> Json:
+    def write(self, asked: ChatRequest, reply: Reply) -> Json:
         """Write a reply that is sent whole."""
         cut = reply.answer.finish == "length"
         status = "incomplete" if cut else "completed"
@@ -118,13 +118,13 @@ class Responses(OpenAIDialect):
             "usage": _usage(reply),
         }
 
-    async def events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[Event]:
+    async def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
         """Write a reply as numbered events: the response as it begins, each item from begun to done, the response."""
         numbers = itertools.count()
         async for kind, data in self._events(asked, growing):
             yield kind, {"type": kind, "sequence_number": next(numbers), **data}
 
-    async def _events(self, asked: Asked, growing: GrowingReply) -> AsyncIterator[tuple[str, Json]]:
+    async def _events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[tuple[str, Json]]:
         begun = {
             **self.write(asked, replace(growing.head, answers=[EMPTY])),
             "status": "in_progress",

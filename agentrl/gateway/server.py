@@ -30,7 +30,7 @@ from agentrl.gateway.refusals import SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.routing import session_of_history
 from agentrl.gateway.session import GatewaySession
-from agentrl.gateway.work import NO_SIDE_CALLS, SideCalls, Work, off_loop
+from agentrl.gateway.work import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, off_loop
 from agentrl.message import described
 from agentrl.remote.listening import (
     DEEPEST,
@@ -115,7 +115,7 @@ class Gateway:
         self,
         episode: Episode,
         *,
-        side_calls: SideCalls = NO_SIDE_CALLS,
+        side_calls: UntrainedRequestRules = NO_SIDE_CALLS,
         steps: bool = True,
         holds_forms: bool = True,
     ) -> AsyncIterator[GatewaySession]:
@@ -309,7 +309,9 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
     return body, raw
 
 
-async def _stream(request: web.Request, dialect: Dialect, session: GatewaySession, work: Work) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, dialect: Dialect, session: GatewaySession, work: PendingRequest
+) -> web.StreamResponse:
     """Send an answer as events while it is sampled."""
     finished = asyncio.ensure_future(session.finish(work))
     begun = asyncio.ensure_future(work.growing.begun())
@@ -332,7 +334,9 @@ async def _stream(request: web.Request, dialect: Dialect, session: GatewaySessio
     return response
 
 
-async def _events(dialect: Dialect, work: Work, finished: asyncio.Future[Reply]) -> AsyncGenerator[bytes, None]:
+async def _events(
+    dialect: Dialect, work: PendingRequest, finished: asyncio.Future[Reply]
+) -> AsyncGenerator[bytes, None]:
     """Yield the events of a reply, signs of life while none comes, and an error where its work fails."""
     events = dialect.events(work.asked, work.growing)
     following: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))

@@ -43,11 +43,28 @@ from agentrl.errors import (
     UsageError,
     described_error,
 )
-from agentrl.gateway.dialect import Asked, BadRequest, Dialect, GrowingReply, Reply, ReplyAnswer, ToolSchema, finish_of
+from agentrl.gateway.dialect import (
+    BadRequest,
+    ChatRequest,
+    Dialect,
+    Reply,
+    ReplyAnswer,
+    StreamingReply,
+    ToolSchema,
+    finish_of,
+)
 from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
 from agentrl.gateway.refusals import SessionOver, as_told
-from agentrl.gateway.work import NO_SIDE_CALLS, Result, SideCalls, Work, cut_at, digest_of, off_loop
+from agentrl.gateway.work import (
+    NO_SIDE_CALLS,
+    PendingRequest,
+    Result,
+    UntrainedRequestRules,
+    cut_at,
+    digest_of,
+    off_loop,
+)
 from agentrl.message import Message, ToolCall
 from agentrl.remote.listening import DEEPEST, is_deep
 
@@ -90,7 +107,7 @@ class GatewaySession:
         self,
         episode: Episode,
         *,
-        side_calls: SideCalls = NO_SIDE_CALLS,
+        side_calls: UntrainedRequestRules = NO_SIDE_CALLS,
         steps: bool = True,
         is_live: bool = False,
         holds_forms: bool = True,
@@ -120,8 +137,8 @@ class GatewaySession:
         self._said = set() if said is None else said
         self._histories = Histories()
         self._stored: dict[str, Sequence[Message]] = {}
-        self._works: dict[bytes, Work] = {}
-        self._failed: list[Work] = []
+        self._works: dict[bytes, PendingRequest] = {}
+        self._failed: list[PendingRequest] = []
         self._step_failure: AgentRLError | None = None
         self._running: set[asyncio.Task[Any]] = set()
         self._stepping = asyncio.Lock()
@@ -160,7 +177,7 @@ class GatewaySession:
         since = self._waiting_since
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
-    async def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> Work:
+    async def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> PendingRequest:
         """Begin to answer one request, or join the work on one that was sent before.
 
         Args:
@@ -187,15 +204,15 @@ class GatewaySession:
             self.requests += 1
             self._forget_old_works()
             head = Reply(id=secrets.token_hex(12), created=int(time.time()), model=asked.model, answers=())
-            work = self._works[digest] = Work(asked=asked, chain=chain, growing=GrowingReply(head))
+            work = self._works[digest] = PendingRequest(asked=asked, chain=chain, growing=StreamingReply(head))
         else:
             self.retries += 1
         if work.task is None or _has_failed(work.task):
-            work.growing = GrowingReply(work.growing.head)  # of one that has failed, nothing is gone on with
+            work.growing = StreamingReply(work.growing.head)  # of one that has failed, nothing is gone on with
             work.task = self._start(self._reply(dialect, work))
         return work
 
-    async def finish(self, work: Work) -> Reply:
+    async def finish(self, work: PendingRequest) -> Reply:
         """Wait for the reply to a request.
 
         Raises:
@@ -219,11 +236,11 @@ class GatewaySession:
         """Return True if a reply is stored here under this id."""
         return name in self._stored
 
-    def has_answer_of(self, chain: Chain, asked: Asked) -> bool:
+    def has_answer_of(self, chain: Chain, asked: ChatRequest) -> bool:
         """Return True if a request goes on with an answer of this session."""
         return self._histories.has_answer_of(chain, asked.messages)
 
-    def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[Asked, Chain]:
+    def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[ChatRequest, Chain]:
         """Read a request, and hash its history; in a thread, where it is large."""
         try:
             asked = dialect.read(body, self._stored)
@@ -252,7 +269,7 @@ class GatewaySession:
         for digest in done[:-KEPT_ANSWERS]:
             del self._works[digest]
 
-    async def _reply(self, dialect: Dialect, work: Work) -> Reply:
+    async def _reply(self, dialect: Dialect, work: PendingRequest) -> Reply:
         asked = work.asked
         self._say_what_is_not_followed(asked)
         try:
@@ -280,7 +297,7 @@ class GatewaySession:
         work.growing.end(reply)
         return reply
 
-    def _say_what_is_not_followed(self, asked: Asked) -> None:
+    def _say_what_is_not_followed(self, asked: ChatRequest) -> None:
         followed = FOLLOWED_LIVE if self._is_live else ()
         self._say_if_names_are_not_shown(asked)
         new = {name: value for name, value in asked.settings.items() if name not in (*followed, *self._said)}
@@ -289,7 +306,7 @@ class GatewaySession:
             told = ", ".join(f"{name}={value}" for name, value in new.items())
             _log.warning("a client asks for %s: these settings are the run's, and not followed", told)
 
-    def _say_if_names_are_not_shown(self, asked: Asked) -> None:
+    def _say_if_names_are_not_shown(self, asked: ChatRequest) -> None:
         """Say once that speakers' names are not in the prompt, where the model's chat template leaves them out."""
         named = next((message for message in asked.messages if message.name and message.role != "tool"), None)
         if named is None or NAMES in self._said:
@@ -315,7 +332,7 @@ class GatewaySession:
             self._waited_s, self._waiting_since = self.waited_s, None
             self._active_at = time.monotonic()
 
-    async def _sample(self, work: Work) -> None:
+    async def _sample(self, work: PendingRequest) -> None:
         """Sample the answers that a request lacks: the first alone, so that the others share its prompt."""
         if not work.answers:
             work.answers.append(await self._one(work))
@@ -327,7 +344,7 @@ class GatewaySession:
             for task in tasks:
                 task.result()
 
-    async def _one(self, work: Work) -> tuple[Answer, ReplyAnswer]:
+    async def _one(self, work: PendingRequest) -> tuple[Answer, ReplyAnswer]:
         """Sample one answer, and remember where it leads."""
         asked = work.asked
         followed: dict[str, Any] = {}
@@ -395,14 +412,14 @@ class GatewaySession:
         self.outcome = outcome
         self.spent.set()
 
-    def _form(self, asked: Asked) -> AnswerForm | None:
+    def _form(self, asked: ChatRequest) -> AnswerForm | None:
         """Return the form of an answer, if the session holds answers to forms; with tools, calls are one as well."""
         form = asked.form if self._holds_forms else None
         if form is not None and form.schema is not None and asked.tools:
             return replace(form, or_calls=True)
         return form
 
-    def _conversation(self, asked: Asked, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
+    def _conversation(self, asked: ChatRequest, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
         """The conversation that a history continues, and the history as it is recorded."""
         known, count = self._histories.longest(chain, asked.messages)
         new = [self._with_own_ids(message) for message in asked.messages[count:]]
@@ -417,7 +434,7 @@ class GatewaySession:
         own = self._call_ids.get(message.tool_call_id or "")
         return message if own is None else replace(message, tool_call_id=own)
 
-    def _given(self, answer: Answer, asked: Asked, said: str) -> ReplyAnswer:
+    def _given(self, answer: Answer, asked: ChatRequest, said: str) -> ReplyAnswer:
         """Make what the client gets of an answer, of which it may have got the beginning.
 
         Unreadable calls come as text. Where the client takes one call at a time it gets the first: the policy reads
@@ -476,7 +493,7 @@ class GatewaySession:
             self.is_done = result.done
             return result
 
-    def count_tokens(self, asked: Asked) -> int:
+    def count_tokens(self, asked: ChatRequest) -> int:
         """Return how many tokens a request's prompt has."""
         try:
             return self._episode.count_tokens(asked.messages, asked.tools)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from agentrl.agent_loop import Answer, AnswerSoFar
 from agentrl.errors import AgentRLError
-from agentrl.gateway.dialect import Asked, GrowingReply, Reply, ReplyAnswer
+from agentrl.gateway.dialect import ChatRequest, Reply, ReplyAnswer, StreamingReply
 from agentrl.gateway.history import Chain
 
 Result = TypeVar("Result")
@@ -19,7 +19,7 @@ LARGE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideCalls:
+class UntrainedRequestRules:
     """Which requests are not the agent's own work (titles, summaries), and are left out of training.
 
     A request is one if any of these holds.
@@ -30,7 +30,7 @@ class SideCalls:
     markers: tuple[str, ...] = ()
     """Texts in a system message."""
 
-    def has(self, asked: Asked) -> bool:
+    def has(self, asked: ChatRequest) -> bool:
         """Return True if a request is a side call."""
         if asked.model in self.models:
             return True
@@ -38,16 +38,16 @@ class SideCalls:
         return any(marker in text for marker in self.markers for text in systems)
 
 
-NO_SIDE_CALLS = SideCalls()
+NO_SIDE_CALLS = UntrainedRequestRules()
 
 
 @dataclass(slots=True)
-class Work:
+class PendingRequest:
     """One request, however often it is sent."""
 
-    asked: Asked
+    asked: ChatRequest
     chain: Chain
-    growing: GrowingReply
+    growing: StreamingReply
     """What is known of the reply."""
     answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
     """Those that were sampled; a retry samples only what is missing."""

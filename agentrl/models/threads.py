@@ -38,7 +38,7 @@ def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
         )
 
 
-class Lanes:
+class ThreadWorkers:
     """Threads that share this process's cores; one lane computes in the caller's thread."""
 
     def __init__(self, count: int) -> None:

@@ -47,7 +47,7 @@ class RunStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Playing:
+class RolloutProgress:
     """What the episodes of an evaluation have come to by now, running ones included."""
 
     episodes: int = 0

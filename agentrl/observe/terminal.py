@@ -21,7 +21,7 @@ from rich.text import Text
 from agentrl.observe.console import err, note
 from agentrl.observe.learning import share_that_differs
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
-from agentrl.observe.progress import Playing, RunStatus, RunWatcher
+from agentrl.observe.progress import RolloutProgress, RunStatus, RunWatcher
 from agentrl.trajectory import Trajectory
 
 QUIET_S = 15.0
@@ -319,7 +319,7 @@ class EpisodeCounter:
     """Counter of episodes, which shows each one as it ends."""
 
     total: int
-    playing: Callable[[], Playing] = Playing
+    playing: Callable[[], RolloutProgress] = RolloutProgress
     """Gives what goes on at the moment."""
     done: int = 0
     failed: int = 0
@@ -383,7 +383,7 @@ class _Words(ProgressColumn):
 
 
 @contextmanager
-def counting(total: int, playing: Callable[[], Playing] = Playing) -> Iterator[EpisodeCounter]:
+def counting(total: int, playing: Callable[[], RolloutProgress] = RolloutProgress) -> Iterator[EpisodeCounter]:
     """Show progress over `total` episodes on standard error.
 
     Args:

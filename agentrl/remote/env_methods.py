@@ -39,7 +39,7 @@ from agentrl.remote.wire import (
     write_message,
     write_tool_result,
 )
-from agentrl.tool import Provisions, Tool, ToolResult, ToolRules
+from agentrl.tool import Tool, ToolDependencies, ToolResult, ToolRules
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -99,7 +99,7 @@ class RemoteTool(Tool):
         """Return the arguments as they are: they are checked where the function is."""
         return dict(arguments)
 
-    async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
+    async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
         """Open nothing: the environment owns the function."""
         assert self.remote is not None
         return self.remote

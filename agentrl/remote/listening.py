@@ -93,7 +93,9 @@ class Listener:
         assert server is not None
         loop = asyncio.get_running_loop()
         try:
-            self._listening = await loop.create_server(lambda: _Door(server, self._places), host, port, backlog=128)
+            self._listening = await loop.create_server(
+                lambda: _ConnectionLimiter(server, self._places), host, port, backlog=128
+            )
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}:{port}", got=error.strerror, expected="another --host or --port"
@@ -160,7 +162,7 @@ class _Places:
         return is_incomplete and now - self._since.get(connection, -math.inf) > PATIENCE_S
 
 
-class _Door(asyncio.Protocol):
+class _ConnectionLimiter(asyncio.Protocol):
     """Entrance of a server, which drops a new connection if there is no place for it.
 
     Args:

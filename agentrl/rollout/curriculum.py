@@ -68,17 +68,17 @@ class Pool(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class SuccessEstimate:
     """Faded counts as they were after a training step."""
 
     successes: float = 0.0
     tries: float = 0.0
     step: int = 0
 
-    def faded(self, step: int, half_life: float) -> Evidence:
+    def faded(self, step: int, half_life: float) -> SuccessEstimate:
         """Return the counts at a later step."""
         factor = 2.0 ** (-(step - self.step) / half_life)
-        return Evidence(self.successes * factor, self.tries * factor, step)
+        return SuccessEstimate(self.successes * factor, self.tries * factor, step)
 
     @property
     def rate(self) -> float:
@@ -93,7 +93,7 @@ class Pools:
         self.settings = settings
         self.step = 0
         self._seed = seed
-        self._evidence: dict[Key, Evidence] = {}
+        self._evidence: dict[Key, SuccessEstimate] = {}
 
     def plays(self, environment: str, task: Task | None, turn: int) -> bool:
         """Decide whether to play a drawn task: always when its pool is open, else with probability ``revisit``."""
@@ -131,8 +131,8 @@ class Pools:
         for outcome in outcomes:
             outcome.check_reported("curriculum.pools")
             key = self._key_of(outcome)
-            before = self._evidence.get(key, Evidence()).faded(self.step, self.settings.half_life)
-            self._evidence[key] = Evidence(
+            before = self._evidence.get(key, SuccessEstimate()).faded(self.step, self.settings.half_life)
+            self._evidence[key] = SuccessEstimate(
                 before.successes + outcome.successes, before.tries + outcome.tries, self.step
             )
 
@@ -153,7 +153,7 @@ class Pools:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where others were saved."""
         self.step = state["step"]
-        self._evidence = {(label, key): Evidence(*numbers) for label, key, *numbers in state["evidence"]}
+        self._evidence = {(label, key): SuccessEstimate(*numbers) for label, key, *numbers in state["evidence"]}
 
 
 class Horizon:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
-from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
+from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, maybe_await, optional_part
 from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restored_generator
@@ -162,12 +162,12 @@ class EnvAdapter:
         own = getattr(self, method, None)
         if own is not None:
             return await own(*arguments)
-        return await settled(self._required(method)(*arguments))
+        return await maybe_await(self._required(method)(*arguments))
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
         self._expert = self._random = self._put_off = None
-        returned = await settled(self.env.reset(seed=seed, options=dict(options)))
+        returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
         observation, info = checked_pair(returned)
         return ResetResult(
             observation=observation,
@@ -179,19 +179,19 @@ class EnvAdapter:
 
     async def snapshot(self) -> Any:
         """Return the environment's state, with the steps that Gymnasium's `TimeLimit` has counted."""
-        inner = await settled(self._required("snapshot")())
+        inner = await maybe_await(self._required("snapshot")())
         counts = [layer._elapsed_steps for layer in _time_limits(self.env)]
         return {_COUNTS: counts, _INNER: inner} if counts else inner
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
-        result = checked_step(await settled(self.env.step(action)))
+        result = checked_step(await maybe_await(self.env.step(action)))
         return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:
         """List the actions that are accepted now; ``None`` when the environment does not tell."""
         method = self._optional("admissible_actions")
-        actions = None if method is None else await settled(method())
+        actions = None if method is None else await maybe_await(method())
         return None if actions is None else list(actions)
 
     async def expert_action(self, observation: Content, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
@@ -204,7 +204,7 @@ class EnvAdapter:
         if self._put_off is not None:
             action, self._put_off = self._put_off, None
             return ExpertAction(text=action)
-        action = str(await settled(expert.act(observation)))
+        action = str(await maybe_await(expert.act(observation)))
         rng = random.Random(seed)
         if rng.random() < mistakes:
             if not hasattr(expert, "mistake"):
@@ -214,7 +214,7 @@ class EnvAdapter:
                     expected="an expert with a mistake(rng) method",
                     hint="set sft.mistakes=0",
                 )
-            mistake = await settled(cast("FallibleExpert", expert).mistake(rng))
+            mistake = await maybe_await(cast("FallibleExpert", expert).mistake(rng))
             if mistake is not None:
                 self._put_off = action
                 return ExpertAction(text=str(mistake), is_mistake=True)
@@ -223,7 +223,7 @@ class EnvAdapter:
     async def tool_message(self, action: str) -> Message | None:
         """Make the message that takes a text action through the environment's own tools; ``None`` where it has none."""
         method = self._optional("tool_message")
-        return None if method is None else cast("Message", await settled(method(action)))
+        return None if method is None else cast("Message", await maybe_await(method(action)))
 
     async def random_action(self, seed: int) -> str:
         """Draw a random admissible action; without a list of them, a sample of the action space."""
@@ -247,7 +247,7 @@ class EnvAdapter:
     async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
         """Draw the expert's mistake in place of its last action; return it and the generator's state after it."""
         rng = restored_generator(random_state)
-        mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
+        mistake = await maybe_await(cast("FallibleExpert", self._expert).mistake(rng))
         version, numbers, gauss = rng.getstate()
         return None if mistake is None else str(mistake), [version, list(numbers), gauss]
 
@@ -272,7 +272,7 @@ class EnvAdapter:
             for layer, count in zip(limits, data[_COUNTS], strict=True):
                 layer._elapsed_steps = count
             data = data[_INNER]
-        await settled(self._required("restore")(data))
+        await maybe_await(self._required("restore")(data))
         return await self.state_key()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -281,18 +281,18 @@ class EnvAdapter:
 
     async def close(self) -> None:
         """Release the environment."""
-        await settled(self.env.close())
+        await maybe_await(self.env.close())
 
     async def state_key(self) -> str | None:
         """Return the key of the state now; ``None`` when the environment does not tell."""
         method = self._optional("state_key")
-        return None if method is None else str(await settled(method()))
+        return None if method is None else str(await maybe_await(method()))
 
     async def _begin_expert(self) -> Expert:
         method = self._optional("expert")
         if method is None:
             raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
-        self._expert, self._put_off = cast("Expert", await settled(method())), None
+        self._expert, self._put_off = cast("Expert", await maybe_await(method())), None
         return self._expert
 
     def _optional(self, name: str) -> Any:
@@ -319,9 +319,9 @@ async def sampled(space: Any) -> str:
     """Sample an action space as text: of a text space that allows very long texts, a short one."""
     least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
     if most <= LONGEST_SAMPLE:
-        return str(await settled(space.sample()))
+        return str(await maybe_await(space.sample()))
     length = int(space.np_random.integers(least, max(least, RANDOM_CHARACTERS) + 1))
-    return str(await settled(space.sample((length, None))))
+    return str(await maybe_await(space.sample((length, None))))
 
 
 async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:

@@ -48,7 +48,7 @@ from agentrl.errors import (
 from agentrl.remote.env_methods import CALL_TOOL, CLOSE, RESET, STEP, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_worker_main import HEADER, MAKE, WorkerMessage
-from agentrl.rollout.waits import WaitKind, Waits
+from agentrl.rollout.waits import WaitKind, WaitTracker
 from agentrl.task import Task
 
 P = ParamSpec("P")
@@ -61,7 +61,7 @@ class EnvHandle:
     """One environment as an episode sees it: coroutines with deadlines."""
 
     def __init__(
-        self, backend: EnvBackend, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float
+        self, backend: EnvBackend, *, name: str, waits: WaitTracker, reset_timeout_s: float, step_timeout_s: float
     ) -> None:
         self.backend = backend
         self._name = name
@@ -142,10 +142,10 @@ class EnvPool:
         max_concurrent: int = 256,
         reset_timeout_s: float = 60.0,
         step_timeout_s: float = 30.0,
-        waits: Waits | None = None,
+        waits: WaitTracker | None = None,
     ) -> None:
         self.spec = spec
-        self.waits = waits or Waits()
+        self.waits = waits or WaitTracker()
         self._options = {**spec.options, **(options or {})}
         self.roles = spec.roles_under(self._options)
         """The players that the runtime plays for the environments."""
@@ -164,7 +164,9 @@ class EnvPool:
             self._workers = [ProcessWorker() for _ in range(workers)]
 
     @classmethod
-    def from_config(cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: Waits | None = None) -> EnvPool:
+    def from_config(
+        cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: WaitTracker | None = None
+    ) -> EnvPool:
         """Make the pool of the config's ``environment`` section."""
         return cls(
             spec,

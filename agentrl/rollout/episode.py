@@ -38,7 +38,7 @@ from agentrl.rollout.environment_roles import EnvironmentRoles
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool, ask_role
 from agentrl.rollout.shots import with_shots
-from agentrl.rollout.tools import Called, EpisodeTools, ToolLimits, all_of, batches
+from agentrl.rollout.tools import EpisodeTools, ToolCallResult, ToolLimits, all_of, batches
 from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
@@ -251,7 +251,7 @@ class RuntimeEpisode(Episode):
                 turn.timings.tool += clock() - began
         return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
 
-    async def _carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
+    async def _carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
         """Call a tool, or let a role answer; the turn that called is then again the one that acts."""
         tool = tools.get(call.name)
         if not isinstance(tool, RoleTool):
@@ -262,7 +262,7 @@ class RuntimeEpisode(Episode):
         finally:
             self.turns.acting = caller
 
-    async def _record(self, turn: Turn, call: ToolCall, called: Called) -> Message:
+    async def _record(self, turn: Turn, call: ToolCall, called: ToolCallResult) -> Message:
         """Put the result of a call where it belongs; raise `EpisodeEnd` if it ends the episode."""
         result = called.result
         if called.failed:
@@ -289,7 +289,7 @@ class RuntimeEpisode(Episode):
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
         return tool_result(call, text)
 
-    def _count(self, name: str, called: Called) -> None:
+    def _count(self, name: str, called: ToolCallResult) -> None:
         counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_kept)}
         for metric, value in {**counts, "seconds": called.seconds, **called.result.metrics}.items():
             if value or metric in called.result.metrics:

@@ -28,7 +28,7 @@ from typing import Any
 from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, RewardFailure, shortened
 from agentrl.message import Message
 from agentrl.registry import Kind, lookup
-from agentrl.reward import Definition, Score, Scorer, as_number, checked_score, defined_in, failures_named
+from agentrl.reward import Score, Scorer, SourceLocation, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import all_of
@@ -56,7 +56,7 @@ class WeightedSum(Scorer):
         self._parts = parts
 
     @property
-    def definitions(self) -> Mapping[str, Definition]:
+    def definitions(self) -> Mapping[str, SourceLocation]:
         """Where all parts are defined."""
         return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
 
@@ -144,7 +144,7 @@ class FunctionReward(Scorer):
         )
 
     @property
-    def definitions(self) -> Mapping[str, Definition]:
+    def definitions(self) -> Mapping[str, SourceLocation]:
         """Where the function is defined."""
         return {self._subject: self._place}
 

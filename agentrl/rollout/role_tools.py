@@ -8,7 +8,7 @@ from typing import Any
 from agentrl.agent_loop import Conversation, Episode, EpisodeEnd, example_call
 from agentrl.errors import Outcome, ToolError
 from agentrl.message import Message, ToolCall, system, user
-from agentrl.rollout.tools import Called
+from agentrl.rollout.tools import ToolCallResult
 from agentrl.tool import Tool, ToolResult, ToolRules
 
 
@@ -62,7 +62,7 @@ class RoleTool(Tool):
         return "\n".join(f"{name}: {text}" for name, text in arguments.items())
 
 
-async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
+async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
     """Let a role answer a call; what the caller can mend comes back as the text of a failed call.
 
     Args:
@@ -77,9 +77,9 @@ async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapp
     try:
         request = tool.request(tool.validate(call.arguments))
         opening = [system(_introduction(tool)), user(f"{request}\n\n{_rule(episode, tool, tools)}")]
-        return Called(tool=tool, result=ToolResult(await _final_answer(episode, tool, opening)))
+        return ToolCallResult(tool=tool, result=ToolResult(await _final_answer(episode, tool, opening)))
     except ToolError as error:
-        return Called(tool=tool, result=ToolResult(f"Error: {error}"), failed=True)
+        return ToolCallResult(tool=tool, result=ToolResult(f"Error: {error}"), failed=True)
 
 
 def _introduction(tool: RoleTool) -> str:

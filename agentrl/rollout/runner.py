@@ -81,7 +81,7 @@ class RoleSetup:
     """What other roles call it by; ``None`` for a role of the loop."""
 
 
-def names_of_roles(loop: AgentLoop, called: Sequence[str]) -> list[str]:
+def role_names(loop: AgentLoop, called: Sequence[str]) -> list[str]:
     """Return who speaks in an episode: the loop's roles, or its sole agent, and those that they call; empty for one."""
     return [*(loop.roles or [SOLE_ROLE]), *called] if loop.roles or called else []
 
@@ -130,7 +130,7 @@ class EpisodeRunner:
         self.limits = limits or EpisodeLimits()
         called = [setup.called_as for setup in roles if setup.called_as is not None]
         self.tools = [*tools, *called]
-        self.role_names = names_of_roles(loop, [tool.name for tool in called])
+        self.role_names = role_names(loop, [tool.name for tool in called])
         if pool.roles and not self.role_names:  # the loop's agent may have an entry of its own beside theirs
             self.role_names = [setup.role.name for setup in roles if setup.role.name == SOLE_ROLE]
         self.scorer = scorer or EnvironmentReward()

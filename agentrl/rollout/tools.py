@@ -32,9 +32,9 @@ from agentrl.errors import (
 from agentrl.message import ToolCall
 from agentrl.reward import defined_in
 from agentrl.rollout.turns import EpisodeLimits, TurnLog
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, Waits
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, WaitTracker
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import Provisions, Tool, ToolContext, ToolFault, ToolResult, contained, ended_in_time
+from agentrl.tool import Tool, ToolContext, ToolDependencies, ToolFault, ToolResult, contained, ended_in_time
 from agentrl.tool_schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
@@ -141,7 +141,7 @@ SANDBOX_START_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Called:
+class ToolCallResult:
     """Result of one call of a tool, with its seconds."""
 
     tool: Tool | None
@@ -203,7 +203,7 @@ class EpisodeTools:
         self._opening = asyncio.Lock()
         self._sharing = asyncio.Lock()
 
-    async def carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
+    async def carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
         """Call a tool; errors that the policy can fix are the result's text.
 
         Raises:
@@ -222,8 +222,10 @@ class EpisodeTools:
                 self._tool_limits.keep(tool, checked, result)
         except ToolError as error:
             text, seconds = f"Error: {error}", clock() - began
-            return Called(tool=tool, result=ToolResult(text), failed=True, seconds=seconds, cause=error.__cause__)
-        return Called(tool=tool, result=result, was_kept=kept is not None, seconds=clock() - began)
+            return ToolCallResult(
+                tool=tool, result=ToolResult(text), failed=True, seconds=seconds, cause=error.__cause__
+            )
+        return ToolCallResult(tool=tool, result=result, was_kept=kept is not None, seconds=clock() - began)
 
     async def _call(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
         trajectory_id, waits = self._turns.trajectory.id, self._turns.waits
@@ -264,7 +266,7 @@ class EpisodeTools:
         async with self._opening:
             if tool.name not in self._bound:
                 context = EpisodeContext(self, limit_s)
-                provisions = Provisions(context=context, sandbox=self._sandbox)
+                provisions = ToolDependencies(context=context, sandbox=self._sandbox)
                 self._bound[tool.name] = await tool.open(self._stack, provisions)
         return self._bound[tool.name]
 
@@ -363,7 +365,7 @@ async def tool_session(
 
     `sandbox` is as in ``agent.sandbox``; `timeout_s` is the deadline of calls whose tool has none of its own.
     """
-    waits = Waits()
+    waits = WaitTracker()
     trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)
     limits = EpisodeLimits(tool_timeout_s=timeout_s)
     tools = EpisodeTools(

@@ -11,7 +11,7 @@ from agentrl.agent_loop import EpisodeEnd
 from agentrl.config.environment import AgentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import Outcome, UsageError
-from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitTracker
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory, Turn
 
@@ -151,7 +151,7 @@ class TurnLog:
         trajectory: Trajectory,
         limits: EpisodeLimits,
         seed: int,
-        waits: Waits,
+        waits: WaitTracker,
         counters: RolloutCounters,
         observer: RolloutObserver,
     ) -> None:

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from agentrl.errors import Outcome
 from agentrl.observe.incidents import Incidents
-from agentrl.observe.progress import Playing
+from agentrl.observe.progress import RolloutProgress
 from agentrl.trajectory import Trajectory, Turn
 
 
@@ -39,7 +39,7 @@ AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.SCORER})
 class Wait:
     """One wait; a context manager. `seconds` is right once it has ended."""
 
-    table: Waits = field(repr=False)
+    table: WaitTracker = field(repr=False)
     kind: WaitKind
     who: str
     what: str
@@ -58,7 +58,7 @@ class Wait:
         self.table.end(self)
 
 
-class Waits:
+class WaitTracker:
     """The table of everything that is waited for now, and the seconds spent waiting so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -212,9 +212,9 @@ class RolloutCounters:
     incidents: Incidents = field(default_factory=Incidents)
     """What failed, and where."""
 
-    def playing(self) -> Playing:
+    def playing(self) -> RolloutProgress:
         """Return what the episodes have come to by now."""
-        return Playing(episodes=self.running, turns=self.turns, tokens=self.answer_tokens)
+        return RolloutProgress(episodes=self.running, turns=self.turns, tokens=self.answer_tokens)
 
     def snapshot(self) -> dict[str, float]:
         """Return all counts by metric name."""

@@ -20,14 +20,14 @@ from typing import Any, TypeAlias, TypeVar
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.checks import check_training, check_warm_start
 from agentrl.builders.machine import check_machine
-from agentrl.builders.run import Interruption, RunResult, resume_run, start_run
+from agentrl.builders.run import RunResult, StopRequest, resume_run, start_run
 from agentrl.config import Config, load_config
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.estimate import evaluation_size, run_size
 from agentrl.config.overrides import task_words
 from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
 from agentrl.errors import ConfigError, UsageError
-from agentrl.evaluation.evaluate import PolicyKind, unwatched
+from agentrl.evaluation.evaluate import PolicyKind, ignore
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.result import WITHOUT_SUCCESS, EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
@@ -113,7 +113,7 @@ def train(
         *_override("run.seed", seed),
         *override_words(overrides),
     ]
-    interruption = Interruption()
+    interruption = StopRequest()
 
     def work() -> RunResult:
         resolved = load_config(config, words)
@@ -168,7 +168,7 @@ def resume(
     """
     _parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward)  # their names are known now
     folder = run.folder if isinstance(run, RunResult) else run
-    interruption = Interruption()
+    interruption = StopRequest()
 
     def work() -> RunResult:
         found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
@@ -232,7 +232,7 @@ def sft(
         *_override("run.seed", seed),
         *override_words(overrides),
     ]
-    interruption = Interruption()
+    interruption = StopRequest()
 
     def work() -> RunResult:
         resolved = load_config(config, words)
@@ -265,7 +265,7 @@ def evaluate(
     fresh: bool = False,
     overrides: Overrides = (),
     progress: bool = True,
-    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
+    on_episode: Callable[[EvaluatedEpisode], None] = ignore,
 ) -> EvaluationResult:
     """Measure a policy on fixed tasks. Finished episodes are kept on disk, and found by the same call.
 
@@ -295,7 +295,7 @@ def evaluate(
     """
     chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
     words = [*_parts(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
-    interruption = Interruption()
+    interruption = StopRequest()
 
     def work() -> EvaluationResult:
         settings = evaluation_config(
@@ -327,7 +327,7 @@ def evaluate(
 
 def _measure(
     request: EvaluationRequest,
-    interruption: Interruption,
+    interruption: StopRequest,
     *,
     progress: bool,
     on_episode: Callable[[EvaluatedEpisode], None],
@@ -356,7 +356,7 @@ def _print_problems(result: EvaluationResult) -> None:
         note(WITHOUT_SUCCESS)
 
 
-def _apart(work: Callable[[], T], interruption: Interruption) -> T:
+def _apart(work: Callable[[], T], interruption: StopRequest) -> T:
     """Do the work here, or in a new thread where this one has a running event loop.
 
     Raises:
@@ -395,7 +395,7 @@ def _has_event_loop() -> bool:
 class _Interrupting(RunWatcher):
     """Interrupts work that has no other way to stop, when it next says how it goes."""
 
-    def __init__(self, watcher: RunWatcher, interruption: Interruption) -> None:
+    def __init__(self, watcher: RunWatcher, interruption: StopRequest) -> None:
         self._interruption = interruption
         self._watcher = watcher
 
@@ -460,7 +460,7 @@ def _check_session(config: Config) -> None:
     algorithm = config.algorithm
     ours = [name for name in (algorithm.advantage, algorithm.loss) if name.startswith(SESSION)]
     why = f"trainer.processes {config.trainer.processes}" if config.trainer.processes > 1 else ""
-    for part in parts_of(config) if config.has_environment else ():
+    for part in per_environment_configs(config) if config.has_environment else ():
         environment = part.config.sole_environment
         if environment.name.startswith(SESSION) and environment.isolation is Isolation.PROCESS:
             ours, why = [environment.name], "environment.isolation process"

@@ -34,7 +34,7 @@ from agentrl.builders.models import prepare_model
 from agentrl.builders.processes import open_processes
 from agentrl.builders.record import EpisodeRecorder, StepClock
 from agentrl.builders.resume_rules import rule_of
-from agentrl.builders.run import Interruption, Run, RunResult, stop_signals
+from agentrl.builders.run import Run, RunResult, StopRequest, stop_signals
 from agentrl.builders.training import build_training
 from agentrl.config.learning_rate import rate_warnings
 from agentrl.config.load import dump_config
@@ -393,7 +393,7 @@ class Orchestrator:
         self._watcher.on_message(text)
 
 
-def train(run: Run, *, watcher: RunWatcher | None = None, interruption: Interruption | None = None) -> RunResult:
+def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
     """Train a run in a thread without an event loop; Ctrl-C and SIGTERM save a checkpoint, a second one is obeyed.
 
     Args:
@@ -406,7 +406,7 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: Interrup
         TrainingError: training cannot go on.
     """
     try:
-        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher), interruption or Interruption()))
+        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher), interruption or StopRequest()))
     except SystemExit as error:
         raise TrainingError(
             "code of an environment, a tool or an agent loop ended the program from a task that it started itself",
@@ -415,6 +415,6 @@ def train(run: Run, *, watcher: RunWatcher | None = None, interruption: Interrup
         ) from error
 
 
-async def _train_with_signals(orchestrator: Orchestrator, interruption: Interruption) -> RunResult:
+async def _train_with_signals(orchestrator: Orchestrator, interruption: StopRequest) -> RunResult:
     with stop_signals(orchestrator.stop), interruption.stops(orchestrator.stop):
         return await orchestrator.run()

@@ -18,7 +18,7 @@ from agentrl.errors import EnvironmentFailure, SandboxError, ToolError, UsageErr
 from agentrl.remote.link import Link
 from agentrl.sandbox.contract import Command, CommandOptions, Entry, Sandbox, SandboxFileError, SandboxProcess
 from agentrl.sandbox.spec import DEFAULT_LIMITS, ExecResult, Limits, SandboxSpec
-from agentrl.sandbox.supervised import PulledProcess
+from agentrl.sandbox.supervised import PollingProcess
 
 PROTOCOL = "agentrl-sandbox"
 VERSION = 1
@@ -208,7 +208,7 @@ class HttpSandbox(Sandbox):
             raise SandboxFileError(str(refused)) from refused
 
 
-class HttpProcess(PulledProcess):
+class HttpProcess(PollingProcess):
     """See `SandboxProcess`.
 
     Args:

@@ -41,7 +41,7 @@ CANNOT_RUN = (126, 127)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class ExecutionResult:
     """Outcome of a piece of code."""
 
     output: str = ""
@@ -77,7 +77,7 @@ class Interpreter:
         self._process: SandboxProcess | None = None
         self._number = 0
 
-    async def run(self, code: str) -> Ran:
+    async def run(self, code: str) -> ExecutionResult:
         """Run a piece of code. Its own errors are part of the outcome.
 
         Raises:
@@ -92,7 +92,7 @@ class Interpreter:
             ended = await self._end(grace_s=self._grace_s if isinstance(gone, _Closed) else 0.0)
             await require_life(self._sandbox)
             why = gone if ended is None else _describe_end(ended)
-            return Ran(raised=True, lost=str(why))
+            return ExecutionResult(raised=True, lost=str(why))
         except BaseException:  # cancelled while it runs, or the sandbox is gone: it cannot be asked again
             with contextlib.suppress(SandboxError):
                 await self._end()
@@ -114,7 +114,7 @@ class Interpreter:
             raise UsageError("the sandbox has no python3", got=said, hint="use another image")
         raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
 
-    async def _ask(self, process: SandboxProcess, code: str) -> Ran:
+    async def _ask(self, process: SandboxProcess, code: str) -> ExecutionResult:
         request = json.dumps({"id": self._number, "code": code}) + "\n"
         try:
             async with asyncio.timeout(self._seconds):
@@ -130,16 +130,16 @@ class Interpreter:
         except TimeoutError as late:
             raise _Gone(f"The code ran for more than {self._seconds:g} s and did not stop.") from late
         note = f"[stopped after {self._seconds:g} s; variables are kept]"
-        return Ran(output=f"{reply.output}{note}", raised=True)
+        return ExecutionResult(output=f"{reply.output}{note}", raised=True)
 
-    async def _reply(self, process: SandboxProcess) -> Ran:
+    async def _reply(self, process: SandboxProcess) -> ExecutionResult:
         line = await process.read_line(longest=LONGEST_REPLY)
         if not line.endswith(b"\n") and len(line) < LONGEST_REPLY:
             raise _Closed("The interpreter closed its output.")
         reply = _read(line)
         if reply.get("id") != self._number or not isinstance(reply.get("output"), str):
             raise _Gone("The interpreter answered what it was not asked.")
-        return Ran(output=reply["output"], raised=bool(reply.get("raised")))
+        return ExecutionResult(output=reply["output"], raised=bool(reply.get("raised")))
 
     async def _end(self, *, grace_s: float = 0.0) -> ExecResult | None:
         """End it; return how it ended if it did so by itself within `grace_s`."""

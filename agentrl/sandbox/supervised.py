@@ -87,7 +87,7 @@ def _code_of(module: ModuleType) -> tuple[str, bytes, str | None]:
     return name.rpartition(".")[2], marshal.dumps(loader.get_code(name)), loader.get_source(name)
 
 
-class PulledProcess(SandboxProcess):
+class PollingProcess(SandboxProcess):
     """Process whose back end is asked for each next piece of output. What a cancelled reader asked for is kept."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def seen(task: asyncio.Task[object]) -> None:
         task.exception()
 
 
-class SpokenProcess(PulledProcess):
+class StreamingProcess(PollingProcess):
     """See `SandboxProcess`.
 
     Args:
@@ -268,7 +268,7 @@ class SupervisedSandbox(Sandbox):
         number = self._channel.next_number()
         ended = asyncio.create_task(self._ask_start(number, request))
         await asyncio.sleep(0)  # the request is on its way
-        return SpokenProcess(self._channel, number, ended)
+        return StreamingProcess(self._channel, number, ended)
 
     def _executed(self, command: Command, **options: Unpack[CommandOptions]) -> dict[str, Any]:
         own = options.get("limits")

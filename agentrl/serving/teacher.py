@@ -27,7 +27,7 @@ few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherWord:
+class TeacherScore:
     """Teacher's log-probabilities of a sequence, at temperature 1."""
 
     logp: npt.NDArray[np.float32]
@@ -46,7 +46,7 @@ class TeacherServers:
         self._places = asyncio.Semaphore(settings.max_concurrent)
         self._names: dict[int, str] = {}
 
-    async def words(self, sequences: Sequence[Sequence[int]]) -> list[TeacherWord]:
+    async def words(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
         """Ask the teacher for its log-probabilities of each sequence of token ids.
 
         Raises:
@@ -61,7 +61,7 @@ class TeacherServers:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _one(self, ids: list[int]) -> TeacherWord:
+    async def _one(self, ids: list[int]) -> TeacherScore:
         async with self._places:
             for attempt in range(ATTEMPTS):
                 try:
@@ -73,7 +73,7 @@ class TeacherServers:
                         raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _ask(self, number: int, ids: list[int]) -> TeacherWord:
+    async def _ask(self, number: int, ids: list[int]) -> TeacherScore:
         server, deadline_s, top_k = self._servers[number], self._settings.timeout_s, self._settings.top_k or 0
         if self._settings.engine == "sglang":
             body: dict[str, Any] = {
@@ -101,16 +101,16 @@ class TeacherServers:
         await asyncio.gather(*(server.close() for server in self._servers))
 
 
-def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
+def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
     """Decode ``prompt_logprobs``: per token log-probabilities by id, its own among them; nothing for the first."""
     with decoding(NO_LOGPROBS, answer, expected="choices[0].prompt_logprobs"):
         rows = answer["choices"][0]["prompt_logprobs"]
         values = [row and row[str(token)]["logprob"] for row, token in zip(rows, ids, strict=True)]
         known = [{int(token): one["logprob"] for token, one in (row or {}).items()} for row in rows]
-    return TeacherWord(logp=_checked(values, ids), top=_best(known, top_k))
+    return TeacherScore(logp=_checked(values, ids), top=_best(known, top_k))
 
 
-def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
+def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
     """Decode ``input_token_logprobs`` (log-probability, id and text per token) and ``input_top_logprobs``."""
     expected = "meta_info.input_token_logprobs" + (" and input_top_logprobs" if top_k else "")
     with decoding(NO_LOGPROBS, answer, expected=expected):
@@ -118,7 +118,7 @@ def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
         values = [row[0] for row in meta["input_token_logprobs"]]
         rows = meta["input_top_logprobs"] if top_k else []
         known = [{int(one[1]): one[0] for one in row or ()} for row in rows]
-    return TeacherWord(logp=_checked(values, ids), top=_best(known, top_k))
+    return TeacherScore(logp=_checked(values, ids), top=_best(known, top_k))
 
 
 def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:

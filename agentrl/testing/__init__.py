@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from agentrl.testing.engine_check import check_engine as check_engine
     from agentrl.testing.env_check import check_env as check_env
     from agentrl.testing.env_check import reward_integrity as reward_integrity
-    from agentrl.testing.env_subject import Thoroughness as Thoroughness
+    from agentrl.testing.env_subject import CheckDepth as CheckDepth
     from agentrl.testing.sandbox_check import check_sandbox as check_sandbox
     from agentrl.testing.server_engine import ServerEngine as ServerEngine
     from agentrl.testing.tool_check import check_tool as check_tool
 
 _EXPORTS = {
     "ServerEngine": "agentrl.testing.server_engine",
-    "Thoroughness": "agentrl.testing.env_subject",
+    "CheckDepth": "agentrl.testing.env_subject",
     "check_engine": "agentrl.testing.engine_check",
     "check_env": "agentrl.testing.env_check",
     "check_sandbox": "agentrl.testing.sandbox_check",
@@ -25,8 +25,8 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "CheckDepth",
     "ServerEngine",
-    "Thoroughness",
     "check_engine",
     "check_env",
     "check_sandbox",

@@ -20,7 +20,7 @@ from agentrl.errors import UsageError
 from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.testing.env_rules import blind, contract, determinism, leaks, resources, rewards
 from agentrl.testing.env_session import LONG_CALL, CallFailed, asking, run_watched
-from agentrl.testing.env_subject import EFFORTS, Subject, Thoroughness
+from agentrl.testing.env_subject import EFFORTS, CheckDepth, Subject
 from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Rule, choose_rules
 
 PLAYS = contract.plays_an_episode
@@ -89,7 +89,7 @@ def check_env(
     options: Mapping[str, Any] | None = None,
     split: str | None = None,
     episodes: int = 8,
-    thoroughness: Thoroughness = Thoroughness.QUICK,
+    thoroughness: CheckDepth = CheckDepth.QUICK,
     only: Collection[str] = (),
     skip: Collection[str] = (),
     watch: Callable[[str], object] | None = None,
@@ -136,7 +136,7 @@ def reward_integrity(
     word of the opening can only be told from an accident in many.
     """
     inspection = _Inspection(rules=choose_rules(INTEGRITY, only=only, skip=skip), must_play=True, watch=watch)
-    return inspection.run(environment, options, split, episodes, Thoroughness.FULL, call_timeout_s)
+    return inspection.run(environment, options, split, episodes, CheckDepth.FULL, call_timeout_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class _Inspection:
         options: Mapping[str, Any] | None,
         split: str | None,
         episodes: int,
-        thoroughness: Thoroughness,
+        thoroughness: CheckDepth,
         call_timeout_s: float | None,
     ) -> CheckReport:
         """Find the environment and check all rules on it.

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, settled
+from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, optional_part
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
@@ -145,7 +145,7 @@ _SEEN_WORDS = 100
 """The last words of an observation that may become arguments of a call."""
 
 
-class Moment(NamedTuple):
+class StepSnapshot(NamedTuple):
     """Answer of an environment, as plain data that can be compared between processes."""
 
     action: str
@@ -159,7 +159,7 @@ class Moment(NamedTuple):
 class Played:
     """An episode."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[StepSnapshot, ...]
     """The first one is the reset."""
     results: tuple[StepResult, ...]
 
@@ -234,7 +234,7 @@ class EnvSession:
         """Call a method, awaited where it is a coroutine."""
         with asking(name):
             value = method(*arguments, **named)
-            return self._runner.run(settled(value)) if inspect.isawaitable(value) else value
+            return self._runner.run(maybe_await(value)) if inspect.isawaitable(value) else value
 
 
 def made(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -280,11 +280,11 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
     return Played(moments=tuple(moments), results=tuple(results))
 
 
-async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment]:
+async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSnapshot]:
     """Take given actions in a task's episode; other coroutines have their turn before each."""
     returned: Any
     with asking("reset"):
-        returned = await settled(env.reset(seed=task.seed, options=dict(task.options)))
+        returned = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
     observation, _ = unpacked_pair(returned)
     moments = [opening_of(observation)]
     for action in actions:
@@ -293,20 +293,20 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment
             moments.append(moment_of(action, await _call(optional_part(env, "tools"), action)))
             continue
         with asking("step"):
-            returned = await settled(env.step(action))
+            returned = await maybe_await(env.step(action))
         moments.append(moment_of(action, unpacked_step(returned)))
     return moments
 
 
-def opening_of(observation: Content) -> Moment:
+def opening_of(observation: Content) -> StepSnapshot:
     """Return the result of a reset as plain data."""
-    return Moment("", plain_text(observation), 0.0, False, False)
+    return StepSnapshot("", plain_text(observation), 0.0, False, False)
 
 
-def moment_of(action: str, result: StepResult) -> Moment:
+def moment_of(action: str, result: StepResult) -> StepSnapshot:
     """Return the result of a step as plain data."""
     reward = float(result.reward)
-    return Moment(action, plain_text(result.observation), reward, bool(result.terminated), bool(result.truncated))
+    return StepSnapshot(action, plain_text(result.observation), reward, bool(result.terminated), bool(result.truncated))
 
 
 def plain_text(content: Content) -> str:

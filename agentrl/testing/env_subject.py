@@ -23,9 +23,9 @@ from agentrl.testing.env_session import (
     LONG_CALL,
     CallFailed,
     EnvSession,
-    Moment,
     Played,
     Policy,
+    StepSnapshot,
     asking,
     expert_policy,
     play,
@@ -40,10 +40,10 @@ _SAID = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Elsewhere:
+class SubprocessPlay:
     """Result of playing in a new process."""
 
-    moments: Sequence[Moment] = ()
+    moments: Sequence[StepSnapshot] = ()
     said: str = ""
     """The beginning of what was written to standard output there."""
     unknown: str = ""
@@ -54,12 +54,14 @@ class Elsewhere:
     """How it ended the process, or which call did not return."""
 
 
-def transcript(make: Callable[..., Any], options: Mapping[str, Any], tasks: Sequence[Task], steps: int) -> list[Moment]:
+def transcript(
+    make: Callable[..., Any], options: Mapping[str, Any], tasks: Sequence[Task], steps: int
+) -> list[StepSnapshot]:
     """Record what random play of some tasks shows, one after the other in one environment."""
     return _play_all(EnvSession(make, options), tasks, steps)
 
 
-def _play_all(session: EnvSession, tasks: Sequence[Task], steps: int) -> list[Moment]:
+def _play_all(session: EnvSession, tasks: Sequence[Task], steps: int) -> list[StepSnapshot]:
     try:
         return [
             moment for task in tasks for moment in play(session, task, random_policy(task.seed), limit=steps).moments
@@ -70,14 +72,14 @@ def _play_all(session: EnvSession, tasks: Sequence[Task], steps: int) -> list[Mo
 
 def transcript_of_new_process(
     make: Callable[..., Any], options: Mapping[str, Any], tasks: Sequence[Task], steps: int
-) -> Elsewhere:
+) -> SubprocessPlay:
     """Make the `transcript` in a new Python process with another hash seed."""
     calls = watched_calls()
     try:
         request = base64.b64encode(pickle.dumps((calls.limit_s, list(tasks), steps))) + b"\n"
         request += base64.b64encode(pickle.dumps((make, dict(options))))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        return Elsewhere(unknown=f"the environment cannot be sent to a new process: {error}")
+        return SubprocessPlay(unknown=f"the environment cannot be sent to a new process: {error}")
     path = os.pathsep.join(entry for entry in sys.path if entry)
     with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
         asked.write(request)
@@ -94,11 +96,11 @@ def transcript_of_new_process(
             answer = b"" if child.stdout is None else child.stdout.readline()
         if answer:
             found = json.loads(answer)
-            return Elsewhere(**found | {"moments": [Moment(*row) for row in found.get("moments", ())]})
+            return SubprocessPlay(**found | {"moments": [StepSnapshot(*row) for row in found.get("moments", ())]})
         errors.seek(0)
         reason = errors.read().decode(errors="replace").strip().splitlines()[-1:]
     said = f": {reason[0]}" if reason else ""
-    return Elsewhere(end=f"the environment ended the process that played it (exit code {child.returncode}){said}")
+    return SubprocessPlay(end=f"the environment ended the process that played it (exit code {child.returncode}){said}")
 
 
 def main() -> None:
@@ -136,7 +138,7 @@ def _play_requested(request: bytes, tasks: Sequence[Task], steps: int) -> dict[s
         return {"failure": reason} if session else {"unknown": f"a new process cannot make the environment: {reason}"}
 
 
-class Thoroughness(enum.StrEnum):
+class CheckDepth(enum.StrEnum):
     """Amount of play."""
 
     QUICK = "quick"
@@ -169,8 +171,8 @@ class Effort:
     """Seconds within which a call of the environment must return."""
 
 
-EFFORTS: Mapping[Thoroughness, Effort] = {
-    Thoroughness.QUICK: Effort(
+EFFORTS: Mapping[CheckDepth, Effort] = {
+    CheckDepth.QUICK: Effort(
         split_tasks=300,
         split_s=0.2,
         openings=16,
@@ -182,7 +184,7 @@ EFFORTS: Mapping[Thoroughness, Effort] = {
         growth_s=0.2,
         call_s=10.0,
     ),
-    Thoroughness.FULL: Effort(),
+    CheckDepth.FULL: Effort(),
 }
 SIDE_BY_SIDE = 4
 """Episodes that are played at the same time."""
@@ -241,12 +243,12 @@ class Subject:
         return self.play(lambda _task: expert_policy())
 
     @cached_property
-    def transcript(self) -> list[Moment]:
+    def transcript(self) -> list[StepSnapshot]:
         """Record what random play of the tasks shows, one after the other."""
         return transcript(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
-    def elsewhere(self) -> Elsewhere:
+    def elsewhere(self) -> SubprocessPlay:
         """Record what the same play shows in a new process."""
         return transcript_of_new_process(self.spec.make, self.options, self.tasks, self.limit)
 

@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.builders.tools import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
-from agentrl.rollout.tools import Called, EpisodeTools, tool_session
+from agentrl.rollout.tools import EpisodeTools, ToolCallResult, tool_session
 from agentrl.testing.report import Broken, CheckReport, Missing, Rule, check_rule
 from agentrl.tool import Tool
 
@@ -76,7 +76,7 @@ class _Subject:
     examples: Sequence[Mapping[str, Any]]
     session: EpisodeTools
 
-    async def call(self, arguments: Mapping[str, Any]) -> Called:
+    async def call(self, arguments: Mapping[str, Any]) -> ToolCallResult:
         call = ToolCall(name=self.tool.name, arguments=arguments)
         return await self.session.carry_out(call, {self.tool.name: self.tool})
 

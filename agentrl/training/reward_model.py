@@ -28,7 +28,7 @@ from agentrl.training.compile import gradients_recomputed
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
-from agentrl.training.forward.runner import ModelRunner, Passes
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.training.preferences import pair_batches
 from agentrl.training.weights import ModelWeights
@@ -237,7 +237,7 @@ def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerCon
         tally.add("margin", margins)
         return losses.sum() / len(batch)
 
-    runner = ModelRunner(model.model, Passes(ranks=model.ranks, every_time=trainer.fsdp.reduce))
+    runner = ModelRunner(model.model, RunnerSettings(ranks=model.ranks, every_time=trainer.fsdp.reduce))
     means = runner.run(_micro_batches(batch, trainer.tokens_per_micro_batch), loss).tally.means()
     if not math.isfinite(means["loss"]):
         raise TrainingError("the reward model's loss is not finite", hint="try a smaller preferences.learning_rate")

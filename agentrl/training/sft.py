@@ -29,7 +29,7 @@ SORTED_UPDATES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class SFTExample:
     """A sequence to learn."""
 
     scored: ScoredSequence
@@ -118,7 +118,7 @@ class SupervisedLearner:
             tokens=float(self._tokens),  # read so far: with observations, without padding
         )
 
-    def _backward(self, batch: list[Lesson], observation_weight: float) -> float:
+    def _backward(self, batch: list[SFTExample], observation_weight: float) -> float:
         weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
         scored = [lesson.scored for lesson in batch]
 
@@ -160,7 +160,7 @@ def train_supervised(
     return latest
 
 
-def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Iterator[Lesson]:
+def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Iterator[SFTExample]:
     for sequence in (sequence for demonstration in demonstrations for sequence in demonstration.sequences):
         answers = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED))
         answers[: max(sequence.shared, 1)] = False
@@ -172,10 +172,10 @@ def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Itera
                 wanted[image.start : image.end] = False
         if answers.any():
             scored = scored_sequence(sequence.token_ids, wanted, sequence.images)
-            yield Lesson(scored=scored, answers=torch.from_numpy(answers[wanted]))
+            yield SFTExample(scored=scored, answers=torch.from_numpy(answers[wanted]))
 
 
-def _batches(sequences: list[Lesson], settings: SFTConfig, seed: int) -> Iterator[list[Lesson]]:
+def _batches(sequences: list[SFTExample], settings: SFTConfig, seed: int) -> Iterator[list[SFTExample]]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(settings.epochs):
         order = torch.randperm(len(sequences), generator=generator).tolist()
@@ -185,8 +185,8 @@ def _batches(sequences: list[Lesson], settings: SFTConfig, seed: int) -> Iterato
                 yield batches[i]
 
 
-def _fill(sequences: Sequence[Lesson], budget: int) -> Iterator[list[Lesson]]:
-    batch: list[Lesson] = []
+def _fill(sequences: Sequence[SFTExample], budget: int) -> Iterator[list[SFTExample]]:
+    batch: list[SFTExample] = []
     used = 0
     for sequence in sequences:
         if batch and used + len(sequence) > budget:

@@ -28,7 +28,7 @@ from agentrl.render.images import ImageProcessor
 from agentrl.training.checkpoint import save_adapter_folder, save_base_folder, save_model_folder, whole_on_cpu
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import whole
-from agentrl.training.forward.runner import ModelRunner, Passes
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.forward.sequences import scored_sequence
 
 
@@ -98,7 +98,9 @@ class ModelWeights:
     def _token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         ids = np.array([*prompt_ids, *answer_ids])
         wanted = np.arange(len(ids)) >= len(prompt_ids)
-        scores = ModelRunner(self.model, Passes()).logprobs([scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
+        scores = ModelRunner(self.model, RunnerSettings()).logprobs(
+            [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0
+        )
         return [float(value) for value in scores.logp]
 
 

@@ -24,7 +24,7 @@ START_S = 20.0
 """Until a sandbox is ready, with all that it needs in it."""
 
 
-class Ended(Exception):
+class ProcessResult(Exception):
     """The program ended, was killed, or talks nonsense: whoever wrote it is to blame. The message says how."""
 
 
@@ -95,7 +95,7 @@ class Pipe:
             await self._running.write(json.dumps(message).encode() + b"\n")
         except BrokenPipeError as error:
             await require_life(self.sandbox)
-            raise Ended("the program ended early") from error
+            raise ProcessResult("the program ended early") from error
 
     async def hear(self) -> dict[str, Any]:
         """The next message.
@@ -107,13 +107,13 @@ class Pipe:
         line = await self._running.read_line(longest=LONGEST)
         if not line.endswith(b"\n"):
             await require_life(self.sandbox)
-            raise Ended("the program ended early")
+            raise ProcessResult("the program ended early")
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise Ended("the program's answer cannot be read") from error
+            raise ProcessResult("the program's answer cannot be read") from error
         if not isinstance(message, dict):
-            raise Ended("the program's answer cannot be read")
+            raise ProcessResult("the program's answer cannot be read")
         return message
 
     @property

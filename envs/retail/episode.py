@@ -24,7 +24,7 @@ from .tools import RESPOND, Toolbox, parse_call
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 
-class Deed(NamedTuple):
+class ToolAction(NamedTuple):
     """What an action came to."""
 
     words: str | None = None
@@ -58,7 +58,7 @@ class RetailEpisode:
         """The customer has left."""
         self._toolbox = toolbox
 
-    def take(self, action: str, asked: Sequence[str]) -> Deed:
+    def take(self, action: str, asked: Sequence[str]) -> ToolAction:
         """Carry out a call that is written as text, or say something; `observe` or `hear` then ends the step.
 
         Args:
@@ -76,9 +76,9 @@ class RetailEpisode:
                 return self._say(action, asked)
             if call.name == RESPOND:
                 return self._say(str(call.arguments.get("content", "")), asked)
-            return Deed(result=self._toolbox.call(call))
+            return ToolAction(result=self._toolbox.call(call))
         except ToolError as error:
-            return Deed(result=f"Error: {error}", valid=False)
+            return ToolAction(result=f"Error: {error}", valid=False)
 
     def hear(self, reply: str) -> Step:
         """The step that the customer answered."""
@@ -121,11 +121,11 @@ class RetailEpisode:
         episode.steps, episode.gone = plain["steps"], plain["gone"]
         return episode
 
-    def _say(self, words: str, asked: Sequence[str]) -> Deed:
+    def _say(self, words: str, asked: Sequence[str]) -> ToolAction:
         figures = figures_in(words)
         if asked and figures.answers(asked):
             self.answers.append(figures.answer(asked))
-        return Deed(words=words)
+        return ToolAction(words=words)
 
     def _is_solved(self) -> bool:
         is_known = self.case.scenario.user_id in self.database.identified

@@ -78,7 +78,7 @@ class Protocol:
         """Return an observation, with the moves where it reminds of them."""
         return f"{observation}\n{self.reminder}" if self.reminds else observation
 
-    def as_chosen(self, remind: bool | None) -> Protocol:
+    def with_reminder(self, remind: bool | None) -> Protocol:
         """Return the protocol with or without the reminder; as it is where nobody chose."""
         return self if remind is None else replace(self, reminds=remind)
 

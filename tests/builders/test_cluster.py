@@ -10,7 +10,7 @@ from agentrl.builders.checks import check_training, check_warm_start
 from agentrl.builders.ray.actors import check_shared
 from agentrl.builders.ray.connection import ClusterNode, ClusterPlace, gloo_variables, interface_of
 from agentrl.config import dump_config, load_config
-from agentrl.config.derived import Bundle, engine_bundles, rank_bundles
+from agentrl.config.derived import ResourceBundle, engine_bundles, rank_bundles
 from agentrl.config.estimate import rows
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.settings import evaluation_config
@@ -67,12 +67,12 @@ async def test_what_runs_on_this_machine_refuses_a_cluster(tmp_path):
 def test_resources_by_default_and_by_choice():
     config = quickstart("cluster=ray", "trainer.processes=2", "cluster.engines=2")
     section = config.cluster
-    ranks = [Bundle(f"rank {rank}", {"CPU": 1}) for rank in range(2)]
+    ranks = [ResourceBundle(f"rank {rank}", {"CPU": 1}) for rank in range(2)]
     assert rank_bundles(config, section, gpus=False) == ranks
     assert [bundle.resources for bundle in rank_bundles(config, section, gpus=True)] == [{"CPU": 1, "GPU": 1}] * 2
     assert [bundle.name for bundle in engine_bundles(config, section, gpus=True)] == ["server-0", "server-1"]
     servers = quickstart("cluster.address=auto", "engine=vllm", "engine.replicas=3", "engine.tensor_parallel=4")
-    assert engine_bundles(servers, servers.cluster, gpus=True)[2] == Bundle("server-2", {"CPU": 1, "GPU": 4})
+    assert engine_bundles(servers, servers.cluster, gpus=True)[2] == ResourceBundle("server-2", {"CPU": 1, "GPU": 4})
     attached = quickstart("cluster=ray", "engine=vllm", "engine.servers=[http://a:1]")
     assert engine_bundles(attached, attached.cluster, gpus=True) == []
     chosen = quickstart("cluster.rank={CPU: 4, node_a: 1}", "model.device=cpu")
@@ -90,7 +90,9 @@ def test_a_dry_run_shows_where_everything_will_be():
 
 
 def test_what_a_node_does_not_see_is_refused(tmp_path):
-    place = ClusterPlace(bundle=Bundle("rank 1", {"CPU": 1}), index=1, node=ClusterNode("abcdef0123", "10.0.0.2"))
+    place = ClusterPlace(
+        bundle=ResourceBundle("rank 1", {"CPU": 1}), index=1, node=ClusterNode("abcdef0123", "10.0.0.2")
+    )
     mark = str(tmp_path / ".cluster-0")
     check_shared({mark: "share it"}, place, [])
     said = rf"rank 1 does not see {tmp_path}: got nothing there on node 10.0.0.2 \(abcdef01\).*Share it"

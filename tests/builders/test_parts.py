@@ -26,7 +26,7 @@ from agentrl.builders.scratch import MAX_FAILED, has_expert, scratch_corpus
 from agentrl.builders.service_tokens import token_breaker
 from agentrl.builders.tools import find_tool
 from agentrl.config import load_config, shipped_configs
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import all_keys
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, TemplateError, UnknownNameError, UsageError
@@ -48,7 +48,7 @@ NEEDS_DATA = {"alfworld"}
 @pytest.mark.parametrize("name", [name for name in shipped_configs() if not name.startswith("hardware/")])
 def test_every_shipped_config_names_parts_that_exist(name):
     config = load_config(name)
-    for part in parts_of(config):
+    for part in per_environment_configs(config):
         environment, evaluation = part.config.sole_environment, part.config.evaluation
         spec = resolve_environment(environment.name)
         assert {environment.split, evaluation.split} <= set(spec.splits)

@@ -14,7 +14,7 @@ import pytest
 import agentrl.cli.learn
 import agentrl.observe.terminal
 from agentrl.errors import Outcome
-from agentrl.observe.progress import Phase, Playing, RunStatus
+from agentrl.observe.progress import Phase, RolloutProgress, RunStatus
 from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, Speed, counting, status_words
 from agentrl.trajectory import Trajectory
 
@@ -43,7 +43,7 @@ def test_a_slow_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(agentrl.observe.terminal, "note", note)
     monkeypatch.setattr(Heartbeat.__init__, "__kwdefaults__", {"quiet_s": 0.01})
-    with counting(400, lambda: Playing(episodes=3, turns=40)):
+    with counting(400, lambda: RolloutProgress(episodes=3, turns=40)):
         assert spoke.wait(30)
     assert said[0].startswith("0/400 episodes, 3 running, 40 turns, ")
 
@@ -109,7 +109,7 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
 
 
 def test_a_counter_tells_what_running_episodes_sample_per_second() -> None:
-    counter = EpisodeCounter(2, lambda: Playing(episodes=1, turns=7, tokens=500))
+    counter = EpisodeCounter(2, lambda: RolloutProgress(episodes=1, turns=7, tokens=500))
     counter._speed = Speed(now=time.monotonic() - 10)
     assert counter.words() in ("1 running, 7 turns, 50 tokens/s", "1 running, 7 turns, 49 tokens/s")
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from agentrl.config import Config, config_from, dump_config, load_config, number_format, shipped_configs
-from agentrl.config.derived import parts_of
+from agentrl.config.derived import per_environment_configs
 from agentrl.config.load import (
     all_keys,
     key_words,
@@ -232,7 +232,7 @@ def test_each_environment_has_the_agent_with_its_changes():
     agent = "agent={loop: react_text, options: {format: plain}, max_turns: 9, system_prompt: all}"
     changed = "environments={a: {agent: {max_turns: 5, system_prompt: own}}, b: {agent: {loop: tool_calling}}, c: {}}"
     config = load_config(None, [agent, changed, "evaluation.split=x", "environments.b.evaluation_split=y"])
-    first, second, third = parts_of(config)
+    first, second, third = per_environment_configs(config)
     assert (first.config.agent.max_turns, first.config.agent.system_prompt) == (5, "own")
     assert first.config.agent.options == third.config.agent.options == {"format": "plain"}
     assert (second.config.agent.loop, second.config.agent.options) == ("tool_calling", {})
@@ -243,7 +243,7 @@ def test_each_environment_has_the_agent_with_its_changes():
 
 def test_one_environment_is_the_config_itself():
     config = load_config(None, ["environment=a"])
-    (part,) = parts_of(config)
+    (part,) = per_environment_configs(config)
     assert (part.label, part.config) == ("", config)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.sandbox import open_sandbox
 from agentrl.sandbox.docker import sandbox as sandbox_module
-from agentrl.sandbox.docker.sandbox import Supply
+from agentrl.sandbox.docker.sandbox import ContainerPool
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -24,7 +24,7 @@ async def daemon(tmp_path):
 @pytest.fixture
 async def supply(monkeypatch):
     """Daemons and warm containers of one test."""
-    made = Supply()
+    made = ContainerPool()
     monkeypatch.setattr(sandbox_module, "SUPPLY", made)
     monkeypatch.setattr("agentrl.sandbox.docker.sandbox.atexit.register", lambda _: None)
     yield made

@@ -20,7 +20,7 @@ from agentrl.rollout.env_adapter import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
 from agentrl.testing.env_check import LAZY, check_env
 from agentrl.testing.env_rules import contract
-from agentrl.testing.env_subject import Thoroughness
+from agentrl.testing.env_subject import CheckDepth
 from agentrl.testing.report import CheckReport, CheckStatus
 
 COUNTER = itertools.count()
@@ -303,7 +303,7 @@ def test_doing_no_work_pays_in_no_shipped_environment(name: str) -> None:
     if name in WITHOUT_DEFAULT or (extra is not None and not extra.is_installed):
         pytest.skip("needs a package, or options; see tests/originals")
     rules = [rule.name for rule in LAZY]
-    report = check_env(name, episodes=30, only=rules, thoroughness=Thoroughness.FULL, call_timeout_s=60)
+    report = check_env(name, episodes=30, only=rules, thoroughness=CheckDepth.FULL, call_timeout_s=60)
     wrong = {row.check: row.detail for row in report.rows if row.status is not CheckStatus.PASSED}
     assert set(wrong) == PAYS_WITHOUT_WORK.get(name, set()), wrong
 

@@ -21,7 +21,7 @@ import pytest
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.task import SeedTasks, Task
-from agentrl.testing import Thoroughness, check_env
+from agentrl.testing import CheckDepth, check_env
 from agentrl.testing.env_check import ELSEWHERE, RULES
 from agentrl.testing.env_rules import resources as speed
 from agentrl.testing.env_rules.rewards import NONSENSE
@@ -583,5 +583,5 @@ def test_what_cannot_be_made_is_the_users_to_change() -> None:
 
 def test_a_full_check_plays_more() -> None:
     (quick,) = check_env(spec_of(Arrows), only=("has a random score",)).rows
-    (full,) = check_env(spec_of(Arrows), only=("has a random score",), thoroughness=Thoroughness.FULL).rows
+    (full,) = check_env(spec_of(Arrows), only=("has a random score",), thoroughness=CheckDepth.FULL).rows
     assert quick.figures["episodes"] == 8 < full.figures["episodes"] <= 200

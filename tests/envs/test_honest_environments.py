@@ -15,7 +15,7 @@ from agentrl.envs.puzzles.tic_tac_toe import CAREFUL, TicTacToe
 
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
-from agentrl.testing import Thoroughness, check_env
+from agentrl.testing import CheckDepth, check_env
 
 SHOWN = {
     "bandit": 200,
@@ -153,7 +153,7 @@ def test_the_first_hit_with_the_named_options_earns_most_of_webshops_reward() ->
 
 
 def test_the_check_prints_what_blind_play_scores() -> None:
-    (row,) = check_env("guess_number", thoroughness=Thoroughness.QUICK, only=["blind play solves little"]).rows
+    (row,) = check_env("guess_number", thoroughness=CheckDepth.QUICK, only=["blind play solves little"]).rows
     for kind in ("nothing", "submit", "one action (", "fixed sequence ("):
         assert kind in row.detail
     assert row.figures["nothing"] == 0.0

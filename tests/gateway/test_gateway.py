@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.gateway import SideCalls
+from agentrl.gateway import UntrainedRequestRules
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer
 from agentrl.trajectory import Source
@@ -225,7 +225,9 @@ async def test_side_calls_are_recorded_and_not_trained(played):
             await ask(client, [user("one")])
             await client.chat.completions.create(model="small", messages=[user("make a title")])
 
-    trajectory, script = await played(play, "it is so", options={"side_calls": SideCalls(models=("small",))})
+    trajectory, script = await played(
+        play, "it is so", options={"side_calls": UntrainedRequestRules(models=("small",))}
+    )
     main, side = trajectory.sequences
     assert main.loss_mask.any()
     assert not side.loss_mask.any()

@@ -28,7 +28,7 @@ from support.responses_items import (
     thought,
 )
 
-from agentrl.gateway.dialect import Asked, BadRequest, ReplyAnswer
+from agentrl.gateway.dialect import BadRequest, ChatRequest, ReplyAnswer
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, system, user
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -59,7 +59,7 @@ class Gateway:
     """Answers the vendor's client out of a list of answers, and keeps what was read."""
 
     def __init__(self, *answers: ReplyAnswer) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[ChatRequest] = []
         self.stored: dict[str, Sequence[Message]] = {}
         self.answers = list(answers)
         self._http = httpx2.Client(transport=httpx2.MockTransport(self._serve))

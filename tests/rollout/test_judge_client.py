@@ -126,8 +126,7 @@ async def test_a_request_that_is_withdrawn_after_it_was_sent_counts_in_this_proc
     with judge_service(seven, delay_s=0.2) as service:
         async with judge_at(service, file=file, budget={"max_requests": 1}) as (judge, _):
             asked = asyncio.create_task(judge.score(episode("north"), TASK))
-            while not service.bodies:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(service.asked.wait, 20.0)
         with pytest.raises(asyncio.CancelledError):
             await asked
         async with judge_at(service, file=file, budget={"max_requests": 1}) as (judge, _):

@@ -15,7 +15,7 @@ from agentrl.message import ImagePart, TextPart, user
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.episode import _shortened
 from agentrl.rollout.turns import EpisodeLimits, derive_seed
-from agentrl.rollout.waits import RolloutObserver, WaitKind, Waits
+from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 
@@ -448,7 +448,7 @@ async def test_time_spent_in_tools_and_environments_is_on_the_turn(make_runner, 
         now += 3.0
         return "hm"
 
-    waits = Waits(lambda: now)
+    waits = WaitTracker(lambda: now)
     turn = call("ponder") + "\n" + call("act", action="forward")
     runner = make_runner(Slow, turn, loop="tool_calling", tools=[ponder], waits=waits)
     trajectory = await play(runner, options={"length": 2})
@@ -482,7 +482,9 @@ async def test_the_steps_of_one_turn_add_up_on_it(make_runner, play, worlds):
             return observation, 0.25, *rest
 
     recorder = Recorder()
-    runner = make_runner(Paying, "forward jump", "back forward forward", waits=Waits(lambda: now), observer=recorder)
+    runner = make_runner(
+        Paying, "forward jump", "back forward forward", waits=WaitTracker(lambda: now), observer=recorder
+    )
     runner.loop = Striding()
     trajectory = await play(runner, options={"length": 2})
     assert [turn.reward for turn in trajectory.turns] == [0.5, 0.75]

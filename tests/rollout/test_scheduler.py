@@ -15,7 +15,7 @@ from agentrl.rollout.scheduler import (
     environment_metrics,
 )
 from agentrl.rollout.task_order import TaskSampler
-from agentrl.rollout.waits import RolloutCounters, Waits
+from agentrl.rollout.waits import RolloutCounters, WaitTracker
 from agentrl.task import SeedTasks, TaskCursor
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
@@ -32,7 +32,7 @@ class Player:
         self.decide = decide or (lambda task_id, member: (Outcome.FINISHED, 1.0))
         self.pauses = pauses or (lambda task_id, member: 0)
         self.version = 0
-        self.waits = Waits()
+        self.waits = WaitTracker()
         self.counters = RolloutCounters()
         self.running = self.most_running = 0
         self.seeds = {}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.rollout.waits import WaitKind, Waits
+from agentrl.rollout.waits import WaitKind, WaitTracker
 
 
 class Clock:
@@ -21,7 +21,7 @@ def clock():
 
 
 def test_a_stall_is_a_table_of_waits(clock):
-    waits = Waits(clock)
+    waits = WaitTracker(clock)
     first = waits.on(WaitKind.ENGINE, "episode 1", "an answer")
     first.__enter__()
     clock.now += 5
@@ -38,7 +38,7 @@ def test_a_stall_is_a_table_of_waits(clock):
 
 
 def test_a_stall_is_reported_once_per_silence(clock):
-    waits = Waits(clock)
+    waits = WaitTracker(clock)
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         clock.now += 10
         assert waits.stall_report(10.0)
@@ -49,7 +49,7 @@ def test_a_stall_is_reported_once_per_silence(clock):
 
 
 async def test_stalls_are_reported_while_a_block_runs(clock):
-    waits, reports = Waits(clock), asyncio.Queue()
+    waits, reports = WaitTracker(clock), asyncio.Queue()
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         clock.now += 10
         async with waits.watched(0.01, reports.put_nowait):
@@ -59,7 +59,7 @@ async def test_stalls_are_reported_while_a_block_runs(clock):
 
 
 def test_progress_ends_the_silence(clock):
-    waits = Waits(clock)
+    waits = WaitTracker(clock)
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         clock.now += 9
         with waits.on(WaitKind.ENVIRONMENT, "e", "step"):
@@ -69,7 +69,7 @@ def test_progress_ends_the_silence(clock):
 
 
 def test_nobody_waits_nothing_stalls(clock):
-    waits = Waits(clock)
+    waits = WaitTracker(clock)
     clock.now += 1000
     assert waits.stall_report(10.0) is None
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
@@ -77,7 +77,7 @@ def test_nobody_waits_nothing_stalls(clock):
 
 
 def test_seconds_are_summed_by_kind(clock):
-    waits = Waits(clock)
+    waits = WaitTracker(clock)
     for _ in range(2):
         with waits.on(WaitKind.TOOL, "e", "search") as wait:
             clock.now += 3
@@ -86,7 +86,7 @@ def test_seconds_are_summed_by_kind(clock):
 
 
 async def test_the_watch_reports(clock):
-    waits, reports = Waits(clock), []
+    waits, reports = WaitTracker(clock), []
 
     async def sleep(seconds):
         clock.now += seconds
@@ -104,7 +104,7 @@ async def test_the_watch_reports(clock):
 
 
 async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobody_who_asks_it():
-    waits = Waits()
+    waits = WaitTracker()
     step, tool = (waits.on(kind, who, "x") for kind, who in ((WaitKind.ENVIRONMENT, "a"), (WaitKind.TOOL, "b")))
     place, question = (waits.on(kind, who, "x") for kind, who in ((WaitKind.CAPACITY, "c"), (WaitKind.ENGINE, "b")))
     for wait in (step, tool, place):

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Limits, Sandbox, open_sandbox
-from agentrl.sandbox.interpreter import Interpreter, Ran
+from agentrl.sandbox.interpreter import ExecutionResult, Interpreter
 
 LONG_S = 60.0
 
@@ -26,8 +26,8 @@ async def opened(**changes: Any) -> AsyncIterator[tuple[Sandbox, Interpreter]]:
 
 async def test_variables_stay_until_the_interpreter_is_closed() -> None:
     async with opened() as (sandbox, interpreter):
-        assert await interpreter.run("x = 1; print('hi')") == Ran(output="hi\n")
-        assert await interpreter.run("x") == Ran(output="1\n")
+        assert await interpreter.run("x = 1; print('hi')") == ExecutionResult(output="hi\n")
+        assert await interpreter.run("x") == ExecutionResult(output="1\n")
         raised = await interpreter.run("1 / 0")
         assert raised.raised
         assert raised.lost == ""
@@ -40,9 +40,9 @@ async def test_variables_stay_until_the_interpreter_is_closed() -> None:
 @pytest.mark.parametrize("code", [3, 0, 126, 127, 137])
 async def test_one_that_ends_tells_its_own_exit_code_and_another_begins(code: int) -> None:
     async with opened() as (_, interpreter):
-        lost = Ran(raised=True, lost=f"The interpreter ended with exit code {code}.")
+        lost = ExecutionResult(raised=True, lost=f"The interpreter ended with exit code {code}.")
         assert await interpreter.run(f"import os; os._exit({code})") == lost
-        assert await interpreter.run("1") == Ran(output="1\n")
+        assert await interpreter.run("1") == ExecutionResult(output="1\n")
 
 
 async def test_one_that_ended_between_two_pieces_is_told_too() -> None:
@@ -58,7 +58,7 @@ async def test_code_that_takes_too_long_is_stopped_and_variables_stay() -> None:
         stopped = await interpreter.run("while True: pass")
         assert stopped.output.endswith("KeyboardInterrupt\n[stopped after 0.5 s; variables are kept]")
         assert stopped.raised
-        assert await interpreter.run("x") == Ran(output="1\n")
+        assert await interpreter.run("x") == ExecutionResult(output="1\n")
 
 
 STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
@@ -81,9 +81,9 @@ async def test_one_that_goes_on_is_killed_and_no_exit_code_is_told(
     code: str, changes: dict[str, float], told: str
 ) -> None:
     async with opened(**changes) as (_, interpreter):
-        assert await interpreter.run(code) == Ran(raised=True, lost=told)
+        assert await interpreter.run(code) == ExecutionResult(raised=True, lost=told)
         interpreter._seconds = LONG_S
-        assert await interpreter.run("1") == Ran(output="1\n")
+        assert await interpreter.run("1") == ExecutionResult(output="1\n")
 
 
 async def test_memory_beyond_the_limit_is_an_error_of_the_code() -> None:

@@ -11,7 +11,7 @@ from agentrl.models import products
 from agentrl.models.lora import adapted_layers, add_adapters
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.decoder import PackedDecoder, can_pack
-from agentrl.serving.local.forward import ForwardStep, Piece
+from agentrl.serving.local.forward import ForwardStep, SequenceChunk
 from agentrl.serving.local.runner import LocalModelRunner
 
 PACKED = ("llama", "mistral", "qwen2", "qwen3")
@@ -38,7 +38,7 @@ def play():
             rows.append(row)
         found = []
         for left in range(ANSWER - 1, -1, -1):
-            pieces = [Piece(row, len(row.ids) - left - row.computed) for row in rows]
+            pieces = [SequenceChunk(row, len(row.ids) - left - row.computed) for row in rows]
             step = ForwardStep(pieces, torch.device("cpu"))
             by_row = dict(zip((piece.row for piece in step.pieces), logits(step), strict=True))
             found.append(torch.stack([by_row[row] for row in rows]))

@@ -7,7 +7,7 @@ from agentrl.config.engines import FEWEST_PER_LANE, LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.forward import Piece
+from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.local.scheduler import split_pieces
 
 SESSIONS = 3 * FEWEST_PER_LANE
@@ -19,7 +19,7 @@ def pieces(lengths):
     for length, count in lengths:
         row = rows.take(length)
         row.computed = length - count
-        found.append(Piece(row, count))
+        found.append(SequenceChunk(row, count))
     return found
 
 

@@ -1,15 +1,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.serving.pool.pool import Router, ServerPlaces, Ticket
+from agentrl.serving.pool.pool import QueuedRequest, Router, ServerSlots
 
 
 def router(*limits):
-    return Router([ServerPlaces(limit=limit) for limit in limits])
+    return Router([ServerSlots(limit=limit) for limit in limits])
 
 
 def enter(router, session, tokens=10):
-    ticket = Ticket(session_id=session, tokens=tokens)
+    ticket = QueuedRequest(session_id=session, tokens=tokens)
     router.enter(ticket)
     router.place()
     return ticket

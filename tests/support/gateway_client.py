@@ -10,7 +10,7 @@ import random
 
 import aiohttp
 
-from agentrl.gateway.dialect import GrowingReply
+from agentrl.gateway.dialect import StreamingReply
 
 TOOL = {"type": "object", "properties": {"a": {"type": "integer"}}}
 WORDS = ("go on", "why?", "and then", "look again", "one two three", "ünïcode ✓ 漢字", "  padded  ", "a\nb")
@@ -218,7 +218,7 @@ class RandomClient:
 
 def events_of(dialect, asked, reply):
     """The events of a reply that is whole already."""
-    growing = GrowingReply(reply)
+    growing = StreamingReply(reply)
     growing.end(reply)
 
     async def collect():

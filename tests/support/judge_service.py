@@ -34,6 +34,7 @@ class JudgeService:
     def __init__(self, says, *, guided=True, usage=(100, 10), delay_s=0.0, finish="stop"):
         self.says, self.guided, self.usage, self.delay_s, self.finish = says, guided, usage, delay_s, finish
         self.bodies = []
+        self.asked = threading.Event()
         self.running = self.most_at_once = 0
         self._lock = threading.Lock()
         self.url = ""
@@ -48,6 +49,7 @@ class JudgeService:
             self.bodies.append(body)
             self.running += 1
             self.most_at_once = max(self.most_at_once, self.running)
+        self.asked.set()
         try:
             time.sleep(self.delay_s)
             if not self.guided and "response_format" in body:

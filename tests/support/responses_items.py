@@ -9,7 +9,7 @@ from typing import Any
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from agentrl.gateway.dialect import Asked, Reply, ReplyAnswer
+from agentrl.gateway.dialect import ChatRequest, Reply, ReplyAnswer
 from agentrl.gateway.responses import Responses
 from agentrl.message import Message, ToolCall
 
@@ -27,7 +27,7 @@ CALLS = (
 TEXT = ReplyAnswer(text="It rains in Zürich. " * 5, finish="stop", tokens=30)
 
 
-def read(stored: Mapping[str, Sequence[Message]] = NO_REPLIES, **fields: Any) -> Asked:
+def read(stored: Mapping[str, Sequence[Message]] = NO_REPLIES, **fields: Any) -> ChatRequest:
     return DIALECT.read({"model": "policy", "input": "Hi", **fields}, stored)
 
 

@@ -6,10 +6,10 @@ import torch
 
 from agentrl.algorithms.correction import entropy
 from agentrl.errors import LedgerError
-from agentrl.models.threads import Lanes
+from agentrl.models.threads import ThreadWorkers
 from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.runner import ModelRunner, Passes
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.forward.sequences import micro_batches, pad, scored_sequence
 from agentrl.training.forward.tree_attention import ATTENTION
 
@@ -69,7 +69,7 @@ def test_padding_does_not_matter(model):
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("budget", [1, 7, 22, 1000])
 def test_logprobs_keep_the_order(model, budget, lanes):
-    runner = ModelRunner(model, Passes(layout=Layout(budget=budget), lanes=Lanes(lanes)))
+    runner = ModelRunner(model, RunnerSettings(layout=Layout(budget=budget), lanes=ThreadWorkers(lanes)))
     found = runner.logprobs(sequences(), temperature=1.0, pad_id=0)
     for scores, wanted in zip((found.logp, found.entropy), reference(model, 1.0), strict=True):
         torch.testing.assert_close(scores, wanted.detach(), atol=1e-6, rtol=1e-5)

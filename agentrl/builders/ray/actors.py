@@ -29,7 +29,7 @@ from agentrl.training.distributed.launch import END_S, StartedRanks, meet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class ActorEnvironment:
     """Settings of an actor, needed before it does anything."""
 
     paths: Sequence[str]
@@ -48,7 +48,7 @@ class NodeActor:
         setting: Of this one.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: ActorEnvironment) -> None:
         self._setting = setting
         sys.path.extend(path for path in setting.paths if path not in sys.path)
         os.environ.update(setting.variables)
@@ -65,7 +65,7 @@ class NodeActor:
         return missing
 
 
-class Holder(NodeActor):
+class GpuReservation(NodeActor):
     """Holds what was reserved for a process that is no actor."""
 
     def gpu(self) -> str:
@@ -125,7 +125,7 @@ def look(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: Cluster
 POLL_S = 0.5
 
 
-class Losses:
+class ActorMonitor:
     """Whose actor has ended.
 
     Args:
@@ -175,7 +175,7 @@ def watching_actors(
         actors: Their handles, and where they are.
         on_loss: Called from a thread, once, when one has ended.
     """
-    losses = Losses(cluster, {actor.live.remote(): place for actor, place in actors}, on_loss)
+    losses = ActorMonitor(cluster, {actor.live.remote(): place for actor, place in actors}, on_loss)
     try:
         yield
     finally:
@@ -233,7 +233,7 @@ class RankActors(StartedRanks):
         logs: Path,
         on_loss: Callable[[TrainingError], None] = lambda _: None,
         cluster: Cluster,
-        setting: Callable[[int], Setting],
+        setting: Callable[[int], ActorEnvironment],
         work: Work,
         host: str,
     ) -> None:

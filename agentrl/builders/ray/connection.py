@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.config.cluster import ClusterConfig
-from agentrl.config.derived import HEAD, Bundle
+from agentrl.config.derived import HEAD, ResourceBundle
 from agentrl.errors import TrainingError, UsageError
 from agentrl.registry import Extra
 
@@ -51,7 +51,7 @@ class ClusterNode:
 class ClusterPlace:
     """Place of a rank or an engine on a cluster."""
 
-    bundle: Bundle
+    bundle: ResourceBundle
     index: int
     """Of the bundle in the placement group."""
     node: ClusterNode
@@ -103,7 +103,7 @@ class Cluster:
             if found["Alive"]
         }
 
-    def reserve(self, bundles: Sequence[Bundle], *, say: Callable[[str], None]) -> None:
+    def reserve(self, bundles: Sequence[ResourceBundle], *, say: Callable[[str], None]) -> None:
         """Take room for all of them at once, that of rank 0 on the node of this process.
 
         Args:
@@ -136,7 +136,7 @@ class Cluster:
         for index, bundle in enumerate(wanted):
             self.places[bundle.name] = ClusterPlace(bundle=bundle, index=index, node=nodes[ids[index]])
 
-    def _fits(self, bundle: Bundle) -> bool:
+    def _fits(self, bundle: ResourceBundle) -> bool:
         nodes = self._nodes()
         if bundle.name == HEAD:
             nodes = {self.own_node: nodes[self.own_node]}
@@ -144,7 +144,7 @@ class Cluster:
             all(has.get(name, 0) >= amount for name, amount in bundle.resources.items()) for has in nodes.values()
         )
 
-    def _no_room(self, wanted: Sequence[Bundle]) -> UsageError:
+    def _no_room(self, wanted: Sequence[ResourceBundle]) -> UsageError:
         on_own = f" on {self.own_node}, where this process runs" if wanted[0].name == HEAD else ""
         asked = [f"{bundle.name}: {bundle.in_words}" for bundle in wanted]
         asked[0] += on_own

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from agentrl.builders.ray.actors import NodeActor, Setting
+from agentrl.builders.ray.actors import ActorEnvironment, NodeActor
 from agentrl.builders.ray.connection import Cluster, ClusterPlace
 from agentrl.engine import (
     Broadcast,
@@ -50,7 +50,7 @@ class ServerActor(EngineHost):
         make: Makes its launcher.
     """
 
-    def __init__(self, setting: Setting, make: Callable[[], Launcher]) -> None:
+    def __init__(self, setting: ActorEnvironment, make: Callable[[], Launcher]) -> None:
         super().__init__(setting)
         self._make = make
         self._launcher: Launcher | None = None
@@ -84,7 +84,7 @@ class LocalEngineActor(EngineHost):
         make: Loads the model and makes the engine.
     """
 
-    def __init__(self, setting: Setting, make: Callable[[], LocalEngine]) -> None:
+    def __init__(self, setting: ActorEnvironment, make: Callable[[], LocalEngine]) -> None:
         super().__init__(setting)
         self._make = make
         self._engine: LocalEngine | None = None

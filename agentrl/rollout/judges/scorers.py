@@ -62,7 +62,7 @@ def make_judge(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inquiry:
+class JudgeRequest:
     """Questions to a judge about an episode: one form, or several in requests of their own; and what it is worth."""
 
     forms: Sequence[Form]
@@ -77,7 +77,7 @@ class Judge(Scorer):
     ) -> None:
         self._client, self._settings, self._decode = client, settings, decode
         self._question = Question(settings, break_up)
-        self._without = GroupsWithout(client, settings)
+        self._without = BudgetFallback(client, settings)
         self._fixed = None if settings.kind == "rubric" else _fixed_inquiry(settings)
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
@@ -95,7 +95,7 @@ class Judge(Scorer):
         named = {f"judge/{name}": value for name, value in parts.items()} if self._settings.is_typed else {}
         return _total(inquiry.weights.reward(parts), trajectory, self._settings, named)
 
-    async def _parts(self, trajectory: Trajectory, task: Task, inquiry: Inquiry) -> dict[str, float]:
+    async def _parts(self, trajectory: Trajectory, task: Task, inquiry: JudgeRequest) -> dict[str, float]:
         """Ask the judge, and return the values that count, between 0 and 1."""
         question = self._question.about(trajectory, task, list(pieces_of(trajectory, self._decode)))
         answers = await all_of([self._client.ask(question, form, trajectory.id) for form in inquiry.forms])
@@ -113,7 +113,7 @@ class RankingJudge(GroupScorer):
         self._client, self._settings, self._decode = client, settings, decode
         self._compare = settings.compare
         self._question = Question(settings, break_up)
-        self._without = GroupsWithout(client, settings)
+        self._without = BudgetFallback(client, settings)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
         """Return the ranks, plus the weighted rewards of the environment.
@@ -161,7 +161,7 @@ def _total(judged: float, trajectory: Trajectory, settings: JudgeConfig, parts: 
     )
 
 
-class GroupsWithout:
+class BudgetFallback:
     """Decides, once the budget is spent, which episodes the environment alone rewards.
 
     Rewards of a group are compared, so a group has verdicts for all of its episodes or for none. An episode of a group
@@ -267,17 +267,17 @@ class Question:
             ) from error
 
 
-def _fixed_inquiry(settings: JudgeConfig) -> Inquiry:
+def _fixed_inquiry(settings: JudgeConfig) -> JudgeRequest:
     """Return what is asked about every episode alike."""
     if settings.verdict is None:
         form = ScoreForm(settings.pattern, settings.low, settings.high)
         score = Field(name="score", kind="number", low=settings.low, high=settings.high)
-        return Inquiry(forms=[form], weights=Weights(fields={"score": score}, weights={"score": 1.0}))
+        return JudgeRequest(forms=[form], weights=Weights(fields={"score": score}, weights={"score": 1.0}))
     typed = verdict_form(settings)
-    return Inquiry(forms=[typed], weights=verdict_weights(settings, typed))
+    return JudgeRequest(forms=[typed], weights=verdict_weights(settings, typed))
 
 
-def _rubric_inquiry(settings: JudgeConfig, task: Task) -> Inquiry:
+def _rubric_inquiry(settings: JudgeConfig, task: Task) -> JudgeRequest:
     """Return what is asked about an episode of a task: the items of the rubric, and those of the task."""
     items = [*(settings.rubric.items if settings.rubric else ()), *_task_items(settings, task)]
     fields = {item.name: _item_field(item) for item in items}
@@ -285,7 +285,7 @@ def _rubric_inquiry(settings: JudgeConfig, task: Task) -> Inquiry:
     first = [] if reason is None else [reason]
     groups = [list(fields.values())] if settings.rubric_requests == "together" else [[f] for f in fields.values()]
     weights = {item.name: item.weight for item in items}
-    return Inquiry(
+    return JudgeRequest(
         forms=[FieldsForm([*first, *group]) for group in groups],
         weights=Weights(fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)),
     )

@@ -30,7 +30,7 @@ STARTS, ENDS = 8, 4
 """Threads that start containers, and that end them: what a daemon does at the same time."""
 
 
-class Supply:
+class ContainerPool:
     """The containers of this process, started in threads or kept warm; all its sandboxes share `SUPPLY`."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ def _at_exit(do: Callable[[], None]) -> None:
     atexit.register(lambda: do() if os.getpid() == pid else None)
 
 
-SUPPLY = Supply()
+SUPPLY = ContainerPool()
 
 
 START_DEADLINE_S = 60.0

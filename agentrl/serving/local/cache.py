@@ -29,7 +29,7 @@ def capacity_for(length: int, max_context: int) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Shelf:
+class CacheBlock:
     """All rows of one capacity."""
 
     capacity: int
@@ -78,7 +78,7 @@ class Shelf:
                 self.keys.append(key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2]))
                 self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
 
-    def copy_row(self, row: int, target: Shelf, target_row: int, length: int) -> None:
+    def copy_row(self, row: int, target: CacheBlock, target_row: int, length: int) -> None:
         """Copy a row's first `length` tokens to a row of another shelf."""
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             to_keys, to_values = target.layer(index, keys[:, :, 0], values[:, :, 0])
@@ -90,7 +90,7 @@ class Shelf:
 class CacheRow:
     """One sequence's place in the cache."""
 
-    shelf: Shelf
+    shelf: CacheBlock
     index: int
     ids: list[int] = field(default_factory=list)
     """The sequence; its first `computed` tokens have keys and values here."""
@@ -115,7 +115,7 @@ class RowStore:
         self.max_tokens = max_tokens
         self.max_context = max_context
         self.reserved_tokens = 0
-        self._shelves: dict[int, Shelf] = {}
+        self._shelves: dict[int, CacheBlock] = {}
 
     def has_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
         """Return True if a row for `length` tokens fits the budget, `instead_of` another that is freed afterwards."""
@@ -127,7 +127,7 @@ class RowStore:
         capacity = capacity_for(length, self.max_context)
         if capacity not in self._shelves:
             self._drop_empty_shelves()
-            self._shelves[capacity] = Shelf(capacity)
+            self._shelves[capacity] = CacheBlock(capacity)
         shelf = self._shelves[capacity]
         self.reserved_tokens += capacity
         return CacheRow(shelf, shelf.take())

@@ -41,9 +41,9 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
-from agentrl.models.threads import Lanes, check_lanes
+from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.forward import ForwardStep, Piece
+from agentrl.serving.local.forward import ForwardStep, SequenceChunk
 from agentrl.serving.local.runner import LocalModelRunner
 from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
@@ -218,7 +218,7 @@ class LocalEngine(PolicyEngine):
             for name, own in ((None, model), *adapters.items())
         }
         check_lanes("engine.lanes", config.lanes, model)
-        self._lanes = Lanes(config.lanes)
+        self._lanes = ThreadWorkers(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
         self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
         self._version = version
@@ -349,9 +349,9 @@ class LocalEngine(PolicyEngine):
         if ready:
             self._sample(ready, logits)
 
-    def _forward_steps(self, pieces: Sequence[Piece]) -> list[ForwardStep]:
+    def _forward_steps(self, pieces: Sequence[SequenceChunk]) -> list[ForwardStep]:
         """Divide a step by adapter, and further among lanes."""
-        by_adapter: dict[str | None, list[Piece]] = {}
+        by_adapter: dict[str | None, list[SequenceChunk]] = {}
         for piece in pieces:
             by_adapter.setdefault(piece.row.adapter, []).append(piece)
         steps = []

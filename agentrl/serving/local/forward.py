@@ -21,7 +21,7 @@ from agentrl.errors import UsageError
 from agentrl.image import rope_positions
 from agentrl.models.vision import View, views_of
 from agentrl.routed_experts import RoutedExperts
-from agentrl.serving.local.cache import CacheRow, Shelf
+from agentrl.serving.local.cache import CacheBlock, CacheRow
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""
@@ -32,7 +32,7 @@ LARGEST_GAP = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SequenceChunk:
     """New tokens of one sequence: its ids from `row.computed` on."""
 
     row: CacheRow
@@ -51,7 +51,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    shelf: Shelf
+    shelf: CacheBlock
     tokens: Tensor
     """Where in the step the shelf's tokens are, int64[n]."""
     rows: Tensor
@@ -59,10 +59,10 @@ class _Write:
 
 
 @dataclass(slots=True)
-class _Together:
+class _BatchedAttention:
     """Neighbouring rows of a shelf with one new token each."""
 
-    shelf: Shelf
+    shelf: CacheBlock
     first_row: int
     lengths: Tensor
     """Tokens of each row that may be attended, int64[rows]; 1 for rows that are not part of the step."""
@@ -107,16 +107,16 @@ class _Together:
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         if _is_bfloat16_on_cpu(queries):
             exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
-            return _Together._attended(*exact).to(queries.dtype)
+            return _BatchedAttention._attended(*exact).to(queries.dtype)
         scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
         return torch.matmul(scores.softmax(dim=-1), values)
 
 
 @dataclass(slots=True)
-class _Alone:
+class _SingleAttention:
     """Several new tokens of one row."""
 
-    shelf: Shelf
+    shelf: CacheBlock
     row: int
     first_token: int
     count: int
@@ -203,7 +203,7 @@ def _capped(scores: Tensor, cap: float | None) -> Tensor:
 class ForwardStep:
     """The tokens of one forward pass; at most one piece per row, all of one adapter."""
 
-    def __init__(self, pieces: Sequence[Piece], device: torch.device, adapter: str | None = None) -> None:
+    def __init__(self, pieces: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
         single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
         self.pieces = [*single, *(p for p in pieces if p.count > 1)]
@@ -230,7 +230,7 @@ class ForwardStep:
         self._writes = list(self._plan_writes(starts))
         self._together = list(self._plan_together(single))
         self._alone = [
-            _Alone(p.row.shelf, p.row.index, start, p.count, p.end)
+            _SingleAttention(p.row.shelf, p.row.index, start, p.count, p.end)
             for p, start in zip(self.pieces, starts, strict=False)
             if p.count > 1
         ]
@@ -251,7 +251,7 @@ class ForwardStep:
             self.views += views_of(piece.row.images, piece.start, piece.end, at=start)
 
     def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
-        by_shelf: dict[Shelf, tuple[list[int], list[int]]] = {}
+        by_shelf: dict[CacheBlock, tuple[list[int], list[int]]] = {}
         for piece, start in zip(self.pieces, starts, strict=False):
             tokens, rows = by_shelf.setdefault(piece.row.shelf, ([], []))
             tokens += range(start, start + piece.count)
@@ -260,21 +260,21 @@ class ForwardStep:
             places = torch.tensor(tokens, device=self._device)
             yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.places[0, places])
 
-    def _plan_together(self, single: list[Piece]) -> Iterator[_Together]:
+    def _plan_together(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
         token = 0
         for shelf, on_shelf in groupby(single, key=lambda p: p.row.shelf):
             for run in _runs(list(on_shelf)):
                 yield self._gather(shelf, run, token)
                 token += len(run)
 
-    def _gather(self, shelf: Shelf, run: list[Piece], token: int) -> _Together:
+    def _gather(self, shelf: CacheBlock, run: list[SequenceChunk], token: int) -> _BatchedAttention:
         first = run[0].row.index
         span = run[-1].row.index + 1 - first
         lengths, queries = [1] * span, [token] * span
         members = [piece.row.index - first for piece in run]
         for offset, (place, piece) in enumerate(zip(members, run, strict=True)):
             lengths[place], queries[place] = piece.end, token + offset
-        return _Together(
+        return _BatchedAttention(
             shelf=shelf,
             first_row=first,
             lengths=torch.tensor(lengths, device=self._device),
@@ -314,7 +314,7 @@ class ForwardStep:
             all_keys, all_values = write.shelf.layer(layer, keys, values)
             all_keys[write.rows, :, write.positions] = keys[write.tokens]
             all_values[write.rows, :, write.positions] = values[write.tokens]
-        parts: list[_Together | _Alone] = [*self._together, *self._alone]
+        parts: list[_BatchedAttention | _SingleAttention] = [*self._together, *self._alone]
         if len(parts) == 1:
             return parts[0].attend(layer, query, scale, window, cap)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
@@ -323,7 +323,7 @@ class ForwardStep:
         return out
 
 
-def _runs(pieces: list[Piece]) -> Iterator[list[Piece]]:
+def _runs(pieces: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
     """Split pieces, sorted by row, where more than `LARGEST_GAP` rows lie between two."""
     run = [pieces[0]]
     for piece in pieces[1:]:

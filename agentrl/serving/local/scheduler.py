@@ -28,7 +28,7 @@ from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.image import common_tokens
 from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheRow, RowStore
-from agentrl.serving.local.forward import Piece
+from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.request import common_prefix
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
@@ -142,7 +142,7 @@ class Scheduler:
         """Sort the queue by request id, so that it does not depend on the order of arrival."""
         self.waiting = deque(sorted(self.waiting, key=lambda job: job.request.request_id))
 
-    def plan(self) -> list[Piece]:
+    def plan(self) -> list[SequenceChunk]:
         """Admit requests that fit, and return what each running request computes next."""
         while self.waiting and len(self.running) < self.slots and self._place(self.waiting[0]):
             self.running.append(self.waiting.popleft())
@@ -156,7 +156,7 @@ class Scheduler:
             pending = len(job.ids) - job.row.computed
             count = 1 if pending == 1 else min(pending, budget)
             if count:
-                pieces.append(Piece(job.row, count))
+                pieces.append(SequenceChunk(job.row, count))
                 budget -= count if pending > 1 else 0
         return pieces
 
@@ -295,7 +295,7 @@ TOKEN_COST = 24
 """Cached tokens whose attention costs as much as taking one new token through the model, for small models."""
 
 
-def split_pieces(pieces: Sequence[Piece], lanes: int) -> list[list[Piece]]:
+def split_pieces(pieces: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:
     """Neighbouring pieces in as many parts as are worth it, of about the same cost."""
     count = max(1, min(lanes, len(pieces) // FEWEST_PER_LANE))
     if count == 1:
@@ -303,7 +303,7 @@ def split_pieces(pieces: Sequence[Piece], lanes: int) -> list[list[Piece]]:
     ordered = sorted(pieces, key=lambda piece: (piece.row.shelf.capacity, piece.row.index))
     costs = [piece.count * TOKEN_COST + piece.end for piece in ordered]
     share, spent = sum(costs) / count, 0.0
-    parts: list[list[Piece]] = [[] for _ in range(count)]
+    parts: list[list[SequenceChunk]] = [[] for _ in range(count)]
     for piece, cost in zip(ordered, costs, strict=True):
         parts[min(int((spent + cost / 2) / share), count - 1)].append(piece)
         spent += cost

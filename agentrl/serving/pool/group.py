@@ -35,7 +35,7 @@ Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
 
 
-class Keeper:
+class ServerMonitor:
     """Watches the servers of a group, and brings lost ones back."""
 
     def __init__(self, group: PoolGroup, restart: Restart | None) -> None:
@@ -240,7 +240,7 @@ class PoolGroup:
         self._changed = asyncio.Event()
         self._deliver: Deliver | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.keeper = Keeper(self, restart)
+        self.keeper = ServerMonitor(self, restart)
 
     @property
     def servers(self) -> list[InferenceServer]:

@@ -39,7 +39,7 @@ from agentrl.serving.request import check_is_new
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class QueuedRequest:
     """A request on its way to a server."""
 
     session_id: str
@@ -50,7 +50,7 @@ class Ticket:
 
 
 @dataclass(slots=True)
-class ServerPlaces:
+class ServerSlots:
     """Requests and tokens in flight at one server, and its limit."""
 
     limit: int = 0
@@ -69,17 +69,17 @@ class ServerPlaces:
 class Router:
     """Gives servers to requests in order of arrival, as far as the limits allow."""
 
-    servers: list[ServerPlaces]
+    servers: list[ServerSlots]
     held: bool = False
     """Nothing is placed."""
-    waiting: deque[Ticket] = field(default_factory=deque)
+    waiting: deque[QueuedRequest] = field(default_factory=deque)
     _homes: dict[str, int] = field(default_factory=dict)
 
-    def enter(self, ticket: Ticket) -> None:
+    def enter(self, ticket: QueuedRequest) -> None:
         """Add a request that waits for a server; call `place` afterwards."""
         self.waiting.append(ticket)
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: QueuedRequest) -> None:
         """Remove a request that is over or aborted; call `place` afterwards."""
         if ticket.server is None:
             self.waiting.remove(ticket)
@@ -89,10 +89,10 @@ class Router:
         server.tokens -= ticket.tokens
         ticket.server = None
 
-    def place(self) -> list[Ticket]:
+    def place(self) -> list[QueuedRequest]:
         """Give servers to waiting requests; returns those that got one."""
-        placed: list[Ticket] = []
-        passed: list[Ticket] = []
+        placed: list[QueuedRequest] = []
+        passed: list[QueuedRequest] = []
         while self.waiting and not self.held and any(server.is_free for server in self.servers):
             ticket = self.waiting.popleft()
             index = self._choose(ticket.session_id)
@@ -115,7 +115,7 @@ class Router:
         free = [index for index, server in enumerate(self.servers) if server.is_free]
         return min(free, key=lambda index: self.servers[index].tokens, default=None)
 
-    def _take(self, ticket: Ticket, index: int) -> None:
+    def _take(self, ticket: QueuedRequest, index: int) -> None:
         ticket.server = index
         self._homes[ticket.session_id] = index
         self.servers[index].requests += 1
@@ -140,11 +140,11 @@ class PoolRequest:
             return self.request
         return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}", on_tokens=None)
 
-    def new_ticket(self) -> Ticket:
+    def new_ticket(self) -> QueuedRequest:
         """Return the ticket of the next attempt."""
         self._placed = asyncio.get_running_loop().create_future()
         tokens = len(self.request.prompt_ids) + self.request.params.max_tokens
-        return Ticket(session_id=self.request.session_id, tokens=tokens)
+        return QueuedRequest(session_id=self.request.session_id, tokens=tokens)
 
     async def wait(self) -> None:
         """Wait until the ticket has a server, or the request is aborted, or the pool fails."""
@@ -266,9 +266,9 @@ class ServerPool(PolicyEngine):
             say=say,
         )
         """The servers, for weight sync."""
-        self._router = Router([ServerPlaces() for _ in servers])
+        self._router = Router([ServerSlots() for _ in servers])
         self._requests: dict[str, PoolRequest] = {}
-        self._tickets: dict[Ticket, PoolRequest] = {}
+        self._tickets: dict[QueuedRequest, PoolRequest] = {}
         self._totals = PoolTotals()
         self._failure: AgentRLError | None = None
         self._starting = asyncio.Lock()

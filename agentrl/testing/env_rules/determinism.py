@@ -16,13 +16,13 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from types import ModuleType
 from typing import Any, cast
 
-from agentrl.env import AsyncEnv, Isolation, settled
+from agentrl.env import AsyncEnv, Isolation, maybe_await
 from agentrl.task import Task
 from agentrl.testing.env_session import (
     LONG_CALL,
     EnvSession,
-    Moment,
     Played,
+    StepSnapshot,
     asking,
     is_call,
     made,
@@ -35,7 +35,7 @@ from agentrl.testing.env_subject import Subject, transcript, until
 from agentrl.testing.report import Broken, Missing, Suspect, rule
 
 
-def require_equal(first: Sequence[Moment], second: Sequence[Moment], what: str) -> None:
+def require_equal(first: Sequence[StepSnapshot], second: Sequence[StepSnapshot], what: str) -> None:
     """Raise `Broken`, with the first moment that differs, unless both are equal."""
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
         if repr(one) != repr(other):  # nan is not equal to itself
@@ -44,10 +44,10 @@ def require_equal(first: Sequence[Moment], second: Sequence[Moment], what: str) 
         raise Broken(f"{what} in length: {len(first)} and {len(second)} observations")
 
 
-def _difference(one: Moment, other: Moment) -> str:
+def _difference(one: StepSnapshot, other: StepSnapshot) -> str:
     if one.observation != other.observation:
         return f"{one.observation[:60]!r} and {other.observation[:60]!r}"
-    field = next(name for name in Moment._fields if repr(getattr(one, name)) != repr(getattr(other, name)))
+    field = next(name for name in StepSnapshot._fields if repr(getattr(one, name)) != repr(getattr(other, name)))
     return f"{field} {getattr(one, field)!r} and {getattr(other, field)!r}"
 
 
@@ -199,8 +199,8 @@ def restores_snapshots(subject: Subject) -> str:
     return f"{len(saved)} bytes; {len(here)} steps equal after restore()"
 
 
-def _walk(session: EnvSession, seed: int) -> list[Moment]:
-    policy, moments = random_policy(seed + 1), list[Moment]()
+def _walk(session: EnvSession, seed: int) -> list[StepSnapshot]:
+    policy, moments = random_policy(seed + 1), list[StepSnapshot]()
     for _ in range(_STEPS_AFTER):
         action = policy(session, "")
         result = session.step(action)
@@ -268,14 +268,14 @@ def runs_interleaved(subject: Subject) -> str:
     return f"{len(alone)} episodes at once are as if alone"
 
 
-async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[Moment]]:
+async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[StepSnapshot]]:
     envs = [made(subject.spec.make, subject.options) for _ in alone]
     try:
         plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in alone), strict=False))
         return list(await asyncio.gather(*plays))
     finally:
         for env in envs:
-            await settled(env.close())
+            await maybe_await(env.close())
 
 
 @rule("share nothing that changes, or state `isolation=Isolation.PROCESS`")
@@ -292,9 +292,9 @@ def runs_in_threads(subject: Subject) -> str:
     return f"{len(alone)} episodes in threads are as if alone"
 
 
-def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[Moment]]:
+def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[StepSnapshot]]:
     start = threading.Barrier(len(alone))
-    ended: dict[int, list[Moment] | Exception] = {}
+    ended: dict[int, list[StepSnapshot] | Exception] = {}
 
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
         try:

@@ -26,31 +26,31 @@ _OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
 _TASKS = Path("/proc/self/task")
 
 
-class Holdings(NamedTuple):
+class OpenResources(NamedTuple):
     """Numbers of things; 0 where the system does not tell."""
 
     open_files: int
     threads: int
     processes: int
 
-    def over(self, before: Holdings) -> str:
+    def over(self, before: OpenResources) -> str:
         """Describe what there is more of than before; empty when there is nothing."""
         extra = [now - then for now, then in zip(self, before, strict=True)]
         names = (name.replace("_", " ") for name in self._fields)
         return ", ".join(f"{count} {name}" for count, name in zip(extra, names, strict=True) if count > 0)
 
 
-def holdings() -> Holdings:
+def holdings() -> OpenResources:
     """Count what there is now."""
     folder = next((path for path in _OPEN_FILES if path.is_dir()), None)
-    return Holdings(
+    return OpenResources(
         open_files=len(os.listdir(folder)) if folder else 0,
         threads=threading.active_count(),
         processes=sum(len(path.read_text().split()) for path in _TASKS.glob("*/children")),
     )
 
 
-def settled_holdings(before: Holdings) -> Holdings:
+def settled_holdings(before: OpenResources) -> OpenResources:
     """Count what there is now; if it is more than before, count again after some patience."""
     end = time.perf_counter() + _PATIENCE_S
     now = holdings()

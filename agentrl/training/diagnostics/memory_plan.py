@@ -11,7 +11,7 @@ from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import QUANTIZED_BYTES, TrainedSize, derive
 from agentrl.config.overrides import apply, parse_override
-from agentrl.training.diagnostics.memory_trace import Counts, Footprint, counts, footprint
+from agentrl.training.diagnostics.memory_trace import Counts, PassMemory, counts, footprint
 
 FULL, MOMENTS = 4, 8
 """Bytes of a float32, and of AdamW's two moments."""
@@ -19,7 +19,7 @@ BACKWARD, UPDATE = "backward", "update"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class MemoryItem:
     """A part of the memory."""
 
     name: str
@@ -33,9 +33,9 @@ class Item:
 class MemoryPlan:
     """Memory of a rank, of the one that holds most (rank 0)."""
 
-    footprint: Footprint
-    items: tuple[Item, ...]
-    elsewhere: tuple[Item, ...]
+    footprint: PassMemory
+    items: tuple[MemoryItem, ...]
+    elsewhere: tuple[MemoryItem, ...]
     """What does not lie on the rank's device: in the CPU's memory, or on servers."""
     sequences_per_update: int
     tokens_per_micro_batch: int
@@ -52,7 +52,7 @@ class MemoryPlan:
         return always + max(backward, update)
 
 
-def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
+def plan(config: Config, known: PassMemory | None = None) -> MemoryPlan:
     """Add up a run's memory; only the model's ``config.json`` is read, unless its footprint is `known`."""
     sizes, trainer = derive(config), config.trainer
     sequences = -(-sizes.episodes_per_step // trainer.mini_batches) * sizes.sequences_per_episode
@@ -70,7 +70,7 @@ def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
 
 
 class _Lines:
-    def __init__(self, config: Config, model: Footprint, tokens: int) -> None:
+    def __init__(self, config: Config, model: PassMemory, tokens: int) -> None:
         self._config, self._model, self._tokens = config, model, tokens
         self._width: int = getattr(torch, config.model.dtype).itemsize
         self._ranks = config.trainer.processes
@@ -80,7 +80,7 @@ class _Lines:
         self._quantized = lora is not None and lora.quantize is not None
         self._base_is_reference = lora is not None and not lora.modules_to_save
 
-    def items(self) -> Iterator[Item]:
+    def items(self) -> Iterator[MemoryItem]:
         """On the rank's device."""
         if self._ranks == 1 or not self._config.trainer.fsdp.offload:
             yield from self._state()
@@ -90,13 +90,13 @@ class _Lines:
         yield from self._frozen()
         yield from self._passes()
         if self._ranks == 1 and self._width < FULL and self._trained.own:
-            yield Item("update", FULL * self._trained.own, "gradients as float32", when=UPDATE)
+            yield MemoryItem("update", FULL * self._trained.own, "gradients as float32", when=UPDATE)
 
-    def elsewhere(self) -> Iterator[Item]:
+    def elsewhere(self) -> Iterator[MemoryItem]:
         """In the CPU's memory, and of a server."""
         if self._ranks > 1 and self._config.trainer.fsdp.offload:
             for item in self._state():
-                yield Item(f"{item.name}, on the CPU", item.bytes, item.how)
+                yield MemoryItem(f"{item.name}, on the CPU", item.bytes, item.how)
         if self._waits_on_cpu:
             yield self._activations()
         engine = self._config.engine
@@ -105,27 +105,27 @@ class _Lines:
             context = engine.max_context or self._config.agent.max_tokens
             tokens = engine.max_running * context
             each = self._model.cache_values_per_token * self._width // parallel
-            yield Item("a server's weights", self._parameters * self._width // parallel, "on each of its GPUs")
-            yield Item(
+            yield MemoryItem("a server's weights", self._parameters * self._width // parallel, "on each of its GPUs")
+            yield MemoryItem(
                 "a server's cache",
                 tokens * each,
                 f"on each of its GPUs, for engine.max_running {engine.max_running} x {context:,} tokens",
             )
 
-    def _state(self) -> Iterator[Item]:
+    def _state(self) -> Iterator[MemoryItem]:
         trained, optimizer = self._trained, self._config.trainer.optimizer
         if self._ranks > 1:
             held, share = (-(-n // self._shards) for n in (self._parameters + trained.adapters, trained.parameters))
             how = f"float32, a shard of {self._shards}"
-            yield Item("parameters", FULL * held, how)
-            yield Item("gradients", FULL * share, how)
-            yield Item("optimizer", MOMENTS * share, f"two moments, {how}")
+            yield MemoryItem("parameters", FULL * held, how)
+            yield MemoryItem("gradients", FULL * share, how)
+            yield MemoryItem("optimizer", MOMENTS * share, f"two moments, {how}")
             return
         lanes, dtype = self._config.trainer.lanes, self._config.model.dtype
-        yield Item("parameters", self._weights(), f"layers in 4 bits, {dtype}" if self._quantized else dtype)
+        yield MemoryItem("parameters", self._weights(), f"layers in 4 bits, {dtype}" if self._quantized else dtype)
         if trained.adapters:
-            yield Item("adapters", trained.adapter_bytes(), "float32 (model.lora)")
-        yield Item(
+            yield MemoryItem("adapters", trained.adapter_bytes(), "float32 (model.lora)")
+        yield MemoryItem(
             "gradients",
             trained.gradient_bytes(self._width) * (1 if lanes == 1 else 2 * lanes),
             (dtype if trained.own else "float32") + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
@@ -134,29 +134,29 @@ class _Lines:
         saved = FULL * in_layers if optimizer == "muon" else 0
         copies = self._width < FULL and trained.own > 0
         how = f"{optimizer}'s moments" + (", and float32 copies of the parameters" if copies else "")
-        yield Item("optimizer", trained.optimizer_bytes(self._width) - saved, how)
+        yield MemoryItem("optimizer", trained.optimizer_bytes(self._width) - saved, how)
 
     def _weights(self) -> int:
         """Bytes of a whole model without its adapters."""
         in_layers = self._model.layer_parameters if self._quantized else 0
         return round(in_layers * QUANTIZED_BYTES) + (self._parameters - in_layers) * self._width
 
-    def _gathered(self) -> Iterator[Item]:
+    def _gathered(self) -> Iterator[MemoryItem]:
         options = self._config.trainer.fsdp
         outside = self._parameters - self._model.layer_parameters
         layer = self._model.layer_parameters // max(1, self._model.layers)
         gathered = outside + 2 * layer if options.reshard else self._parameters
         how = "two layers, embeddings and head" if options.reshard else "all layers (fsdp.reshard false)"
-        yield Item("gathered", gathered * self._width, how, when=BACKWARD)
+        yield MemoryItem("gathered", gathered * self._width, how, when=BACKWARD)
         if not options.reduce:
-            yield Item(
+            yield MemoryItem(
                 "whole gradients",
                 FULL * self._trained.parameters,
                 "between micro-batches; none with trainer.fsdp={reduce: true}",
                 when=BACKWARD,
             )
 
-    def _companions(self) -> Iterator[Item]:
+    def _companions(self) -> Iterator[MemoryItem]:
         """Models of signals; they compute when the policy does not."""
         critic, teacher = self._config.trainer.critic, self._config.algorithm.teacher
         if critic is not None and critic.kind == "own":
@@ -164,13 +164,13 @@ class _Lines:
             if critic.path is not None:
                 found = counts(self._config.model.model_copy(update={"path": critic.path}))
             how = "a model of its own, with gradients and moments"
-            yield Item("critic", self._share(found.all, found.trained), how)
+            yield MemoryItem("critic", self._share(found.all, found.trained), how)
         yield from self._process_reward()
         if teacher is not None and not teacher.servers:
             found = counts(ModelConfig(path=teacher.path))
-            yield Item("teacher", self._share(found.all, TrainedSize(own=0)), "frozen")
+            yield MemoryItem("teacher", self._share(found.all, TrainedSize(own=0)), "frozen")
 
-    def _process_reward(self) -> Iterator[Item]:
+    def _process_reward(self) -> Iterator[MemoryItem]:
         section = self._config.trainer.process_reward
         if section is None:
             return
@@ -179,7 +179,7 @@ class _Lines:
             found = counts(self._config.model.model_copy(update={"path": section.path}))
         start = 0 if self._base_is_reference else self._share(found.all, TrainedSize(own=0))
         how = "a model with gradients and moments" + ("" if self._base_is_reference else ", and its frozen start")
-        yield Item("process reward", self._share(found.all, found.trained) + start, how)
+        yield MemoryItem("process reward", self._share(found.all, found.trained) + start, how)
 
     def _share(self, parameters: int, trained: TrainedSize) -> int:
         """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""
@@ -189,29 +189,29 @@ class _Lines:
         moving = trained.adapter_bytes() + trained.gradient_bytes(self._width) + trained.optimizer_bytes(self._width)
         return parameters * self._width + moving
 
-    def _frozen(self) -> Iterator[Item]:
+    def _frozen(self) -> Iterator[MemoryItem]:
         config, whole = self._config, self._parameters * self._width
         if config.algorithm.keeps_reference and not self._base_is_reference:
             share = whole if self._ranks == 1 else FULL * -(-self._parameters // self._shards)
-            yield Item("reference", share, "frozen, for KL")
+            yield MemoryItem("reference", share, "frozen, for KL")
         if isinstance(config.engine, LocalEngineConfig):
             if config.rollout.max_staleness or self._ranks > 1:
-                yield Item("engine", whole, "the local engine's own weights, on rank 0")
-            yield Item(
+                yield MemoryItem("engine", whole, "the local engine's own weights, on rank 0")
+            yield MemoryItem(
                 "key-value cache",
                 config.engine.cache_tokens * self._model.cache_values_per_token * self._width,
                 f"of the local engine, engine.cache_tokens {config.engine.cache_tokens:,} when full",
             )
 
-    def _passes(self) -> Iterator[Item]:
+    def _passes(self) -> Iterator[MemoryItem]:
         model, trainer = self._model, self._config.trainer
         scale = self._tokens / model.tokens
         working = model.working_checkpointed if trainer.gradient_checkpointing else model.working
         logits = 2 * min(LOGITS_MEGABYTES << 20, self._tokens * model.vocabulary * FULL)
         if not self._waits_on_cpu:
             yield self._activations()
-        yield Item("logits", min(logits, working) * trainer.lanes, "a chunk, and its gradient", when=BACKWARD)
-        yield Item(
+        yield MemoryItem("logits", min(logits, working) * trainer.lanes, "a chunk, and its gradient", when=BACKWARD)
+        yield MemoryItem(
             "working",
             round(max(0, working - logits) * scale) * trainer.lanes,
             "gradients before they are added up, a layer's intermediate results",
@@ -223,7 +223,7 @@ class _Lines:
         """Return True if activations are in another memory than the rank's device has."""
         return self._config.trainer.gradient_checkpointing == "offload" and self._config.model.device != "cpu"
 
-    def _activations(self) -> Item:
+    def _activations(self) -> MemoryItem:
         """Count what is kept from a forward pass to its backward pass."""
         model, trainer = self._model, self._config.trainer
         mode = trainer.gradient_checkpointing
@@ -232,7 +232,7 @@ class _Lines:
         if mode == "selective":
             kept, told = kept + model.attended, "inputs of layers and what attention gave"
         at_once = "" if trainer.lanes == 1 else f", {trainer.lanes} at once"
-        return Item(
+        return MemoryItem(
             "activations, on the CPU" if self._waits_on_cpu else "activations",
             round(kept * self._tokens / model.tokens) * trainer.lanes,
             f"{told}, {self._tokens:,} tokens{at_once}",

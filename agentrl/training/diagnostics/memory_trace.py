@@ -148,7 +148,7 @@ ATTENTION = "agentrl_planned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class PassMemory:
     """Memory of one model's passes; bytes in the number format in which it computes."""
 
     parameters: int
@@ -181,7 +181,7 @@ class _Pass:
     working: int
 
 
-def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footprint:
+def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> PassMemory:
     """Read the model's ``config.json``, and try a micro-batch of so many tokens, all of which carry loss."""
     config = model_config(model)
     text = config.get_text_config()
@@ -194,7 +194,7 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
     except Exception as error:  # whatever a kind of model does with its first tensors without data
         tried = _estimated(text, tokens, dtype)
         estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
-    return Footprint(
+    return PassMemory(
         parameters=known.all,
         layer_parameters=known.in_layers,
         trained=known.trained,

@@ -21,13 +21,13 @@ from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.models.load import make_model
 from agentrl.models.lora import add_adapters
-from agentrl.models.threads import Lanes
+from agentrl.models.threads import ThreadWorkers
 from agentrl.training.batch import StepBatch, step_batch
 from agentrl.training.compile import gradients_recomputed
 from agentrl.training.diagnostics.watch import UpdateNumbers, found_of, prepare_repeatable, repeatable
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import ModelRunner, Passes
+from agentrl.training.forward.runner import ModelRunner, RunnerSettings
 from agentrl.training.forward.tree_attention import ATTENTION
 from agentrl.training.gradients import GradientPass, TokenValues
 from agentrl.training.moe import moe_hooks
@@ -124,7 +124,7 @@ def _bits(found: UpdateNumbers) -> str:
     )  # repr gives every bit, and NaN is 'nan'
 
 
-class _SeenObjective(Objective):
+class _RecordingObjective(Objective):
     """Says of every micro-batch which of its numbers are not finite."""
 
     seen: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class _SeenPass(GradientPass):
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
         value = super()._loss(weights, indices, tally)
-        seen = self._objective.seen if isinstance(self._objective, _SeenObjective) else ()
+        seen = self._objective.seen if isinstance(self._objective, _RecordingObjective) else ()
         self.found.append((indices, float(value.detach()), seen))
         return value
 
@@ -182,12 +182,12 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
         for name, value in _renamed(state["values"]).items()
     }
-    lanes = Lanes(state["lanes"])
-    passes = Passes(layout=layout, lanes=lanes, image_processor=image_processor)
+    lanes = ThreadWorkers(state["lanes"])
+    passes = RunnerSettings(layout=layout, lanes=lanes, image_processor=image_processor)
     policy = ModelRunner(model, passes, workers=state["lanes"] * state["ranks"])
     gradient = _SeenPass(
         policy,
-        _SeenObjective(config.algorithm),
+        _RecordingObjective(config.algorithm),
         batch,
         TokenValues(**values),
         hooks=moe_hooks(policy, config.trainer)(),

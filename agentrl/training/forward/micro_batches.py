@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from agentrl.models.threads import Lanes
+from agentrl.models.threads import ThreadWorkers
 from agentrl.training.distributed.fsdp import add_up_gradients
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.sequences import ScoredSequence
@@ -92,7 +92,7 @@ def forward_cost(tokens: int, pairs: int) -> int:
 
 def add_gradients(
     model: PreTrainedModel,
-    lanes: Lanes,
+    lanes: ThreadWorkers,
     work: Sequence[MicroBatch],
     loss: Loss,
     *,

@@ -20,7 +20,7 @@ from agentrl.config.config import Checkpointing, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.models.lora import adapters_off
-from agentrl.models.threads import Lanes, check_lanes
+from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout, with_replay
@@ -38,11 +38,11 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class RunnerSettings:
     """Settings that all passes of a model have in common."""
 
     layout: Layout = PADDED
-    lanes: Lanes = field(default_factory=lambda: Lanes(1))
+    lanes: ThreadWorkers = field(default_factory=lambda: ThreadWorkers(1))
     ranks: Ranks = field(default_factory=Ranks)
     image_processor: ImageReader | None = None
     """Prepares images; needed where sequences hold any."""
@@ -101,7 +101,7 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: PreTrainedModel, passes: Passes, *, base_only: bool = False, workers: int | None = None
+        self, model: PreTrainedModel, passes: RunnerSettings, *, base_only: bool = False, workers: int | None = None
     ) -> None:
         self.model, self.passes, self._base_only = model, passes, base_only
         self._workers = workers or passes.lanes.count * passes.ranks.dp_size
@@ -323,9 +323,9 @@ def make_runner(
     """
     check_lanes("trainer.lanes", config.lanes, model)
     ranks = ranks or Ranks()
-    passes = Passes(
+    passes = RunnerSettings(
         layout=choose_layout(model, config, ranks),
-        lanes=Lanes(config.lanes),
+        lanes=ThreadWorkers(config.lanes),
         ranks=ranks,
         image_processor=image_processor,
         every_time=config.fsdp.reduce,
