@@ -22,10 +22,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/agentrl demo
 
-# A pretrained language model learns Blackjack by reward alone, served by vLLM on the CPU: about 20 minutes on two busy cores.
-demo-llm: real-model engines
-	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) \
-		--recipe smollm2/blackjack engine.type=vllm engine.max_context=512 engine.max_running=128 trainer.steps=12
+# An instruct model learns to use a calculator by tool calls, from reward alone, served by vLLM on the CPU.
+demo-llm: instruct-model engines
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/agentrl demo --model $(INSTRUCT_MODEL) \
+		--recipe qwen/math_problems engine.type=vllm engine.max_context=1024 engine.max_running=64
 
 # PYTEST_OPTIONS=--last-failed repeats the tests that failed.
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
+    if name == "__version__":
+        return importlib.metadata.version("agentrl")
     if name not in _EXPORTS:
         raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)

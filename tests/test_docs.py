@@ -19,7 +19,8 @@ from agentrl.cli.commands import COMMANDS
 from agentrl.registry import Kind, names, unregister
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+AT_THE_TOP = ["README.md", "CONTRIBUTING.md", "AGENTS.md", "CHANGELOG.md", "SECURITY.md"]
+PAGES = [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"(?<![\w./-])(?:agentrl|envs|tools|agent_loops|tests|benchmarks)/[\w./-]+\.(?:py|md|yaml|json)\b")
 MODULE = re.compile(r"(?<![\w/.-])agentrl(?:\.[A-Za-z_]\w*)+")
@@ -102,6 +103,29 @@ def test_console_blocks_name_commands_and_options_that_exist(
         known = capsys.readouterr().out
         unknown = [word for word in words if word.startswith("--") and f"{word} " not in known]
         assert unknown == [], words
+
+
+INLINE = re.compile(r"`(agentrl [^`]+|make [\w-]+)`")
+
+
+def test_commands_and_targets_of_the_page_for_assistants_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    text = (ROOT / "AGENTS.md").read_text().replace("\n  ", " ")
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    found = [shlex.split(words) for words in INLINE.findall(text)]
+    assert len(found) > 10
+    for program, *words in found:
+        if program == "make":
+            assert words[0] in targets
+            continue
+        command = words[: 2 if COMMANDS[words[0]].is_group else 1]
+        with pytest.raises(SystemExit) as end:
+            main([*command, "--help"])
+        known = capsys.readouterr().out
+        assert not end.value.code
+        assert [word for word in words if word.startswith("--") and f"{word} " not in known] == [], words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,12 @@ def test_the_public_surface_is_what_it_says() -> None:
         _ = agentrl.nonsense
 
 
+def test_the_version_is_that_of_the_package() -> None:
+    assert agentrl.__version__ == PROJECT["project"]["version"]
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {agentrl.__version__}" in changelog
+
+
 def modules_with_doctests() -> list[str]:
     with_examples = [path for path in python_files() if ">>> " in path.read_text()]
     return [f"{package_name(path.parent)}.{path.stem}".removesuffix(".__init__") for path in with_examples]
@@ -107,7 +114,7 @@ def test_the_wheel_holds_every_source_file_and_the_data(unpacked_wheel: Path) ->
     expected = {f"{package_name(path.parent).replace('.', '/')}/{path.name}" for path in python_files()}
     data = list((ROOT / "configs").rglob("*.yaml"))
     expected |= {f"{package_name(path.parent).replace('.', '/')}/{path.name}" for path in data}
-    expected |= {
+    expected |= {"agentrl/py.typed"} | {
         str(path.relative_to(ROOT))
         for folder in ("agentrl/cli/scaffold", "agentrl/cli/scaffold_tools", "agentrl/evaluation/templates")
         for path in (ROOT / folder).rglob("*")
@@ -137,3 +144,38 @@ def test_the_wheel_works_outside_the_checkout(unpacked_wheel: Path, tmp_path: Pa
     words = ("--env", "household/valid_unseen", "--policy", "expert", "--tasks", "3", "--json", "expert.json")
     run("eval", *words, "environment.options={size: tiny}")
     assert json.loads((tmp_path / "expert.json").read_text())["success"]["mean"] == 1.0
+
+
+USER_CODE = """\
+import agentrl
+from agentrl.errors import UsageError
+
+@agentrl.tool
+def double(number: int) -> int:
+    \"\"\"Twice a number.
+
+    Args:
+        number: Any number.
+    \"\"\"
+    return 2 * number
+
+run = agentrl.train(env="guess_number", model="scratch", stepz=2)
+result: int = agentrl.evaluate(env="guess_number", model="scratch")
+parsed: str = agentrl.parse_int("7")
+raise UsageError(5)
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_mistakes_in_code_that_uses_the_installed_wheel(
+    unpacked_wheel: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    (installed,) = (tmp_path / "venv").glob("lib/*/site-packages")
+    shutil.copytree(unpacked_wheel, installed, dirs_exist_ok=True)
+    (tmp_path / "mine.py").write_text(USER_CODE)
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(tmp_path / "venv" / "bin" / "python")]
+    command += ["--ignore-missing-imports", "--config-file=", "--cache-dir", str(tmp_path / "cache"), "mine.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    lines = {int(line.split(":")[1]) for line in found.stdout.splitlines() if line.startswith("mine.py:")}
+    assert lines == {13, 14, 15, 16}, found.stdout + found.stderr
