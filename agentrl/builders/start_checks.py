@@ -5,9 +5,7 @@ They come before the run's folder is made: what they refuse leaves nothing behin
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentrl.builders.chat_file import read_chats
@@ -58,8 +56,7 @@ def check_start(config: Config, *, kind: str, fetch: bool = True, say: Callable[
     if not learns_chats:
         check_agents(config)
         if kind != SFT:
-            with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
-                thread.submit(asyncio.run, check_extra_rollouts(config)).result()
+            check_extra_rollouts(config)
     renderer = start_renderer(config, fetch=fetch)
     if renderer is None:
         return

@@ -157,7 +157,7 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        await check_extra_rollouts(self.config)
+        check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
