@@ -18,7 +18,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"control_tokens", "errors", "tool_docstring"},
+            {"control_tokens", "errors", "json_schema", "tool_docstring"},
             {"data_file", "routed_experts"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
             {"chat_rows", "image", "task", "tool_value"},
