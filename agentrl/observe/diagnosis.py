@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import Place
+from agentrl.errors import SourceLocation
 from agentrl.observe.files import replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.learning import LearningWatch, learns_nothing
@@ -61,7 +61,7 @@ class RunDiagnosis:
     def __init__(
         self,
         incidents: Incidents,
-        definitions: Mapping[str, Place | None],
+        definitions: Mapping[str, SourceLocation | None],
         lines: Sequence[Mapping[str, Any]] = (),
         *,
         learns_from_rewards: bool = True,

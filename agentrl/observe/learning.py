@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome, SourceLocation, with_location
 from agentrl.trajectory import Trajectory
 
 FIRST, FACTOR = 3, 3
@@ -44,7 +44,7 @@ def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
 class LearningWatch:
     """Watch for several steps in a row that learn nothing."""
 
-    def __init__(self, definitions: Mapping[str, Place | None] = MappingProxyType({})) -> None:
+    def __init__(self, definitions: Mapping[str, SourceLocation | None] = MappingProxyType({})) -> None:
         """Take the reward functions, by what messages call them; none where the environment gives the rewards."""
         self._steps = 0
         self._next = FIRST
@@ -73,7 +73,7 @@ class LearningWatch:
         )
 
 
-def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
+def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, SourceLocation | None]) -> str:
     """Explain why a step learned nothing, and what to try.
 
     Args:
@@ -113,12 +113,12 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
     )
 
 
-def names_of(definitions: Mapping[str, Place | None]) -> str:
+def names_of(definitions: Mapping[str, SourceLocation | None]) -> str:
     """Return the names of reward functions, each with its file and line; empty where there are none."""
-    return " and ".join(name if place is None else f"{name} ({place})" for name, place in definitions.items())
+    return " and ".join(with_location(name, place) for name, place in definitions.items())
 
 
-def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
+def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[str, SourceLocation | None]) -> str:
     """Return the explanation for reward functions that gave the same reward to all episodes."""
     unusable = _unusable_share(ended)
     answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""

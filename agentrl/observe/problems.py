@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome, SourceLocation
 from agentrl.observe.incidents import Incident, Incidents
 from agentrl.observe.learning import names_of
 from agentrl.observe.metrics import sampled_bytes
@@ -185,7 +185,7 @@ def _effect(kind: str, share: float) -> tuple[str, str]:
     return "attempts", "the episodes are played again or left out"
 
 
-def reward_problems(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     """Return what is wrong with the rewards themselves.
 
     Args:
@@ -195,12 +195,12 @@ def reward_problems(evidence: Evidence, definitions: Mapping[str, Place | None])
     return [*_against_success(evidence, definitions), *_constant(evidence, definitions)]
 
 
-def _sole_place(definitions: Mapping[str, Place | None]) -> Place | None:
+def _sole_place(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
     """Return where the rewards are defined, if one function gives them."""
     return next(iter(definitions.values())) if len(definitions) == 1 else None
 
 
-def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     solved, failed = evidence.by_success[True], evidence.by_success[False]
     if min(solved.count, failed.count) < LEAST or solved.mean >= failed.mean:
         return []
@@ -222,7 +222,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]
     ]
 
 
-def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     whole = evidence.rewards.get("")
     if whole is None or not whole.is_constant or evidence.episodes < LEAST or len(evidence.answers) < 2:
         return []

@@ -48,7 +48,6 @@ from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
-from agentrl.reward import reward_places
 from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import settled_heap
 from agentrl.runs.checkpoint import (
@@ -201,7 +200,7 @@ class Orchestrator:
             {
                 name: place
                 for part in self._parts.environments
-                for name, place in reward_places(part.runner.scorer).items()
+                for name, place in part.runner.scorer.definitions.items()
             },
             read_metrics(self.folder.metrics_file),
             learns_from_rewards=learns_from_rewards(self.config.algorithm),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome, SourceLocation
 from agentrl.observe.learning import LearningWatch, explain_cause, learns_nothing, share_that_differs
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
@@ -83,7 +83,7 @@ def test_the_message_counts_the_steps_and_names_the_cause():
     ],
 )
 def test_a_constant_reward_function_is_named_with_its_line(reward, successes, words):
-    places = {"reward function exact": Place("/home/me/rewards.py", 12)}
+    places = {"reward function exact": SourceLocation("/home/me/rewards.py", 12)}
     text = explain_cause([episode(success, reward=reward) for success in successes], places)
     assert text.startswith("reward function exact (/home/me/rewards.py line 12) gave the same reward")
     assert "failed" not in text
@@ -92,12 +92,14 @@ def test_a_constant_reward_function_is_named_with_its_line(reward, successes, wo
 
 
 def test_a_reward_function_whose_tasks_are_all_solved_is_not_blamed():
-    text = explain_cause([episode(True, reward=1.0)] * 3, {"reward function exact": Place("/home/me/rewards.py", 12)})
+    text = explain_cause(
+        [episode(True, reward=1.0)] * 3, {"reward function exact": SourceLocation("/home/me/rewards.py", 12)}
+    )
     assert "succeeded: the tasks are too easy" in text
 
 
 def test_reward_functions_that_differ_between_tasks_are_not_called_constant():
-    places = {"reward function exact": Place("/home/me/rewards.py", 12)}
+    places = {"reward function exact": SourceLocation("/home/me/rewards.py", 12)}
     text = explain_cause([episode(False, reward=0.0), episode(False, reward=0.25)], places)
     assert "gave the same" not in text
 
