@@ -64,7 +64,7 @@ class SearchQA(gymnasium.Env[str, str]):
     def __init__(self, protocol: Protocol = TAGS, /, **options: Any) -> None:
         self.action_hint = protocol.action_hint
         self.options = parse_options(**options)
-        self.protocol = protocol.as_chosen(self.options.remind)
+        self.protocol = protocol.with_reminder(self.options.remind)
         if self.options.url is not None:
             raise UsageError("this class searches by itself", got="url", hint="use make_search_qa, or RemoteSearchQA")
         self.observation_space = Text(16384, charset=string.printable)
@@ -145,7 +145,7 @@ class RemoteSearchQA(AsyncEnv):
     def __init__(self, protocol: Protocol = TAGS, /, **options: Any) -> None:
         self.action_hint = protocol.action_hint
         self.options = parse_options(**options)
-        self.protocol = protocol.as_chosen(self.options.remind)
+        self.protocol = protocol.with_reminder(self.options.remind)
         if self.options.url is None:
             raise UsageError("search_qa has no retriever to ask", expected="option url")
         self.service = RetrievalService(self.options.url, topk=self.options.topk, timeout_s=self.options.timeout_s)
