@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -33,14 +33,13 @@ from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import TemplateError, UsageError
+from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.models.load import load_model
 from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import check_template
+from agentrl.render.check import template_faults
 from agentrl.render.renderer import Renderer
-from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.training.diagnostics.agreement import Agreement, measure_agreement
 
@@ -303,21 +302,17 @@ def _recommend(config: Config, best: dict[str, AnswerShare]) -> Recommendation |
 def template_facts(renderer: Renderer) -> TemplateFacts:
     """Find out what a chat template shows, and its faults."""
     calls = renderer.parser_name is not None
-    checks = [
-        *([lambda: check_tools_shown(renderer, [PROBE_TOOL]), lambda: check_calls_shown(renderer)] if calls else []),
-        lambda: check_template(renderer, roles=("user",)),
-        *([lambda: check_template(renderer, roles=("tool",), tools=[PROBE_TOOL])] if calls else []),
+    faults = [
+        *(template_faults(renderer, roles=("tool",), tools=[PROBE_TOOL]) if calls else ()),
+        *template_faults(renderer, roles=("user",)),
     ]
-    faults = list(dict.fromkeys(fault for check in checks for fault in _faults(check)))
     ends = sorted(renderer.encoder.decode([token]) for token in renderer.stop_token_ids)
-    return TemplateFacts(family=renderer.family.name, tool_parser=renderer.parser_name, end_of_turn=ends, faults=faults)
-
-
-def _faults(check: Callable[[], None]) -> Iterator[str]:
-    try:
-        check()
-    except TemplateError as error:
-        yield error.what
+    return TemplateFacts(
+        family=renderer.family.name,
+        tool_parser=renderer.parser_name,
+        end_of_turn=ends,
+        faults=list(dict.fromkeys(fault.what for fault in faults)),
+    )
 
 
 def _agreement(config: Config, shares: Sequence[AnswerShare]) -> Agreement | None:
