@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentrl.errors import Outcome, SourceLocation
+from agentrl.errors import Outcome, SourceLocation, with_location
 from agentrl.observe.incidents import Incident, Incidents
-from agentrl.observe.learning import names_of
 from agentrl.observe.metrics import sampled_bytes
 from agentrl.trajectory import Trajectory
 
@@ -185,6 +184,9 @@ def _effect(kind: str, share: float) -> tuple[str, str]:
     return "attempts", "the episodes are played again or left out"
 
 
+CONSTANT = "constant_reward"
+
+
 def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     """Return what is wrong with the rewards themselves.
 
@@ -193,6 +195,11 @@ def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation
         definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
     """
     return [*_against_success(evidence, definitions), *_constant(evidence, definitions)]
+
+
+def names_of(definitions: Mapping[str, SourceLocation | None]) -> str:
+    """Return the names of reward functions, each with its file and line; empty where there are none."""
+    return " and ".join(with_location(name, place) for name, place in definitions.items())
 
 
 def _sole_place(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
@@ -232,6 +239,8 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
         return []  # all are solved, and paid for it
     who, place = names_of(definitions) or "the environment", _sole_place(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
+    unusable = min(1.0, evidence.unusable / evidence.turns) if evidence.turns else 0.0
+    answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
     hint = "check which arguments it receives"
     if whole.high == 0:
         hint = f"if they all deserve it, try easier tasks or a warm start; otherwise, {hint}"
@@ -239,9 +248,9 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
         hint = f"if all answers are right, the tasks are too easy; otherwise, {hint}"
     return [
         Problem(
-            kind="constant_reward",
+            kind=CONSTANT,
             text=f"{who} gave the same reward, {whole.high:g}, to all {evidence.episodes} episodes{solved}, whatever "
-            f"the answers: nothing can be learned from it; {hint}",
+            f"the answers: nothing can be learned from it{answers}; {hint}",
             count=evidence.episodes,
             of=evidence.episodes,
             file=None if place is None else place.file,

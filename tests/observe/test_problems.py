@@ -159,6 +159,13 @@ def test_a_constant_reward_function_is_named():
     )
 
 
+@pytest.mark.parametrize(("invalid", "words"), [(0, ""), (1, "; 75% of the answers could not be used as actions")])
+def test_a_constant_reward_names_the_answers_that_were_no_actions(invalid, words):
+    episodes = [episode(0.0, False, answer=n, turns=4, invalid=3 * invalid) for n in range(9)]
+    (problem,) = reward_problems(evidence_of(*episodes), RULE)
+    assert f"nothing can be learned from it{words}; if they all deserve it" in problem.text
+
+
 @pytest.mark.parametrize(
     ("reward", "successes", "expected"),
     [
