@@ -185,7 +185,7 @@ class Arguments:
             return f"{where} is missing"
         if details["type"] == "extra_forbidden":
             near = difflib.get_close_matches(where, self.names, n=1)
-            return f"{where} is no argument" + (f" (did you mean {near[0]}?)" if near else "")
+            return f"unknown argument {where}" + (f" (did you mean {near[0]}?)" if near else "")
         expected = _EXPECTED.get(details["type"]) or _plain(details["msg"])
         return f"{where} is {shorten_json(details['input'])}, expected {expected}"
 

@@ -155,7 +155,7 @@ class InputSchema:
             WrongArguments: some do not fit.
         """
         arguments, errors = self._mended(dict(arguments))
-        problems = [f"{name} is no argument" for name in arguments if not self._may_take(name)]
+        problems = [f"unknown argument {name}" for name in arguments if not self._may_take(name)]
         problems += [_described(error) for error in errors if not _is_about_names(error)]
         if problems:
             raise WrongArguments("; ".join(problems))
