@@ -119,6 +119,9 @@ ROOMS = {
         ),
         tests=(
             "tests/rollout/test_reward_functions.py",
+            "tests/rollout/test_reward_conventions.py",
+            "tests/rollout/test_reward_failures.py",
+            "tests/rollout/test_reward_checks.py",
             "tests/rollout/test_judge_ranking.py",
             "tests/algorithms/test_traps.py",
         ),
