@@ -23,7 +23,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"message", "registry", "tool_schema", "remote.retrieval"},
             {"chat_rows", "image", "task", "tool_value"},
             {"env", "tool", "trajectory"},
-            {"engine", "reward"},
+            {"engine", "reward", "trl_environment"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
             {"env_lookup", "gateway", "sandbox"},
