@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium
 
@@ -22,7 +22,7 @@ _OWN = ("reset", "close")
 """Public methods that are not tools."""
 
 
-def is_trl_environment(target: object) -> bool:
+def is_trl_environment(target: object) -> TypeGuard[type[Any]]:
     """Return True for a class with a ``reset`` and tools that is not an environment of another kind.
 
     A class with ``step`` is not one: it takes actions.
