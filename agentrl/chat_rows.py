@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from agentrl.errors import UsageError
+from agentrl.json_schema import accepts_null
 from agentrl.message import Message, Role, ToolCall
 
 ToolSchema = Mapping[str, Any]
@@ -157,15 +158,5 @@ def _declared(arguments: dict[str, Any], tool: str, tools: Sequence[ToolSchema])
     return {
         name: value
         for name, value in arguments.items()
-        if value is not None or (name in properties and _accepts_null(properties[name]))
+        if value is not None or (name in properties and accepts_null(properties[name], parameters))
     }
-
-
-def _accepts_null(schema: Any) -> bool:
-    if not isinstance(schema, dict) or schema.get("nullable"):
-        return True
-    choices = schema.get("anyOf") or schema.get("oneOf")
-    if choices:
-        return any(_accepts_null(choice) for choice in choices)
-    kinds = schema.get("type", "null")
-    return "null" in (kinds if isinstance(kinds, list) else [kinds])

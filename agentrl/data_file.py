@@ -35,6 +35,8 @@ class Row(NamedTuple):
     """File and line (in Parquet and arrays: row), for messages."""
     values: Mapping[str, Any]
     """By column, nulls included."""
+    number: int
+    """Number of the line (in Parquet and arrays: of the row), counted from 1."""
 
     @property
     def columns(self) -> list[str]:
@@ -44,7 +46,7 @@ class Row(NamedTuple):
     def first(self, *names: str) -> Any:
         """Return the value of the first of some columns that is not null; ``None`` where all are.
 
-        >>> Row("f line 1", {"answer": None, "solution": 0}).first("answer", "solution")
+        >>> Row("f line 1", {"answer": None, "solution": 0}, 1).first("answer", "solution")
         0
         """
         return next((self.values[name] for name in names if self.values.get(name) is not None), None)
@@ -81,14 +83,14 @@ def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
             yield from _array_rows("".join([line, *lines]), number, file)
             return
         place = f"{file} line {number}"
-        yield Row(place, _object(_parsed(line, place), place))
+        yield Row(place, _object(_parsed(line, place), place), number)
 
 
 def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
     """Read the rest of a file, which is one array that begins at a line."""
     for number, value in enumerate(_parsed(text, str(file), first_line=line), start=1):
         place = f"{file} row {number}"
-        yield Row(place, _object(value, place))
+        yield Row(place, _object(value, place), number)
 
 
 def _lines(file: Path, head: bytes) -> Iterator[str]:
@@ -120,7 +122,7 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
     except (ArrowException, OSError, ValueError, OverflowError) as error:
         raise UsageError(f"{file} cannot be read as Parquet", got=error) from error
     for number, row in enumerate(rows, start=1):
-        yield Row(f"{file} row {number}", row)
+        yield Row(f"{file} row {number}", row, number)
 
 
 def _parsed(text: str, place: str, *, first_line: int | None = None) -> Any:

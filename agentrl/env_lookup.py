@@ -4,7 +4,7 @@
 ``household``                  a registry name
 ``agentrl/Household-v0``       a Gymnasium id; under ``agentrl/`` it is the registry name in CamelCase
 ``my_game:GuessNumber-v0``     a Gymnasium id that ``import my_game`` registers
-``my_game:GuessNumber``        an environment class, or an `EnvironmentSpec`, in a module
+``my_game:GuessNumber``        an environment class, one of TRL's kind included, or an `EnvironmentSpec`, in a module
 ``./my_game.py:GuessNumber``   the same in a file
 ``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
 ============================== ==========================================================================
@@ -35,6 +35,7 @@ from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
+from agentrl.trl_environment import TRLEnvironment, is_trl_environment
 
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v(?P<version>\d+)")
 
@@ -165,6 +166,8 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
         return _plain_spec(name, functools.partial(make_gymnasium, target), about=target)
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
         return _plain_spec(name, target, about=target)
+    if is_trl_environment(target):
+        return _plain_spec(name, functools.partial(TRLEnvironment, target), about=target)
     if isinstance(target, gymnasium.Env | AsyncEnv):
         raise UsageError(
             f"{name} is one environment, and every episode has one of its own",
@@ -176,8 +179,8 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
     raise UsageError(
         f"{name} is no environment",
         got=type(target).__name__,
-        expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, or a function that makes "
-        "an environment",
+        expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, a class with reset() and "
+        "tools as other methods, or a function that makes an environment",
     )
 
 

@@ -92,7 +92,7 @@ _INFRASTRUCTURE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """A line of a file."""
 
     file: str
@@ -115,7 +115,7 @@ class AgentRLError(Exception):
 
     subject: str | None = None
     """Whose failure it is, in words that do not differ from episode to episode: ``reward function exact``."""
-    place: Place | None = None
+    place: SourceLocation | None = None
     """Where the code of the subject failed."""
 
     def __init__(self, what: str, *, got: object = None, expected: object = None, hint: str | None = None) -> None:
@@ -341,11 +341,16 @@ def raised_in(error: BaseException, file: str | None = None) -> str | None:
     return None if place is None else f"it was raised in {place}: {place.code}"
 
 
-def raised_at(error: BaseException, file: str | None = None) -> Place | None:
+def raised_at(error: BaseException, file: str | None = None) -> SourceLocation | None:
     """Find the line where a foreign exception was raised; with `file`, the one in it."""
     frames = traceback.extract_tb(error.__traceback__)
     frame = next((frame for frame in reversed(frames) if file in (None, frame.filename)), None)
-    return None if frame is None else Place(frame.filename, frame.lineno or 0, frame.line or "")
+    return None if frame is None else SourceLocation(frame.filename, frame.lineno or 0, frame.line or "")
+
+
+def with_location(name: str, location: SourceLocation | None) -> str:
+    """Add the file and line to a name, where they are known: ``reward function exact (my.py line 3)``."""
+    return name if location is None else f"{name} ({location})"
 
 
 def _failure(kind: type[InfrastructureError], what: str, error: BaseException) -> InfrastructureError:

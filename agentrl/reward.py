@@ -19,8 +19,8 @@ from agentrl.errors import (
     A_REWARD,
     BudgetSpent,
     InfrastructureError,
-    Place,
     RewardFailure,
+    SourceLocation,
     UsageError,
     bounded_reward,
     described_error,
@@ -29,6 +29,7 @@ from agentrl.errors import (
     raised_in,
     running_task,
     shortened,
+    with_location,
 )
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
@@ -62,19 +63,6 @@ class Score:
     components: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLocation:
-    """File and line of a definition, where they are known."""
-
-    file: str | None = None
-    line: int = 0
-
-    @property
-    def words(self) -> str:
-        """For messages: ``" (my.py line 3)"``, or nothing."""
-        return "" if self.file is None else f" ({self.file} line {self.line})"
-
-
 class Scorer(ABC):
     """Scores finished episodes.
 
@@ -83,7 +71,7 @@ class Scorer(ABC):
     """
 
     @property
-    def definitions(self) -> Mapping[str, SourceLocation]:
+    def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Places where the reward code is defined, by name; empty if the environment alone decides."""
         return {type(self).__name__: defined_in(self)}
 
@@ -121,7 +109,7 @@ class EnvironmentReward(Scorer):
     """The sum of the rewards that the environment gave: the default."""
 
     @property
-    def definitions(self) -> Mapping[str, SourceLocation]:
+    def definitions(self) -> Mapping[str, SourceLocation | None]:
         """No places: the environment alone decides."""
         return {}
 
@@ -137,7 +125,7 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
         RewardFailure: it raised, or returned no `Score` of finite numbers.
     """
     place = defined_in(scorer)
-    what = f"{type(scorer).__name__}{place.words} on task {task.id}"
+    what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
         score = await scorer.score(trajectory, task)
     return _checked(score, what, scorer, trajectory)
@@ -150,7 +138,7 @@ async def checked_group_scores(scorer: GroupScorer, trajectories: Sequence[Traje
         RewardFailure: it raised, or returned anything but one `Score` of finite numbers for each episode.
     """
     place = defined_in(scorer)
-    what = f"{type(scorer).__name__}{place.words} on task {task.id}"
+    what = f"{with_location(type(scorer).__name__, place)} on task {task.id}"
     with failures_named(what, place, subject=type(scorer).__name__):
         scores = list(await scorer.score_group(trajectories, task))
         if len(scores) != len(trajectories):
@@ -182,7 +170,7 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
                     if isinstance(scorer, EnvironmentReward)
                     else None,
                 ),
-                SourceLocation() if isinstance(scorer, EnvironmentReward) else defined_in(scorer),
+                None if isinstance(scorer, EnvironmentReward) else defined_in(scorer),
                 type(scorer).__name__,
             )
     return Score(
@@ -191,19 +179,13 @@ def _checked(score: Score, what: str, scorer: Scorer, trajectory: Trajectory) ->
     )
 
 
-def reward_places(scorer: Scorer) -> dict[str, Place | None]:
-    """Return the functions that decide rewards, by what messages call them, and where they are defined."""
-    places = scorer.definitions.items()
-    return {name: None if found.file is None else Place(found.file, found.line) for name, found in places}
-
-
 @contextmanager
-def failures_named(what: str, definition: SourceLocation, *, subject: str) -> Iterator[None]:
+def failures_named(what: str, definition: SourceLocation | None, *, subject: str) -> Iterator[None]:
     """Turn whatever a user's function raises into a failure that names it, and the line of its file.
 
     Args:
         what: What failed, for the message.
-        definition: Of the function.
+        definition: Of the function, where it is known.
         subject: Who failed, in words that do not differ from episode to episode.
     """
     try:
@@ -216,35 +198,36 @@ def failures_named(what: str, definition: SourceLocation, *, subject: str) -> It
     except BaseException as error:  # the user's code may raise anything; the trajectory records it
         if is_addressed_to(running_task(), error):
             raise
-        where = raised_in(error, definition.file) or raised_in(error)
+        file = None if definition is None else definition.file
+        where = raised_in(error, file) or raised_in(error)
         own = RewardFailure(f"{what} failed", got=described_error(error), hint=where)
-        own.place = raised_at(error, definition.file)
+        own.place = raised_at(error, file)
         raise _located(own, definition, subject) from error
 
 
-def _located(failure: RewardFailure, definition: SourceLocation, subject: str) -> RewardFailure:
+def _located(failure: RewardFailure, definition: SourceLocation | None, subject: str) -> RewardFailure:
     """Add whose failure it is, and where it is defined, as far as that is not known better."""
     failure.subject = failure.subject or subject
-    if failure.place is None and definition.file is not None:
-        failure.place = Place(definition.file, definition.line)
+    failure.place = failure.place or definition
     return failure
 
 
-def defined_in(function: Any) -> SourceLocation:
-    """Find the line where a function, or the class of an object, is defined."""
+def defined_in(function: Any) -> SourceLocation | None:
+    """Find the line where a function, or the class of an object, is defined; ``None`` where it is not known."""
     target = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     found: Any = target if inspect.isclass(target) or hasattr(target, "__code__") else type(target)
     return _place(found)
 
 
 @functools.lru_cache(maxsize=256)
-def _place(target: Any) -> SourceLocation:
+def _place(target: Any) -> SourceLocation | None:
     if code := getattr(target, "__code__", None):
         return SourceLocation(code.co_filename, code.co_firstlineno)
     try:
-        return SourceLocation(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
+        file, line = inspect.getsourcefile(target), inspect.getsourcelines(target)[1]
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or another one than was run
-        return SourceLocation()
+        return None
+    return None if file is None else SourceLocation(file, line)
 
 
 def as_number(value: Any) -> float | None:

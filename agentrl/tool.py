@@ -396,7 +396,7 @@ class Tool:
             return self._arguments.read(arguments)
         except WrongArguments as error:
             expected = self._arguments.described()
-            raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {expected}") from error
+            raise ToolError(f"wrong arguments for {self.name}: {error}; it takes: {expected}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
         """Return the object that an episode calls: the function, or this episode's own object, entered on `stack`."""

@@ -30,24 +30,15 @@ from typing import (
 )
 
 from agentrl.errors import UsageError
+from agentrl.json_schema import describe, shorten_json
 from agentrl.tool_docstring import Docstring, read_docstring
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
-LONGEST_SHOWN = 80
 DEEPEST = 64
 """Maximum nesting of lists and objects in arguments: Python itself gives up at some hundreds."""
-_WORDS = {
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "string": "text",
-    "array": "a list",
-    "object": "a JSON object",
-    "null": "null",
-}
 _EXPECTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -194,17 +185,17 @@ class Arguments:
             return f"{where} is missing"
         if details["type"] == "extra_forbidden":
             near = difflib.get_close_matches(where, self.names, n=1)
-            return f"{where} is no argument" + (f" (did you mean {near[0]}?)" if near else "")
+            return f"unknown argument {where}" + (f" (did you mean {near[0]}?)" if near else "")
         expected = _EXPECTED.get(details["type"]) or _plain(details["msg"])
-        return f"{where} is {shown(details['input'])}, expected {expected}"
+        return f"{where} is {shorten_json(details['input'])}, expected {expected}"
 
     def described(self) -> str:
         """Describe the arguments in words."""
         schema = self._model.model_json_schema(by_alias=True)
-        properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
+        properties = schema.get("properties", {})
         parts = []
         for parameter in self._own:
-            kind = _in_words(properties.get(parameter.name, {}), definitions)
+            kind = describe(properties.get(parameter.name, {}), schema)
             optional = "" if parameter.default is parameter.empty else ", may be left out"
             parts.append(f"{parameter.name} ({kind}{optional})")
         return ", ".join(parts) or "no arguments"
@@ -402,24 +393,8 @@ def _from_json(name: str, value: Any) -> Any:
         raise _too_deep(name) from error
 
 
-def shown(value: Any) -> str:
-    """Write a value as JSON, shortened."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
-
-
 def _plain(message: str) -> str:
     return message.removeprefix("Input should be ").removeprefix("Value error, ")
-
-
-def _in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        return _in_words(definitions.get(schema["$ref"].rpartition("/")[2], {"type": "object"}), {})
-    if "enum" in schema:
-        return "one of " + ", ".join(map(shown, schema["enum"]))
-    if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_in_words(part, definitions) for part in schema["anyOf"]))
-    return _WORDS.get(schema.get("type", ""), "anything")
 
 
 def _without_title(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from agentrl.builders.models import load_tokenizer
 from agentrl.config import Config
 from agentrl.errors import Outcome
 from agentrl.evaluation.evaluate import PolicyKind
+from agentrl.evaluation.model_check import first_answer
 from agentrl.evaluation.panel import EvaluatedEpisode
 from agentrl.evaluation.session import EvaluationRequest, FinishedEvaluation, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
@@ -135,17 +136,15 @@ def first_answers(finished: FinishedEvaluation) -> dict[tuple[str, int], str]:
     """Return the text of each episode's first answer."""
     assert finished.model_path is not None
     tokenizer = load_tokenizer(finished.model_path)
-    found = {}
-    for episode in finished.result.episodes:
-        first = next((sequence for sequence in episode.trajectory.sequences if sequence.turns), None)
-        ids = [] if first is None else first.ids_list()[first.turns[0].start : first.turns[0].end]
-        found[episode.slot] = tokenizer.decode(ids, skip_special_tokens=True)
-    return found
+    return {
+        episode.slot: tokenizer.decode(first_answer(episode.trajectory).token_ids, skip_special_tokens=True)
+        for episode in finished.result.episodes
+    }
 
 
 def in_form(environment: str, episode: EvaluatedEpisode, text: str) -> bool:
     """Return True if the first answer of an episode is an action in the right form."""
-    turn = next((turn for sequence in episode.trajectory.sequences for turn in sequence.turns if turn.index == 0), None)
+    turn = first_answer(episode.trajectory).turn
     if turn is None:
         return False
     if turn.valid or environment not in COMMANDS:

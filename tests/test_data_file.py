@@ -67,6 +67,7 @@ def test_a_row_knows_its_line_its_columns_and_the_first_that_is_not_null(tmp_pat
     file = written(tmp_path, '{"a": null, "b": 0, "c": 3}\n\n{"a": "", "c": 1}\n')
     first, second = read_rows(file)
     assert (first.place, second.place) == (f"{file} line 1", f"{file} line 3")
+    assert (first.number, second.number) == (1, 3)
     assert (first.columns, first.first("a", "b", "c"), second.first("a", "c")) == (["b", "c"], 0, "")
     assert first.first("a", "missing") is None
 
@@ -163,4 +164,4 @@ def test_questions_have_answers_that_are_numbers_or_null_in_one_of_two_columns(t
 
 
 def test_a_row_is_named_in_full() -> None:
-    assert Row("file line 1", {"a": None, "b": 1}).columns == ["b"]
+    assert Row("file line 1", {"a": None, "b": 1}, 1).columns == ["b"]

@@ -71,8 +71,8 @@ def test_a_constant_reward_is_not_reported_as_failure_of_all_episodes(ended):
     assert (problem.kind, problem.count, problem.of) == ("constant_reward", 48, 48)
     assert problem.line == line_of("constant", "def ")
     (idle,) = [text for text in said if "nothing is being learned" in text]
-    assert "reward function letters:constant" in idle
-    assert "the same reward, 0.75, to all 16 episodes" in idle
+    assert "Reward function letters:constant" in idle
+    assert "the same reward, 0.75, to all 48 episodes" in idle
     assert "failed" not in idle
 
 

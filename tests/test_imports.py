@@ -18,12 +18,12 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     map(
         frozenset,
         (
-            {"control_tokens", "errors", "tool_docstring"},
+            {"control_tokens", "errors", "json_schema", "tool_docstring"},
             {"data_file", "routed_experts"},
             {"message", "registry", "tool_schema", "remote.retrieval"},
             {"chat_rows", "image", "task", "tool_value"},
             {"env", "tool", "trajectory"},
-            {"engine", "reward"},
+            {"engine", "reward", "trl_environment"},
             {"agent_loop", "remote.chat"},
             {"observe", "remote"},
             {"env_lookup", "gateway", "sandbox"},

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from agentrl.json_schema import as_list, as_mapping, follow_pointer
 from agentrl.registry import Extra
 from agentrl.tool_schema import WrongArguments, refuse_depth
 
@@ -154,7 +155,7 @@ class InputSchema:
             WrongArguments: some do not fit.
         """
         arguments, errors = self._mended(dict(arguments))
-        problems = [f"{name} is no argument" for name in arguments if not self._may_take(name)]
+        problems = [f"unknown argument {name}" for name in arguments if not self._may_take(name)]
         problems += [_described(error) for error in errors if not _is_about_names(error)]
         if problems:
             raise WrongArguments("; ".join(problems))
@@ -254,26 +255,18 @@ def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
     if '"$ref"' not in json.dumps({key: value for key, value in root.items() if key not in _DEFINITIONS}):
         root = {key: value for key, value in root.items() if key not in _DEFINITIONS}
     root.pop("$schema", None)
-    properties, required = dict(_mapping(root.get("properties"))), _list(root.get("required"))
+    properties, required = dict(as_mapping(root.get("properties"))), [*as_list(root.get("required"))]
     for keyword in ("allOf", "anyOf", "oneOf"):
-        parts = _list(root.get(keyword))
+        parts = as_list(root.get(keyword))
         for part in parts:
-            for name, described in _mapping(part.get("properties")).items():
+            for name, described in as_mapping(part.get("properties")).items():
                 properties.setdefault(name, described)
         if keyword == "allOf":
-            required += [name for part in parts for name in _list(part.get("required")) if name not in required]
+            required += [name for part in parts for name in as_list(part.get("required")) if name not in required]
             if parts and all(part.keys() <= _OBJECT for part in parts):
                 del root["allOf"]
     shown = {"type": "object", "properties": properties, **({"required": required} if required else {})}
     return {**shown, **{key: value for key, value in root.items() if key not in shown}}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list) else []
 
 
 def _inlined(schema: Any, root: Mapping[str, Any], inside: frozenset[str]) -> dict[str, Any]:
@@ -303,11 +296,5 @@ def _find(address: str, root: Mapping[str, Any]) -> Mapping[str, Any] | bool | N
     """Return the schema at an address within the root, such as ``#/$defs/Item``; ``None`` if there is none."""
     if not address.startswith("#"):
         return None
-    found: Any = root
-    for step in filter(None, address[1:].split("/")):
-        key = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list):
-            found = found[int(key)] if key.isdecimal() and int(key) < len(found) else None
-        else:
-            found = _mapping(found).get(key)
+    found = follow_pointer(unquote(address[1:]), root)
     return found if isinstance(found, Mapping | bool) and found is not root else None

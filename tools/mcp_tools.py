@@ -196,7 +196,7 @@ class MCPTool(Tool):
             return self._input.read(arguments)
         except WrongArguments as error:
             takes = ", ".join(self._input.names) or "no arguments"
-            raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {takes}") from error
+            raise ToolError(f"wrong arguments for {self.name}: {error}; it takes: {takes}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
         """The episode's session with the server."""

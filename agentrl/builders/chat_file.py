@@ -68,6 +68,18 @@ def read_chats(path: str | Path) -> list[Chat]:
     return chats
 
 
+def check_chats(chats: Sequence[Chat], renderer: Renderer) -> None:
+    """Check that the chat template shows conversations, with their tools and calls, turn by turn.
+
+    Raises:
+        TemplateError: it leaves out tools or calls, or rewrites history.
+    """
+    roles: set[Role] = set().union(*(chat.follow_ups for chat in chats))
+    tools = next((chat.tools for chat in chats if chat.tools), ())
+    has_calls = any(message.tool_calls for chat in chats for message in chat.messages)
+    check_template(renderer, roles=sorted(roles), tools=tools, has_calls=has_calls)
+
+
 def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SFTDataset:
     """Conversations as tokens, of which the assistant's are trained on.
 
@@ -80,10 +92,7 @@ def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SF
         TemplateError: the model's template cannot show them turn by turn.
         UsageError: none of them fits.
     """
-    roles: set[Role] = set().union(*(chat.follow_ups for chat in chats))
-    if roles:
-        tools = next((chat.tools for chat in chats if chat.tools), ())
-        check_template(renderer, roles=sorted(roles), tools=tools)
+    check_chats(chats, renderer)
     found = [_written(chat, renderer) for chat in chats]
     fitting = [trajectory for trajectory in found if len(trajectory.sequences[0]) <= max_tokens]
     if not fitting:

@@ -445,7 +445,7 @@ def check_reward_training(config: Config) -> None:
         )
 
 
-async def check_warm_start(config: Config) -> None:
+def check_warm_start(config: Config) -> None:
     """Check that an expert can demonstrate, or that there is a file to learn from.
 
     Raises:
@@ -457,7 +457,7 @@ async def check_warm_start(config: Config) -> None:
     refuse_role_adapters(config, "agentrl sft")
     check_adapters(config, may_drop_out=True)
     if config.sft.data is None:
-        await check_experts(config)
+        check_experts(config)
         return
     read_chats(config.sft.data)
     if config.model.path == SCRATCH:
@@ -469,7 +469,7 @@ async def check_warm_start(config: Config) -> None:
         )
 
 
-async def check_experts(config: Config) -> None:
+def check_experts(config: Config) -> None:
     """Check that every environment has an expert that can demonstrate.
 
     Raises:
@@ -477,7 +477,7 @@ async def check_experts(config: Config) -> None:
     """
     for part in per_environment_configs(config):
         spec = resolve_environment(part.config.sole_environment.name)
-        if not await has_expert(spec, part.config):
+        if not has_expert(spec, part.config):
             raise UsageError(
                 f"environment {spec.name} has no expert to demonstrate",
                 expected="an environment with an expert() method",

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import shlex
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from agentrl.builders.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.builders.model_identity import weights
 from agentrl.builders.models import SCRATCH, load_tokenizer
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.config.environment import AgentConfig
 from agentrl.config.section import Section
-from agentrl.env import maybe_await, optional_part
+from agentrl.env import AnyEnv, optional_part
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import TemplateError
 from agentrl.observe.files import replace_file, writing
@@ -106,7 +105,7 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
         say: Called with what was chosen, and why.
 
     Raises:
-        UsageError: the model has no tokenizer.
+        UsageError: the model has no tokenizer, or an environment hangs.
     """
     if config.model.path == SCRATCH or not config.has_environment:
         return config
@@ -159,18 +158,29 @@ def _with_chatml(config: Config, say: Callable[[str], None]) -> Config:
 
 
 def brings_tools(config: Config) -> bool:
-    """Return True for an environment that is acted on through tools of its own, without actions as text."""
+    """Return True for an environment that is acted on through tools of its own, without actions as text.
+
+    Raises:
+        EnvironmentTimeout: it hangs.
+    """
     environment = config.sole_environment
     spec = resolve_environment(environment.name)
     try:
-        env = spec.make(**{**spec.options, **environment.options})
-        try:
-            return bool(optional_part(env, "tools")) and not optional_part(env, "action_hint")
-        finally:
-            with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
-                thread.submit(asyncio.run, maybe_await(env.close())).result()
+        return probe_environment(
+            spec,
+            environment.options,
+            _acts_through_tools,
+            isolation=environment.isolation,
+            deadline_s=environment.reset_timeout_s,
+        )
+    except EnvironmentTimeout:
+        raise
     except Exception:  # of the user's code; the start of a run says what is wrong
         return False
+
+
+def _acts_through_tools(env: AnyEnv) -> bool:
+    return bool(optional_part(env, "tools")) and not optional_part(env, "action_hint")
 
 
 def calls_tools(config: Config) -> bool:

@@ -89,7 +89,7 @@ def build_group_extras(
     )
 
 
-async def check_extra_rollouts(config: Config) -> None:
+def check_extra_rollouts(config: Config) -> None:
     """Check that every environment can play the extra rollouts of groups.
 
     Raises:
@@ -97,7 +97,7 @@ async def check_extra_rollouts(config: Config) -> None:
     """
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:
-        await check_experts(config)
+        check_experts(config)
 
 
 def _build_runners(

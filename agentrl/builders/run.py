@@ -11,7 +11,6 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from types import FrameType
 from agentrl.builders.chat_file import ENVIRONMENT
 from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.default_loop import select_default_loop
+from agentrl.builders.environment_probe import probe_environment
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import build_env_pool, build_loop
+from agentrl.builders.episodes import build_loop
 from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.builders.resume_rules import Change, changes, check_same_run
@@ -112,19 +112,19 @@ def check_environments(config: Config) -> None:
     Raises:
         UsageError: an environment cannot be made.
     """
-    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
-        thread.submit(asyncio.run, _make_environments(config)).result()
-
-
-async def _make_environments(config: Config) -> None:
     for part in per_environment_configs(config):
         spec, environment = resolve_environment(part.config.sole_environment.name), part.config.sole_environment
-        if (environment.isolation or spec.isolation_under(environment.options)) is Isolation.PROCESS:
+        isolation = environment.isolation or spec.isolation_under(environment.options)
+        if isolation is Isolation.PROCESS:
             continue
-        pool = build_env_pool(part.config, spec=spec)
         try:
-            async with pool.borrow("the check before the run"):
-                pass
+            probe_environment(
+                spec,
+                environment.options,
+                lambda _: None,
+                isolation=isolation,
+                deadline_s=environment.reset_timeout_s,
+            )
         except AgentRLError as error:
             if isinstance(error, UsageError):
                 raise
@@ -134,8 +134,6 @@ async def _make_environments(config: Config) -> None:
                 expected="a constructor that takes environment.options",
                 hint=f"try: agentrl env check {shlex.quote(spec.name)}",
             ) from error
-        finally:
-            await pool.close()
 
 
 def _check_panels(config: Config) -> None:

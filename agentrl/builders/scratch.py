@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentrl.agent_loop import PLAIN_TURN, AgentLoop, Answer, Conversation, Episode, TurnOptions
+from agentrl.builders.environment_probe import probe_environment
 from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.config.derived import per_environment_configs
 from agentrl.engine import StopReason
-from agentrl.env import EnvironmentSpec, maybe_await, optional_part
+from agentrl.env import EnvironmentSpec, optional_part
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, boundary
+from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model
 from agentrl.reward import EnvironmentReward
@@ -140,7 +141,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     """Collect the texts of one environment."""
     spec = resolve_environment(config.sole_environment.name)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
-    scribe = TextCollector(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
+    scribe = TextCollector(ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM)
     pool = build_env_pool(config, spec=spec)
     failed, in_a_row = None, 0
     try:
@@ -172,19 +173,20 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     return scribe.texts
 
 
-async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
+def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
     """Check whether the environment has an expert.
 
     Raises:
         UsageError: it cannot be made.
     """
-    what = f"making environment {spec.name}"
+    environment = config.sole_environment
     try:
-        with boundary(EnvironmentFailure, what):
-            environment = spec.make(**{**spec.options, **config.sole_environment.options})
-            found = optional_part(environment, "expert") is not None
-        async with async_boundary(EnvironmentFailure, f"close of environment {spec.name}", deadline_s=None):
-            await maybe_await(environment.close())
+        return probe_environment(
+            spec,
+            environment.options,
+            lambda env: optional_part(env, "expert") is not None,
+            isolation=environment.isolation,
+            deadline_s=environment.reset_timeout_s,
+        )
     except EnvironmentFailure as error:
         raise UsageError(str(error), hint=f"run: agentrl env check {shlex.quote(spec.name)}") from error
-    return found

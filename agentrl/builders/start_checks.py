@@ -5,12 +5,10 @@ They come before the run's folder is made: what they refuse leaves nothing behin
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agentrl.builders.chat_file import read_chats
+from agentrl.builders.chat_file import check_chats, read_chats
 from agentrl.builders.environments import roles_of_environment
 from agentrl.builders.episodes import build_loop
 from agentrl.builders.group_extras import check_extra_rollouts
@@ -23,12 +21,9 @@ from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import Config
 from agentrl.config.derived import per_environment_configs
 from agentrl.env_lookup import resolve_environment
-from agentrl.message import Role
 from agentrl.observe.model_folder import find_model
-from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import read_chat_template
-from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 from agentrl.tool import Tool
 
 SFT, DPO, REWARD_MODEL = "sft", "dpo", "reward-model"
@@ -58,13 +53,12 @@ def check_start(config: Config, *, kind: str, fetch: bool = True, say: Callable[
     if not learns_chats:
         check_agents(config)
         if kind != SFT:
-            with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
-                thread.submit(asyncio.run, check_extra_rollouts(config)).result()
+            check_extra_rollouts(config)
     renderer = start_renderer(config, fetch=fetch)
     if renderer is None:
         return
     if learns_chats:
-        _check_chats(config, renderer)
+        check_chats(read_chats(str(config.sft.data)), renderer)
         return
     check_rendering(config, renderer, say=say)
     if kind != SFT and fetch:
@@ -110,16 +104,3 @@ def start_renderer(config: Config, *, fetch: bool = True) -> Renderer | None:
     if config.model.chat_template is not None:
         tokenizer.chat_template = read_chat_template(config.model.chat_template)
     return build_renderer(config, path, tokenizer)
-
-
-def _check_chats(config: Config, renderer: Renderer) -> None:
-    """Check that the template shows the conversations of a file, with their tools and calls, turn by turn."""
-    chats = read_chats(str(config.sft.data))
-    tools = next((chat.tools for chat in chats if chat.tools), ())
-    if tools:
-        check_tools_shown(renderer, tools)
-    if any(message.tool_calls for chat in chats for message in chat.messages):
-        check_calls_shown(renderer)
-    roles: set[Role] = set().union(*(chat.follow_ups for chat in chats))
-    if roles:
-        check_template(renderer, roles=sorted(roles), tools=tools)

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.default_loop import select_default_loop
+from agentrl.builders.environment_probe import EnvironmentTimeout, probe_environment
 from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
@@ -19,9 +20,9 @@ from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal, tool_line
 from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.config import load_config
-from agentrl.env import EnvironmentSpec, maybe_await, optional_part
+from agentrl.env import EnvironmentSpec, optional_part
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
-from agentrl.errors import AgentRLError, UsageError
+from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
 from agentrl.evaluation.prompt_preview import preview_prompts
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
@@ -96,15 +97,20 @@ def show(name: Name, options: Options = None) -> None:
 
 
 def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
-    """Return the tools that the environment brings; none where it cannot be made here."""
+    """Return the tools that the environment brings; none where it cannot be made here.
+
+    Raises:
+        EnvironmentTimeout: it hangs.
+    """
     try:
-        env = spec.make(**options)
-    except (AgentRLError, ImportError):
+        return probe_environment(spec, options, lambda env: list(optional_part(env, "tools") or ()))
+    except EnvironmentFailure as error:
+        note(f"warning: the environment's own tools are unknown: {error}")
         return []
-    try:
-        return list(optional_part(env, "tools") or ())
-    finally:
-        asyncio.run(maybe_await(env.close()))
+    except EnvironmentTimeout:
+        raise
+    except AgentRLError:
+        return []
 
 
 @app.command(

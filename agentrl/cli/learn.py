@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +58,7 @@ def sft(
         return
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
     config = read_config(words, shortcuts=shortcuts)
-    asyncio.run(check_warm_start(config))
+    check_warm_start(config)
     if dry_run:
         print_dry_run(config, warm_start_rows(config), kind=SFT)
         return

@@ -36,7 +36,6 @@ from agentrl.observe.files import replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.remote.chat import error_message
 from agentrl.render.renderer import Renderer
-from agentrl.reward import reward_places
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
@@ -100,7 +99,7 @@ async def evaluate_panel(
     seconds = time.perf_counter() - began
     played = [episodes[assignment.id] for assignment in chosen]
     incidents = _all_incidents(runner.counters.incidents, store, whole=not on_disk)
-    problems = find_problems(played, incidents, reward_places(runner.scorer))
+    problems = find_problems(played, incidents, runner.scorer.definitions)
     result = summarise(panel, played, seconds, found=on_disk, others=runner.pool.roles)
     return replace(result, problems=problems)
 

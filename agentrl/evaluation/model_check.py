@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.builders.default_loop import (
     TEXT_LOOP,
@@ -33,16 +33,16 @@ from agentrl.builders.start_checks import start_renderer
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.env_lookup import resolve_environment
-from agentrl.errors import TemplateError, UsageError
+from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.models.load import load_model
 from agentrl.render.call_form import PROBE_TOOL
-from agentrl.render.check import check_template
+from agentrl.render.check import template_faults
 from agentrl.render.renderer import Renderer
-from agentrl.render.tool_check import check_calls_shown, check_tools_shown
 from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.training.diagnostics.agreement import Agreement, measure_agreement
+from agentrl.trajectory import Trajectory, Turn
 
 GOOD = 0.9
 """Share of usable first answers at which no more examples are put into the prompt."""
@@ -144,7 +144,7 @@ async def check_model(
         config: Model, environment, engine and sampling; its agent loop is replaced.
         answers: First answers for each choice of settings.
         loops: Agent loops to try, ``tool_calling`` and ``react_text``.
-        say: Called with a line after each choice of settings.
+        say: Called with a line before and after each choice of settings.
 
     Raises:
         UsageError: no such model or environment, or an engine that does not sample tokens.
@@ -167,8 +167,10 @@ async def check_model(
         as_text = PlaySettings(loop=TEXT_LOOP).applied(config)  # the engine is the same for all loops
         async with open_policy(as_text, PolicyKind.ENGINE, Path(folder)) as policy:
             assert isinstance(policy, EngineEpisodePolicy)
-            for loop in tried:
-                shares += await _try_settings(config, loop, policy, answers, say)
+            plans = [settings_to_try(config, loop) for loop in tried]
+            progress = CheckProgress([form for forms in plans for form in forms], say)
+            for forms in plans:
+                shares += await _try_settings(config, forms, policy, answers, progress)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     best = {loop: _best([share for share in shares if share.settings.loop == loop]) for loop in tried}
     recommended = _recommend(config, best)
@@ -185,31 +187,100 @@ async def check_model(
     )
 
 
-async def _try_settings(
-    config: Config, loop: str, policy: EngineEpisodePolicy, answers: int, say: Callable[[str], None]
-) -> list[AnswerShare]:
-    """Measure settings of a loop, the cheapest first, until answers are usable."""
+class CheckProgress:
+    """Progress of a check, told before and after each choice of settings.
+
+    Args:
+        settings: All that may be tried, in their order; those that turn out to be unnecessary are left out.
+        say: Called with each line.
+        clock: Seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        settings: Sequence[PlaySettings],
+        say: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._left, self._say, self._clock = list(settings), say, clock
+        self._number = 0
+        self._began = self._spent = 0.0
+
+    def begin(self, settings: PlaySettings) -> None:
+        """Say which settings are tried now, and how long the rest takes at most."""
+        del self._left[: self._left.index(settings) + 1]
+        left = ""
+        if self._number:
+            seconds = self._spent / self._number * (len(self._left) + 1)
+            left = f" (at most about {shown_duration(seconds)} left)"
+        self._number += 1
+        self._began = self._clock()
+        self._say(f"{self._place}: {settings}{left}")
+
+    def end(self, share: AnswerShare) -> None:
+        """Say what the settings came to."""
+        seconds = self._clock() - self._began
+        self._spent += seconds
+        usable = f"{share.usable:.0%} of {share.answers} first answers usable"
+        self._say(f"{self._place}: {usable} ({shown_duration(seconds)})")
+
+    def refuse(self, error: UsageError) -> None:
+        """Say why the settings could not be tried."""
+        self._say(f"{self._place}: not tried: {error}")
+
+    @property
+    def _place(self) -> str:
+        return f"settings {self._number} of at most {self._number + len(self._left)}"
+
+
+def shown_duration(seconds: float) -> str:
+    """Write a duration for people.
+
+    >>> shown_duration(3.2), shown_duration(100), shown_duration(9000)
+    ('3 s', '2 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def settings_to_try(config: Config, loop: str) -> list[PlaySettings]:
+    """List the settings of a loop that may be tried, the cheapest first."""
     spec = resolve_environment(config.sole_environment.name)
-    shares: list[AnswerShare] = []
+    found = []
     for shots in SHOTS:
-        forms = [PlaySettings(loop=loop, options={}, shots=shots)]
+        found.append(PlaySettings(loop=loop, options={}, shots=shots))
         if loop == TOOL_LOOP:
-            forms.append(PlaySettings(loop=loop, options={"prefill": True}, shots=shots))
+            found.append(PlaySettings(loop=loop, options={"prefill": True}, shots=shots))
         elif not spec.answer_format:
-            forms.append(begun_action(shots))
-        for form in forms:
-            try:
-                shares.append(await _measure(config, form, policy, answers))
-            except UsageError as error:
-                if not shares:
-                    raise
-                say(f"not tried: {form} ({error})")
-                return shares
-            say(_line(shares[-1]))
-            if shares[-1].usable >= ENOUGH:
-                return shares
-        if _best(shares).usable >= GOOD:
-            return shares
+            found.append(begun_action(shots))
+    return found
+
+
+async def _try_settings(
+    config: Config,
+    settings: Sequence[PlaySettings],
+    policy: EngineEpisodePolicy,
+    answers: int,
+    progress: CheckProgress,
+) -> list[AnswerShare]:
+    """Measure settings of a loop in their order, until answers are usable."""
+    shares: list[AnswerShare] = []
+    for form in settings:
+        if shares and form.shots > shares[-1].settings.shots and _best(shares).usable >= GOOD:
+            break
+        progress.begin(form)
+        try:
+            shares.append(await _measure(config, form, policy, answers))
+        except UsageError as error:
+            if not shares:
+                raise
+            progress.refuse(error)
+            break
+        progress.end(shares[-1])
+        if shares[-1].usable >= ENOUGH:
+            break
     return shares
 
 
@@ -239,6 +310,23 @@ async def _measure(config: Config, settings: PlaySettings, policy: EngineEpisode
     return _share(settings, [one for one in result.episodes if one.is_measured], policy.renderer, seconds)
 
 
+class FirstAnswer(NamedTuple):
+    """First answer of an episode."""
+
+    turn: Turn | None
+    """``None`` if the episode ended before an answer."""
+    token_ids: list[int]
+
+
+def first_answer(trajectory: Trajectory) -> FirstAnswer:
+    """Find the first answer of an episode."""
+    first = next((sequence for sequence in trajectory.sequences if sequence.turns), None)
+    if first is None:
+        return FirstAnswer(None, [])
+    turn = first.turns[0]
+    return FirstAnswer(turn, first.ids_list()[turn.start : turn.end])
+
+
 def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: Renderer, seconds: float) -> AnswerShare:
     if not episodes:
         raise UsageError("no episode could be played", got=str(settings), hint="see the warnings above")
@@ -246,9 +334,7 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
     readable = repaired = accepted = tokens = prompt = 0
     for episode in episodes:
         trajectory = episode.trajectory
-        first = next((sequence for sequence in trajectory.sequences if sequence.turns), None)
-        turn = None if first is None else first.turns[0]
-        ids = [] if first is None or turn is None else first.ids_list()[turn.start : turn.end]
+        turn, ids = first_answer(trajectory)
         tokens += len(ids)
         prompt += 0 if turn is None else turn.start
         if trajectory.metrics.get("invalid_answers"):
@@ -272,10 +358,6 @@ def _share(settings: PlaySettings, episodes: list[EvaluatedEpisode], renderer: R
 
 def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
-
-
-def _line(share: AnswerShare) -> str:
-    return f"{share.usable:.0%} of {share.answers} first answers usable: {share.settings}"
 
 
 def _best(shares: Sequence[AnswerShare]) -> AnswerShare:
@@ -303,21 +385,17 @@ def _recommend(config: Config, best: dict[str, AnswerShare]) -> Recommendation |
 def template_facts(renderer: Renderer) -> TemplateFacts:
     """Find out what a chat template shows, and its faults."""
     calls = renderer.parser_name is not None
-    checks = [
-        *([lambda: check_tools_shown(renderer, [PROBE_TOOL]), lambda: check_calls_shown(renderer)] if calls else []),
-        lambda: check_template(renderer, roles=("user",)),
-        *([lambda: check_template(renderer, roles=("tool",), tools=[PROBE_TOOL])] if calls else []),
+    faults = [
+        *(template_faults(renderer, roles=("tool",), tools=[PROBE_TOOL]) if calls else ()),
+        *template_faults(renderer, roles=("user",)),
     ]
-    faults = list(dict.fromkeys(fault for check in checks for fault in _faults(check)))
     ends = sorted(renderer.encoder.decode([token]) for token in renderer.stop_token_ids)
-    return TemplateFacts(family=renderer.family.name, tool_parser=renderer.parser_name, end_of_turn=ends, faults=faults)
-
-
-def _faults(check: Callable[[], None]) -> Iterator[str]:
-    try:
-        check()
-    except TemplateError as error:
-        yield error.what
+    return TemplateFacts(
+        family=renderer.family.name,
+        tool_parser=renderer.parser_name,
+        end_of_turn=ends,
+        faults=list(dict.fromkeys(fault.what for fault in faults)),
+    )
 
 
 def _agreement(config: Config, shares: Sequence[AnswerShare]) -> Agreement | None:

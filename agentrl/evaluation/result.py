@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome, SourceLocation
 from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.observe.console import html_table
 from agentrl.observe.incidents import Incidents
@@ -283,7 +283,7 @@ def summarise(
 
 
 def find_problems(
-    episodes: Sequence[EvaluatedEpisode], incidents: Incidents, definitions: Mapping[str, Place | None]
+    episodes: Sequence[EvaluatedEpisode], incidents: Incidents, definitions: Mapping[str, SourceLocation | None]
 ) -> tuple[Problem, ...]:
     """Return the worst problems of an evaluation.
 

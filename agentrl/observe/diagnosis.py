@@ -7,11 +7,12 @@ from typing import Any
 
 import orjson
 
-from agentrl.errors import Place
+from agentrl.errors import SourceLocation
 from agentrl.observe.files import replace_file
 from agentrl.observe.incidents import Incidents
 from agentrl.observe.learning import LearningWatch, learns_nothing
 from agentrl.observe.problems import (
+    CONSTANT,
     MANY,
     Evidence,
     Problem,
@@ -61,14 +62,14 @@ class RunDiagnosis:
     def __init__(
         self,
         incidents: Incidents,
-        definitions: Mapping[str, Place | None],
+        definitions: Mapping[str, SourceLocation | None],
         lines: Sequence[Mapping[str, Any]] = (),
         *,
         learns_from_rewards: bool = True,
     ) -> None:
         self._incidents, self._definitions = incidents, definitions
         self._lines = list(lines)
-        self._learning = LearningWatch(definitions) if learns_from_rewards else None
+        self._learning = LearningWatch() if learns_from_rewards else None
         self._evidence = Evidence()
         self._signs: dict[str, list[tuple[int, Sign]]] = {}
         self._reminder = Reminder()
@@ -89,19 +90,21 @@ class RunDiagnosis:
             self._signs.setdefault(sign.kind, []).append((step, sign))
             if self._reminder.is_due(sign.kind, step):
                 said.append(sign.text)
-        urgent = [*failures(self._incidents), *reward_problems(self._evidence, self._definitions)]
+        rewards = reward_problems(self._evidence, self._definitions)
+        constant = next((problem.text for problem in rewards if problem.kind == CONSTANT), None)
+        urgent = [*failures(self._incidents), *rewards]
         said += [
             problem.text
             for problem in urgent
-            if problem.kind != "constant_reward" and self._reminder.is_due(f"{problem.kind} {problem.file}", step)
+            if problem.kind != CONSTANT and self._reminder.is_due(f"{problem.kind} {problem.file}", step)
         ]
-        idle = None if self._learning is None else self._learning.look(metrics, trajectories)
+        idle = None if self._learning is None else self._learning.look(metrics, trajectories, cause=constant)
         return [*said, *([] if idle is None else [idle])]
 
     def problems(self) -> tuple[Problem, ...]:
         """Return the worst problems of the run so far."""
         rewards = reward_problems(self._evidence, self._definitions)
-        is_constant = any(problem.kind == "constant_reward" for problem in rewards)
+        is_constant = any(problem.kind == CONSTANT for problem in rewards)
         return top_problems(
             [
                 *failures(self._incidents),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentrl.errors import AgentRLError, Outcome, Place
+from agentrl.errors import AgentRLError, Outcome, SourceLocation
 
 MOST = 200
 """Maximum number of distinct failures: messages that differ every time must not fill the memory."""
@@ -48,13 +48,13 @@ class Incidents:
         """
         self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.place)
 
-    def count_call(self, tool: str, cause: str | None = None, place: Place | None = None) -> None:
+    def count_call(self, tool: str, cause: str | None = None, place: SourceLocation | None = None) -> None:
         """Count a call of a tool, and its failure if there was one."""
         self.calls[tool] += 1
         if cause is not None:
             self._count("tool", tool, cause, place)
 
-    def _count(self, kind: str, subject: str, cause: str, place: Place | None) -> None:
+    def _count(self, kind: str, subject: str, cause: str, place: SourceLocation | None) -> None:
         where = cause.partition(":")[0] if place is None else str(place)
         key = (kind, subject, where)
         if key not in self.found and len(self.found) >= MOST:
@@ -78,7 +78,7 @@ class Incidents:
         self.attempts += record["attempts"]
         self.calls.update(record["calls"])
         for row in record["found"]:
-            place = None if row["file"] is None else Place(row["file"], row["line"])
+            place = None if row["file"] is None else SourceLocation(row["file"], row["line"])
             where = row["cause"].partition(":")[0] if place is None else str(place)
             known = self.found.setdefault((row["kind"], row["subject"], where), Incident(**{**row, "count": 0}))
             known.count += row["count"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome
 from agentrl.trajectory import Trajectory
 
 FIRST, FACTOR = 3, 3
@@ -44,25 +43,26 @@ def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
 class LearningWatch:
     """Watch for several steps in a row that learn nothing."""
 
-    def __init__(self, definitions: Mapping[str, Place | None] = MappingProxyType({})) -> None:
-        """Take the reward functions, by what messages call them; none where the environment gives the rewards."""
+    def __init__(self) -> None:
         self._steps = 0
         self._next = FIRST
-        self._definitions = definitions
         self.cause = ""
         """Why the newest step that learned nothing did not."""
 
-    def look(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> str | None:
+    def look(
+        self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], *, cause: str | None = None
+    ) -> str | None:
         """Take in a step; return a message for the user when one is due.
 
         Args:
             metrics: Of the step.
             trajectories: What it was trained on.
+            cause: Why the rewards of the whole run teach nothing, if that is known; else the step is examined.
         """
         if not learns_nothing(metrics):
             self._steps, self._next = 0, FIRST
             return None
-        self.cause = explain_cause(trajectories, self._definitions)
+        self.cause = explain_cause(trajectories) if cause is None else f"{cause[:1].upper()}{cause[1:]}"
         self._steps += 1
         if self._steps < self._next:
             return None
@@ -73,23 +73,10 @@ class LearningWatch:
         )
 
 
-def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
-    """Explain why a step learned nothing, and what to try.
-
-    Args:
-        trajectories: Of the step.
-        definitions: The reward functions, by what messages call them.
-    """
+def explain_cause(trajectories: Sequence[Trajectory]) -> str:
+    """Explain why a step learned nothing, and what to try."""
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     solved = [trajectory.success for trajectory in ended]
-    paid = {trajectory.reward for trajectory in ended if trajectory.reward is not None}
-    if definitions and len(paid) == 1 and not all(solved):
-        return _constant(paid.pop(), ended, definitions)
-    if len(paid) == 1 and len(set(solved)) == 2:
-        return (
-            f"The environment gave the same reward, {paid.pop():g}, to all {len(ended)} episodes of the newest "
-            f"step, although it calls {solved.count(True)} of them a success: its rewards do not depend on success"
-        )
     if ended and all(solved):
         return (
             f"All {len(ended)} episodes of the newest step succeeded: the tasks are too easy for this agent. "
@@ -111,25 +98,6 @@ def explain_cause(trajectories: Sequence[Trajectory], definitions: Mapping[str, 
         f"{result}. Try a warm start (agentrl sft), easier tasks (environment.options), a stronger model, "
         "or more episodes per task (algorithm.group_size)"
     )
-
-
-def names_of(definitions: Mapping[str, Place | None]) -> str:
-    """Return the names of reward functions, each with its file and line; empty where there are none."""
-    return " and ".join(name if place is None else f"{name} ({place})" for name, place in definitions.items())
-
-
-def _constant(reward: float, ended: Sequence[Trajectory], definitions: Mapping[str, Place | None]) -> str:
-    """Return the explanation for reward functions that gave the same reward to all episodes."""
-    unusable = _unusable_share(ended)
-    answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
-    hint = (
-        "If they all deserve it, try easier tasks or a warm start (agentrl sft); otherwise, check which arguments the "
-        "function receives"
-        if reward == 0
-        else "Check which arguments the function receives"
-    )
-    who = names_of(definitions)
-    return f"{who} gave the same reward, {reward:g}, to all {len(ended)} episodes of the newest step{answers}. {hint}"
 
 
 def _outcomes(ended: Sequence[Trajectory]) -> str:

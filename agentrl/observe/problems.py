@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome, SourceLocation, with_location
 from agentrl.observe.incidents import Incident, Incidents
-from agentrl.observe.learning import names_of
 from agentrl.observe.metrics import sampled_bytes
 from agentrl.trajectory import Trajectory
 
@@ -185,7 +184,10 @@ def _effect(kind: str, share: float) -> tuple[str, str]:
     return "attempts", "the episodes are played again or left out"
 
 
-def reward_problems(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+CONSTANT = "constant_reward"
+
+
+def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     """Return what is wrong with the rewards themselves.
 
     Args:
@@ -195,12 +197,17 @@ def reward_problems(evidence: Evidence, definitions: Mapping[str, Place | None])
     return [*_against_success(evidence, definitions), *_constant(evidence, definitions)]
 
 
-def _sole_place(definitions: Mapping[str, Place | None]) -> Place | None:
+def names_of(definitions: Mapping[str, SourceLocation | None]) -> str:
+    """Return the names of reward functions, each with its file and line; empty where there are none."""
+    return " and ".join(with_location(name, place) for name, place in definitions.items())
+
+
+def _sole_place(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
     """Return where the rewards are defined, if one function gives them."""
     return next(iter(definitions.values())) if len(definitions) == 1 else None
 
 
-def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     solved, failed = evidence.by_success[True], evidence.by_success[False]
     if min(solved.count, failed.count) < LEAST or solved.mean >= failed.mean:
         return []
@@ -222,7 +229,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, Place | None]
     ]
 
 
-def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> list[Problem]:
+def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
     whole = evidence.rewards.get("")
     if whole is None or not whole.is_constant or evidence.episodes < LEAST or len(evidence.answers) < 2:
         return []
@@ -232,6 +239,8 @@ def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> li
         return []  # all are solved, and paid for it
     who, place = names_of(definitions) or "the environment", _sole_place(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
+    unusable = min(1.0, evidence.unusable / evidence.turns) if evidence.turns else 0.0
+    answers = f"; {unusable:.0%} of the answers could not be used as actions" if unusable >= MANY else ""
     hint = "check which arguments it receives"
     if whole.high == 0:
         hint = f"if they all deserve it, try easier tasks or a warm start; otherwise, {hint}"
@@ -239,9 +248,9 @@ def _constant(evidence: Evidence, definitions: Mapping[str, Place | None]) -> li
         hint = f"if all answers are right, the tasks are too easy; otherwise, {hint}"
     return [
         Problem(
-            kind="constant_reward",
+            kind=CONSTANT,
             text=f"{who} gave the same reward, {whole.high:g}, to all {evidence.episodes} episodes{solved}, whatever "
-            f"the answers: nothing can be learned from it; {hint}",
+            f"the answers: nothing can be learned from it{answers}; {hint}",
             count=evidence.episodes,
             of=evidence.episodes,
             file=None if place is None else place.file,

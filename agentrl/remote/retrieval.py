@@ -5,19 +5,17 @@ BM25 keeps an inverted index, for corpora of up to some hundred thousand passage
 
 from __future__ import annotations
 
-import codecs
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
 import numpy as np
 import numpy.typing as npt
-import orjson
 
+from agentrl.data_file import read_rows
 from agentrl.errors import EnvironmentFailure, UsageError
 
 
@@ -51,44 +49,18 @@ def load_corpus(path: str) -> tuple[Passage, ...]:
         UsageError: no such file, or a line is no document.
     """
     passages = []
-    for number, row in read_rows(path, "corpus"):
-        passage = parse_passage(row)
+    for row in read_rows(path, "corpus"):
+        passage = parse_passage(row.values)
         if passage is None:
             raise UsageError(
-                f"line {number} of the corpus {path} is no passage",
-                got=f"keys {', '.join(row)}",
+                f"{row.place} of the corpus is not a passage",
+                got=f"keys {', '.join(row.values)}",
                 expected='"contents", or "title" and "text"',
             )
         passages.append(passage)
     if not passages:
         raise UsageError(f"the corpus {path} is empty", expected="one JSON object per line")
     return tuple(passages)
-
-
-def read_rows(path: str, what: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """The objects of a JSONL file with their line numbers.
-
-    Raises:
-        UsageError: no such file, or a line is no JSON object.
-    """
-    try:
-        with Path(path).open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield number, _read_row(line, f"line {number} of the {what} {path}")
-    except OSError as error:
-        raise UsageError(f"cannot read the {what} {path}", got=error.strerror, expected="a JSONL file") from error
-
-
-def _read_row(line: bytes, where: str) -> Mapping[str, Any]:
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise UsageError(f"{where} is not valid JSON", got=error) from error
-    if not isinstance(row, dict):
-        raise UsageError(f"{where} is not an object", got=type(row).__name__, expected="a JSON object")
-    return row
 
 
 def list_passages(passages: Sequence[Passage]) -> str:

@@ -8,7 +8,7 @@ may differ: the ledger keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
@@ -58,23 +58,63 @@ def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe
     return _Probe(what="tool calls", message=message, sampled=renderer.answer_text(message))
 
 
-def check_template(renderer: Renderer, *, roles: Sequence[Role] = ("user",), tools: Sequence[ToolSchema] = ()) -> None:
+def check_template(
+    renderer: Renderer,
+    *,
+    roles: Sequence[Role] = ("user",),
+    tools: Sequence[ToolSchema] = (),
+    has_calls: bool = False,
+) -> None:
     """Check that prompts rendered turn by turn are what the template makes of the whole conversation.
 
     Args:
         renderer: Of the run's model.
         roles: Roles of the messages that the agent loop adds after an answer, ``user`` or ``tool`` or both.
         tools: Tools that the run offers.
+        has_calls: True if answers call tools, although no message of the role ``tool`` may follow.
 
     Raises:
         RewrittenHistory: Something that the model sampled would be changed or dropped; shows the two renderings around
             the first difference and what to do.
         TemplateError: The template refuses a role, or leaves out tools or calls.
     """
+    for fault in template_faults(renderer, roles=roles, tools=tools, has_calls=has_calls):
+        raise fault
+
+
+def template_faults(
+    renderer: Renderer, *, roles: Sequence[Role], tools: Sequence[ToolSchema] = (), has_calls: bool = False
+) -> Iterator[TemplateError]:
+    """List what is wrong with a chat template: tools or calls that it leaves out, else history that it rewrites.
+
+    Args:
+        renderer: As in `check_template`.
+        roles: As in `check_template`; empty if no message follows an answer.
+        tools: As in `check_template`.
+        has_calls: As in `check_template`.
+    """
+    checks: list[Callable[[], None]] = []
     if tools:
-        check_tools_shown(renderer, tools)
-    if tools or "tool" in roles:
-        check_calls_shown(renderer)
+        checks.append(lambda: check_tools_shown(renderer, tools))
+    if has_calls or "tool" in roles or (roles and tools):
+        checks.append(lambda: check_calls_shown(renderer))
+    is_shown = True
+    for check in checks:
+        for fault in _raised(check):
+            is_shown = False
+            yield fault
+    if is_shown:
+        yield from _raised(lambda: _check_history(renderer, roles, tools))
+
+
+def _raised(check: Callable[[], None]) -> Iterator[TemplateError]:
+    try:
+        check()
+    except TemplateError as fault:
+        yield fault
+
+
+def _check_history(renderer: Renderer, roles: Sequence[Role], tools: Sequence[ToolSchema]) -> None:
     texts = [
         _text_probe(renderer, "plain answers", _MOVE),
         _text_probe(renderer, "answers with white space around them", f"  {_MOVE} \n"),

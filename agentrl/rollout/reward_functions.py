@@ -25,10 +25,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, RewardFailure, shortened
+from agentrl.errors import (
+    A_REWARD,
+    ConfigError,
+    EnvironmentFailure,
+    RewardFailure,
+    SourceLocation,
+    shortened,
+    with_location,
+)
 from agentrl.message import Message
 from agentrl.registry import Kind, lookup
-from agentrl.reward import Score, Scorer, SourceLocation, as_number, checked_score, defined_in, failures_named
+from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_signatures import EXPECTED, Library, is_reversed, library_of
 from agentrl.rollout.tools import all_of
@@ -56,7 +64,7 @@ class WeightedSum(Scorer):
         self._parts = parts
 
     @property
-    def definitions(self) -> Mapping[str, SourceLocation]:
+    def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Where all parts are defined."""
         return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
 
@@ -102,7 +110,7 @@ class FunctionReward(Scorer):
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._place, self._subject = defined_in(function), f"reward function {name}"
-        self._where = self._subject + self._place.words
+        self._where = with_location(self._subject, self._place)
         if not callable(function) or inspect.isclass(function):
             kind = "a class" if inspect.isclass(function) else type(function).__name__
             raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
@@ -144,7 +152,7 @@ class FunctionReward(Scorer):
         )
 
     @property
-    def definitions(self) -> Mapping[str, SourceLocation]:
+    def definitions(self) -> Mapping[str, SourceLocation | None]:
         """Where the function is defined."""
         return {self._subject: self._place}
 

@@ -47,12 +47,12 @@ class RoleTool(Tool):
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments, if they are the right texts; a `ToolError` names each wrong one for the policy."""
         known = self.schema["function"]["parameters"]["properties"]
-        problems = [f"{name} is no argument" for name in arguments if name not in known]
+        problems = [f"unknown argument {name}" for name in arguments if name not in known]
         problems += [f"{name} is missing" for name in known if name not in arguments]
         problems += [f"{name} must be text" for name in known if not isinstance(arguments.get(name, ""), str)]
         problems += [f"{name} is empty" for name in known if arguments.get(name) == ""]
         if problems:
-            raise ToolError(f"wrong arguments for {self.name}: {'; '.join(problems)}. It takes {', '.join(known)}")
+            raise ToolError(f"wrong arguments for {self.name}: {'; '.join(problems)}; it takes: {', '.join(known)}")
         return {name: arguments[name] for name in known}
 
     def request(self, arguments: Mapping[str, str]) -> str:

@@ -470,7 +470,7 @@ def _of_one(name: str, groups: Sequence[Group], tokens: int, teaches: Callable[[
     trained = _trained(groups)
     return {
         f"{name}/groups": float(len(groups)),
-        f"{name}/zero_variance": sum(not teaches(group) for group in groups) / len(groups),
+        f"{name}/zero_variance": float(sum(not teaches(group) for group in groups)),
         **_played(name, trained),
         **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
         **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),

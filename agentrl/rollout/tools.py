@@ -20,8 +20,8 @@ from agentrl.agent_loop import EpisodeEnd
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFailure,
-    Place,
     SandboxError,
+    SourceLocation,
     ToolError,
     UsageError,
     async_boundary,
@@ -155,7 +155,7 @@ class ToolCallResult:
     """The exception of a tool that failed itself."""
 
     @property
-    def raised(self) -> tuple[str | None, Place | None]:
+    def raised(self) -> tuple[str | None, SourceLocation | None]:
         """The tool's own exception, and the line in the file that defines it.
 
         Arguments that do not fit are not the tool's failure, nor is an error that it raised for the model to read.

@@ -236,7 +236,7 @@ def sft(
 
     def work() -> RunResult:
         resolved = load_config(config, words)
-        asyncio.run(check_warm_start(resolved))
+        check_warm_start(resolved)
         _check_session(resolved)
         run = start_run(resolved, kind="sft")
         with _watcher(progress, watcher) as shown:

@@ -48,7 +48,6 @@ from agentrl.observe.problems import Problem, problem_lines
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
-from agentrl.reward import reward_places
 from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import settled_heap
 from agentrl.runs.checkpoint import (
@@ -157,7 +156,7 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        await check_extra_rollouts(self.config)
+        check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
@@ -201,7 +200,7 @@ class Orchestrator:
             {
                 name: place
                 for part in self._parts.environments
-                for name, place in reward_places(part.runner.scorer).items()
+                for name, place in part.runner.scorer.definitions.items()
             },
             read_metrics(self.folder.metrics_file),
             learns_from_rewards=learns_from_rewards(self.config.algorithm),

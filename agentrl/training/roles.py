@@ -134,7 +134,7 @@ def role_metrics(batch: StepBatch, advantage: torch.Tensor) -> dict[str, float]:
             f"role/{role}/members": float(member.sum()),
             f"role/{role}/tokens": float(token.sum()),
             f"role/{role}/shaped_return": float(returns.mean()),
-            f"role/{role}/groups_zero_variance": float((~differs(returns, group, groups.numel())).sum()),
+            f"role/{role}/zero_variance": float((~differs(returns, group, groups.numel())).sum()),
             f"role/{role}/advantage_abs_mean": float(advantage.cpu()[token].abs().mean()) if bool(token.any()) else 0.0,
         }
     return found

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, NamedTuple
 
+from agentrl.data_file import read_rows
 from agentrl.errors import UsageError
-from agentrl.remote.retrieval import read_rows
 
 from ..split_files import file_of
 from ..task_ids import TEST, TRAIN, VALID, check_split
@@ -82,7 +82,8 @@ def _draw(world: World, random: Random, hops: int, count: int) -> list[Chain]:
 
 @functools.lru_cache(maxsize=8)
 def _load(path: str, split: str) -> tuple[Question, ...]:
-    questions = tuple(_read(row, f"{split}-{number - 1}", path) for number, row in read_rows(path, "question file"))
+    rows = read_rows(path, "question file")
+    questions = tuple(_read(row.values, f"{split}-{row.number - 1}", path) for row in rows)
     if not questions:
         raise UsageError(f"the question file {path} is empty", expected="one JSON object per line")
     return questions

@@ -55,9 +55,9 @@ def test_what_a_cluster_makes_meaningless(overrides, message):
         check_training(quickstart("cluster=ray", *overrides))
 
 
-async def test_what_runs_on_this_machine_refuses_a_cluster(tmp_path):
+def test_what_runs_on_this_machine_refuses_a_cluster(tmp_path):
     with pytest.raises(ConfigError, match="a warm start runs on this machine"):
-        await check_warm_start(quickstart("cluster=ray"))
+        check_warm_start(quickstart("cluster=ray"))
     with pytest.raises(ConfigError, match="an evaluation runs on this machine"):
         evaluation_config(env="household/test_unseen", model="some/model", overrides=["cluster=ray"])
     (tmp_path / "config.yaml").write_text(dump_config(quickstart("cluster=ray")))

@@ -94,6 +94,15 @@ def without_tools(model: Path) -> Path:
     return model
 
 
+def test_a_model_without_a_chat_template_keeps_the_loop_until_the_start_is_checked(model: Path) -> None:
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(model)
+    config = config_of(model)
+    assert chosen(config) == (config, [])
+
+
 OWN_TOOLS = """
 import gymnasium
 import agentrl

@@ -173,7 +173,7 @@ async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkey
 
     monkeypatch.delattr(letters.Letters, "expert")
     config = tiny_run().config
-    assert not await has_expert(resolve_environment(config.environment.name), config)
+    assert not has_expert(resolve_environment(config.environment.name), config)
     assert "aeiou" not in await scratch_corpus(config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,8 @@ def test_model_check_measures_recommends_and_keeps_settings(
     ended = agentrl("model", "check", added, *words, "--temperature", "0.5", "--loop", "react_text")
     assert ended.code == 0, ended.err
     [found] = json.loads((workplace / "check.json").read_text())
+    assert "settings 1 of at most 6: agent.loop=react_text\n" in ended.err
+    assert re.search(r"settings 1 of at most 6: \d+% of 4 first answers usable \(\d+ s\)", ended.err)
     assert found["template"]["faults"] == []
     assert found["template"]["tool_parser"] == "hermes"
     assert {row["overrides"][0] for row in found["answers"]} == {"agent.loop=react_text"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import math
 from collections import Counter
@@ -150,7 +151,12 @@ def test_questions_and_passages_come_from_files(files: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "is not valid JSON"), ("[1]", "is not an object"), ('{"id": 1}', "is no passage"), ("", "is empty")],
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", "is not an object"),
+        ('{"id": 1}', "is not a passage"),
+        ("", "is empty"),
+    ],
 )
 def test_broken_corpora_are_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "corpus.jsonl"
@@ -164,8 +170,15 @@ def test_broken_question_files_are_named(tmp_path: Path) -> None:
     path.write_text('{"question": "Why?", "golden_answers": []}')
     with pytest.raises(UsageError, match='"golden_answers", a list of texts'):
         SPEC.tasks("train", questions={"train": str(path)}, url="http://127.0.0.1:1")
-    with pytest.raises(UsageError, match="cannot read the question file"):
+    with pytest.raises(UsageError, match="cannot read question file"):
         SPEC.tasks("train", questions=str(tmp_path / "{split}.jsonl"), url="http://127.0.0.1:1")
+
+
+def test_a_question_keeps_its_id_after_an_empty_line_and_in_a_compressed_file(tmp_path: Path) -> None:
+    text = '{"question": "Why?", "answer": "so"}\n\n{"question": "How?", "answer": "so"}\n'
+    (tmp_path / "train.jsonl").write_bytes(gzip.compress(text.encode()))
+    source = SPEC.tasks("train", questions=str(tmp_path / "{split}.jsonl"), url="http://127.0.0.1:1")
+    assert [source[number].id for number in range(len(source))] == ["train-0", "train-2"]
 
 
 @pytest.mark.parametrize(

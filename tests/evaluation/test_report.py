@@ -54,6 +54,7 @@ def test_markdown_compares_before_and_after() -> None:
     assert "| success (95 % interval) | 50.0 % (9.5 to 90.5) | 100.0 % (34.2 to 100.0) |" in text
     assert "| pass^2 | not measured | 100.0 % |" in text
     assert "| truncated_turns | 1 | 0 |" in text
+    assert "| mean reward | 0.500 | 1.000 |" in text
     assert re.search(r"\| tokens/s \| [\d,]+ \| [\d,]+ \|", text)
     assert "m\\|1" in text
     widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
@@ -70,6 +71,11 @@ def test_repaired_calls_are_shown_where_there_are_some() -> None:
 
 def test_a_report_without_results_still_shows_its_notes() -> None:
     assert markdown(Report(title="Run", notes=["It ended early."])) == "# Run\n\nIt ended early.\n"
+
+
+def test_problems_are_numbered_after_the_notes_each_on_one_line() -> None:
+    text = markdown(Report(title="Run", notes=["It ended early."], problems=["no\n  reward", "no tool"]))
+    assert text == "# Run\n\nIt ended early.\n\n## Problems\n\n1. no reward\n2. no tool\n"
 
 
 def test_there_is_no_heading_without_types_of_tasks() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.errors import Outcome, Place
+from agentrl.errors import Outcome
 from agentrl.observe.learning import LearningWatch, explain_cause, learns_nothing, share_that_differs
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
@@ -60,7 +60,7 @@ def test_it_is_said_after_three_steps_and_then_seldom():
     ],
 )
 def test_the_cause_is_named(episodes, words):
-    text = explain_cause(episodes, {})
+    text = explain_cause(episodes)
     for word in words:
         assert word in text
 
@@ -74,35 +74,20 @@ def test_the_message_counts_the_steps_and_names_the_cause():
     assert "All 2 episodes of the newest step failed" in watch.cause
 
 
-@pytest.mark.parametrize(
-    ("reward", "successes", "words"),
-    [
-        (1.0, [False, False, False], ["gave the same reward, 1, to all 3 episodes", "the function receives"]),
-        (0.0, [False, False, False], ["gave the same reward, 0, to all 3 episodes", "If they all deserve it"]),
-        (0.5, [True, False, None], ["gave the same reward, 0.5, to all 3 episodes"]),
-    ],
-)
-def test_a_constant_reward_function_is_named_with_its_line(reward, successes, words):
-    places = {"reward function exact": Place("/home/me/rewards.py", 12)}
-    text = explain_cause([episode(success, reward=reward) for success in successes], places)
-    assert text.startswith("reward function exact (/home/me/rewards.py line 12) gave the same reward")
+def test_a_cause_that_is_known_of_the_whole_run_takes_the_place_of_the_newest_step():
+    watch, failed = LearningWatch(), [episode(False), episode(False)]
+    for _ in range(2):
+        watch.look(IDLE, failed)
+    text = watch.look(IDLE, failed, cause="reward function exact (my.py line 12) gave the same reward, 0")
+    assert watch.cause == "Reward function exact (my.py line 12) gave the same reward, 0"
+    assert f"no episode was better than another. {watch.cause}. See what the agent does" in text
     assert "failed" not in text
-    for word in words:
-        assert word in text
 
 
-def test_a_reward_function_whose_tasks_are_all_solved_is_not_blamed():
-    text = explain_cause([episode(True, reward=1.0)] * 3, {"reward function exact": Place("/home/me/rewards.py", 12)})
-    assert "succeeded: the tasks are too easy" in text
+def test_episodes_that_all_succeeded_need_harder_tasks():
+    assert "succeeded: the tasks are too easy" in explain_cause([episode(True, reward=1.0)] * 3)
 
 
-def test_reward_functions_that_differ_between_tasks_are_not_called_constant():
-    places = {"reward function exact": Place("/home/me/rewards.py", 12)}
-    text = explain_cause([episode(False, reward=0.0), episode(False, reward=0.25)], places)
-    assert "gave the same" not in text
-
-
-def test_an_environment_that_pays_all_alike_though_some_succeed_is_named():
-    text = explain_cause([episode(True, reward=0.3), episode(False, reward=0.3), episode(True, reward=0.3)], {})
-    assert "The environment gave the same reward, 0.3, to all 3 episodes" in text
-    assert "it calls 2 of them a success" in text
+def test_rewards_that_differ_are_listed():
+    text = explain_cause([episode(None, reward=0.0), episode(None, reward=0.25)])
+    assert "The returns of the newest step are 0, 0.25" in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.errors import EnvironmentFailure, Outcome, Place, RewardFailure
+from agentrl.errors import EnvironmentFailure, Outcome, RewardFailure, SourceLocation
 from agentrl.observe.incidents import MOST, Incidents
 from agentrl.observe.problems import (
     Evidence,
@@ -15,8 +15,8 @@ from agentrl.observe.problems import (
 )
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
-RULE = {"reward function rule": Place("/home/me/rewards.py", 7)}
-ENVIRONMENT: dict[str, Place | None] = {}
+RULE = {"reward function rule": SourceLocation("/home/me/rewards.py", 7)}
+ENVIRONMENT: dict[str, SourceLocation | None] = {}
 
 
 def episode(reward=0.0, success=None, *, outcome=Outcome.FINISHED, error=None, answer=1, turns=1, invalid=0):
@@ -38,7 +38,7 @@ def evidence_of(*episodes):
 
 def failed(subject, cause, line, file="/home/me/rewards.py"):
     error = RewardFailure(f"{subject} on task 7 failed", got=cause)
-    error.subject, error.place = subject, None if line is None else Place(file, line)
+    error.subject, error.place = subject, None if line is None else SourceLocation(file, line)
     return error
 
 
@@ -85,7 +85,7 @@ def test_rare_failures_are_no_problem():
 def test_a_tool_that_always_raises():
     incidents = Incidents(attempts=4)
     for number in range(6):
-        incidents.count_call("lookup", f"TypeError: {number}", Place("/home/me/tools.py", 31))
+        incidents.count_call("lookup", f"TypeError: {number}", SourceLocation("/home/me/tools.py", 31))
         incidents.count_call("search")
     (problem,) = failures(incidents)
     assert problem.kind == "tool_failed"
@@ -114,7 +114,7 @@ def test_counts_of_two_parts_of_the_same_work_add_up():
     first, second = Incidents(attempts=5), Incidents(attempts=7)
     for incidents, count in ((first, 2), (second, 3)):
         for _ in range(count):
-            incidents.count_call("lookup", "TypeError: x", Place("t.py", 3))
+            incidents.count_call("lookup", "TypeError: x", SourceLocation("t.py", 3))
         incidents.count_call("other", "ValueError: y")
     first.add_record(second.to_record())
     assert first.attempts == 12
@@ -157,6 +157,13 @@ def test_a_constant_reward_function_is_named():
     assert (
         "reward function rule (/home/me/rewards.py line 7) gave the same reward, 1, to all 12 episodes" in problem.text
     )
+
+
+@pytest.mark.parametrize(("invalid", "words"), [(0, ""), (1, "; 75% of the answers could not be used as actions")])
+def test_a_constant_reward_names_the_answers_that_were_no_actions(invalid, words):
+    episodes = [episode(0.0, False, answer=n, turns=4, invalid=3 * invalid) for n in range(9)]
+    (problem,) = reward_problems(evidence_of(*episodes), RULE)
+    assert f"nothing can be learned from it{words}; if they all deserve it" in problem.text
 
 
 @pytest.mark.parametrize(

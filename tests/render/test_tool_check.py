@@ -10,7 +10,7 @@ from support.tokenizers import OTHER_TEMPLATES, TOKENIZER_FAMILIES, build_tokeni
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, tool_result, user
-from agentrl.render.check import check_template
+from agentrl.render.check import check_template, template_faults
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tool_check import check_calls_shown, check_tools_shown
@@ -58,6 +58,23 @@ def test_a_template_shows_tools_or_is_refused(name: str) -> None:
             check_tools_shown(renderer, [SEARCH, OPEN])
     else:
         check_tools_shown(renderer, [SEARCH, OPEN])
+
+
+def test_all_faults_of_a_template_are_listed_and_history_is_compared_only_where_it_shows_everything() -> None:
+    missing = [str(fault) for fault in template_faults(renderer_with("gemma"), roles=("tool",), tools=[SEARCH])]
+    tools, calls = missing
+    assert "does not show tools" in tools
+    assert "does not show the call" in calls
+    assert [*template_faults(renderer_with("gemma"), roles=("user",))] == []
+    assert [*template_faults(renderer_with("qwen2.5"), roles=("tool", "user"), tools=[SEARCH])] == []
+
+
+def test_conversations_with_calls_need_a_template_that_shows_them_though_nothing_follows() -> None:
+    check_template(renderer_with("gemma"), roles=())
+    with pytest.raises(TemplateError, match="does not show the call"):
+        check_template(renderer_with("gemma"), roles=(), has_calls=True)
+    with pytest.raises(TemplateError, match="does not show tools"):
+        check_template(renderer_with("gemma"), roles=(), tools=[SEARCH])
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -6,6 +6,7 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.registry import Kind, register, unregister
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.policies import EngineEpisodePolicy
@@ -94,3 +95,18 @@ def texts(renderer):
         return [part.partition("\n</tool_response>")[0] for part in text.split("<tool_response>\n")[1:]]
 
     return read
+
+
+@pytest.fixture
+def named():
+    """Register functions under names, for one test."""
+    given = []
+
+    def give(**functions):
+        for name, function in functions.items():
+            register(Kind.REWARD, name, function)
+            given.append(name)
+
+    yield give
+    for name in given:
+        unregister(Kind.REWARD, name)

@@ -45,7 +45,7 @@ def test_by_hand():
     assert (found["env/a/groups"], found["env/b/groups"]) == (1, 2)
     assert (found["env/a/success"], found["env/b/success"]) == (0.5, pytest.approx(2 / 3))
     assert (found["env/a/reward"], found["env/b/reward"]) == (0.5, pytest.approx(2 / 3))
-    assert (found["env/a/zero_variance"], found["env/b/zero_variance"]) == (0, 1)
+    assert (found["env/a/zero_variance"], found["env/b/zero_variance"]) == (0, 2)
     assert (found["env/a/tokens"], found["env/b/tokens"]) == (4, pytest.approx(8 / 3))
     assert (found["env/a/token_share"], found["env/b/token_share"]) == (0.5, 0.5)
 

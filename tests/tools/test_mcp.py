@@ -94,7 +94,7 @@ async def test_a_server_over_standard_input_and_output(program, monkeypatch):
             assert await said(session, tools, "fail") == "Error: Error executing tool fail"
             told = await said(session, tools, "add", a="x", c=1)
             assert told == (
-                "Error: wrong arguments for add: c is no argument; a: 'x' is not of type 'integer'. It takes a, b"
+                "Error: wrong arguments for add: unknown argument c; a: 'x' is not of type 'integer'; it takes: a, b"
             )
     await toolset.close()
 
@@ -179,7 +179,7 @@ async def test_an_address_without_a_server():
         ({"command": "python x.py", "url": "http://x"}, "expected a list"),
         ({"command": ["a"], "headers": {"a": "b"}}, "option headers of tools mcp is ignored"),
         ({"command": ["a"], "env": {"A": "$NO_SUCH_VARIABLE"}}, "is not set: NO_SUCH_VARIABLE"),
-        ({"comand": ["a"]}, r"comand is no argument \(did you mean command"),
+        ({"comand": ["a"]}, r"unknown argument comand \(did you mean command"),
     ],
 )
 def test_wrong_options_are_found_before_the_run(options, words):

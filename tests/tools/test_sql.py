@@ -83,7 +83,7 @@ async def test_each_episode_may_change_a_copy_of_its_own(desk, shop, tmp_path):
     [
         ({"database": "nowhere.db"}, "is not there: got nowhere.db"),
         ({}, "database is missing"),
-        ({"databse": "x"}, r"databse is no argument \(did you mean database"),
+        ({"databse": "x"}, r"unknown argument databse \(did you mean database"),
         ({"database": __file__, "max_rows": 0}, "too small"),
         ({"database": __file__, "max_concurrent": "many"}, "max_concurrent of tool sql is no number"),
     ],

@@ -8,10 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from agentrl.json_schema import as_mapping
 from agentrl.message import ToolCall
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Offered tools by name, as chat templates read them."""
+
+
+def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
+    """Return the schema of a tool's arguments; an empty one where the tool declares none."""
+    function = as_mapping(as_mapping(tools.get(name)).get("function"))
+    return as_mapping(function.get("parameters"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from agentrl.json_schema import fits
 from agentrl.render.tool_parsers import (
     LISTED,
     UNCLOSED_TAG,
@@ -23,6 +24,7 @@ from agentrl.render.tool_parsers import (
     ToolSchemas,
     collect_blocks,
     deepseek,
+    parameters_of,
     pythonic,
     shows_example,
     xml_calls,
@@ -40,7 +42,6 @@ from agentrl.render.tool_parsers.json_calls import (
     read_llama3,
 )
 from agentrl.render.tool_parsers.mended_json import read_mended
-from agentrl.render.tool_parsers.schemas import fits, parameters_of
 from agentrl.render.tool_parsers.untagged import (
     ENDS,
     FENCE,

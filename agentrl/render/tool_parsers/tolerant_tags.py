@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from agentrl.json_schema import fits
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.schemas import fits, parameters_of
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call, parameters_of
 from agentrl.render.tool_parsers.values import first_of
 
 DAMAGED = "damaged tags"

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.json_schema import fits
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
     LISTED,
@@ -20,9 +21,9 @@ from agentrl.render.tool_parsers import (
     ParsedCalls,
     ToolSchemas,
     make_call,
+    parameters_of,
 )
 from agentrl.render.tool_parsers.mended_json import read_mended
-from agentrl.render.tool_parsers.schemas import fits, parameters_of
 from agentrl.render.tool_parsers.values import skip_space
 
 UNTAGGED = "no tags"

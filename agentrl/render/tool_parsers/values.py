@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agentrl.render.tool_parsers import Malformed, ToolSchemas
-from agentrl.render.tool_parsers.schemas import argument_schema, declared_types, is_of_type, literals, parameters_of
+from agentrl.json_schema import declared_types, is_of_type, literals, property_schema
+from agentrl.render.tool_parsers import Malformed, ToolSchemas, parameters_of
 
 _SPACE = re.compile(r"\s*")
 
@@ -75,7 +75,8 @@ def typed_value(text: str, key: str, name: str, tools: ToolSchemas, number: int)
     Raises:
         Malformed: a value that cannot be text is not JSON of a declared type.
     """
-    root, schema = parameters_of(name, tools), argument_schema(key, name, tools)
+    root = parameters_of(name, tools)
+    schema = property_schema(key, root)
     options = literals(schema)
     if options is not None and text.strip() in options:
         return text.strip()

@@ -1,4 +1,4 @@
-"""What a tool's JSON schema says about its arguments: the declared types, and whether values fit.
+"""What a tool's JSON schema says about its arguments: references, declared types, whether values fit, and in words.
 
 Schemas come from other people's programs, so nothing here raises, whatever a schema holds. Keywords that are not read
 (``pattern``, ``minimum``, ``if``, …) are left to the tool itself.
@@ -13,12 +13,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urljoin
 
-from agentrl.render.tool_parsers import ToolSchemas
-
 DEEPEST = 32
 """Schemas are followed to this depth: references may form a circle."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LONGEST_KEY = 64
+LONGEST_SHOWN = 80
+"""Maximum number of characters of a value in a message."""
+_WORDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "array": "a list",
+    "object": "a JSON object",
+    "null": "null",
+}
 _LITERAL_TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -43,15 +52,8 @@ _TYPE_NAME = re.compile(r"(?:typing\.|unsigned )?([a-z]+)(?:8|16|32|64|128)?(?:[
 """A type's name, and what may stand around it: a size in bits, or the types of its parts."""
 
 
-def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
-    """Return the schema of a tool's arguments; an empty one where the tool declares none."""
-    function = _mapping(_mapping(tools.get(name)).get("function"))
-    return _mapping(function.get("parameters"))
-
-
-def argument_schema(key: str, name: str, tools: ToolSchemas) -> Any:
-    """Return the schema of one argument, references resolved; ``True`` where it is not declared."""
-    root = parameters_of(name, tools)
+def property_schema(key: str, root: Mapping[str, Any]) -> Any:
+    """Return the schema of one property, references resolved; ``True`` where it is not declared."""
     return _property(key, root, root, 0)
 
 
@@ -59,10 +61,10 @@ def _property(key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
     schema = resolved(schema, root)
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return True
-    declared = _mapping(schema.get("properties"))
+    declared = as_mapping(schema.get("properties"))
     if key in declared:
         return resolved(declared[key], root)
-    for part in (part for word in ("allOf", "anyOf", "oneOf") for part in _list(schema.get(word))):
+    for part in (part for word in ("allOf", "anyOf", "oneOf") for part in as_list(schema.get(word))):
         found = _property(key, part, root, depth + 1)
         if found is not True:
             return found
@@ -76,7 +78,7 @@ def _property(key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any
 def _matching(key: str, schema: Mapping[str, Any]) -> list[Any]:
     """Return the schemas in ``patternProperties`` whose patterns are found in a key; broken patterns match nothing."""
     found = []
-    for pattern, part in _mapping(schema.get("patternProperties")).items():
+    for pattern, part in as_mapping(schema.get("patternProperties")).items():
         with contextlib.suppress(re.error, RecursionError, OverflowError, TypeError):
             if _is_quick(pattern) and re.search(pattern, key[:_LONGEST_KEY]):
                 found.append(part)
@@ -109,6 +111,12 @@ def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
     pointer = unquote(pointer)
     if pointer and not pointer.startswith("/"):
         return _identified(("$anchor", "$dynamicAnchor"), pointer, found)
+    return follow_pointer(pointer, found)
+
+
+def follow_pointer(pointer: str, root: Any) -> Any:
+    """Return the part of `root` at a JSON pointer such as ``/$defs/Item``; ``None`` if there is none."""
+    found = root
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and key in found:
@@ -125,8 +133,8 @@ def _identified(words: Sequence[str], name: str, root: Any) -> Any:
     base = root.get("$id") if isinstance(root, Mapping) else None
     base = base.rstrip("#") if isinstance(base, str) else ""
     wanted = {name, _joined(base, name)}
-    definitions = [_mapping(root).get(word) for word in ("$defs", "definitions")]
-    for part in (root, *(part for parts in definitions for part in _mapping(parts).values())):
+    definitions = [as_mapping(root).get(word) for word in ("$defs", "definitions")]
+    for part in (root, *(part for parts in definitions for part in as_mapping(parts).values())):
         own = next(
             (part[word] for word in words if isinstance(part, Mapping) and isinstance(part.get(word), str)), None
         )
@@ -148,11 +156,11 @@ def declared_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> froz
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return frozenset()
     found = _own_types(schema)
-    for part in _list(schema.get("allOf")):
+    for part in as_list(schema.get("allOf")):
         others = declared_types(part, root, depth + 1)
         found = _both(found, others) if found and others else found | others
     for word in ("anyOf", "oneOf"):
-        choices = [declared_types(part, root, depth + 1) for part in _list(schema.get(word))]
+        choices = [declared_types(part, root, depth + 1) for part in as_list(schema.get(word))]
         union = frozenset[str]().union(*choices)
         found = (_both(found, union) or found) if found and union else found | union
     return found
@@ -205,6 +213,12 @@ def _type_of(value: Any) -> str:
     return next((name for kind, name in _LITERAL_TYPES if isinstance(value, kind)), "null")
 
 
+def accepts_null(schema: Any, root: Mapping[str, Any]) -> bool:
+    """Return True if a schema allows null, or declares no type."""
+    types = declared_types(schema, root)
+    return "null" in types or not (types or "type" in as_mapping(resolved(schema, root)))
+
+
 def is_of_type(value: Any, types: frozenset[str]) -> bool:
     """Return True if a JSON value has one of the types; a whole number is a number, and 3.0 is a whole number."""
     if isinstance(value, bool):
@@ -234,10 +248,10 @@ def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bo
     options = literals(own)
     if options is not None and not any(_is_same(value, option) for option in options):
         return False
-    if not all(fits(value, part, root, depth + 1) for part in _list(schema.get("allOf"))):
+    if not all(fits(value, part, root, depth + 1) for part in as_list(schema.get("allOf"))):
         return False
     for word in ("anyOf", "oneOf"):
-        choices = _list(schema.get(word))
+        choices = as_list(schema.get(word))
         if choices and not any(fits(value, part, root, depth + 1) for part in choices):
             return False
     if isinstance(value, Mapping):
@@ -247,7 +261,7 @@ def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bo
 
 
 def _object_fits(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> bool:
-    declared, required = _mapping(schema.get("properties")), _list(schema.get("required"))
+    declared, required = as_mapping(schema.get("properties")), as_list(schema.get("required"))
     if any(key not in value for key in required if isinstance(key, str)):
         return False
     others = schema.get("additionalProperties", True)
@@ -260,7 +274,7 @@ def _object_fits(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapp
 
 def _schemas_of(key: str, schema: Mapping[str, Any], others: Any) -> Sequence[Any]:
     """Return what an object's schema says of one of its keys; `others` where it says nothing of that key."""
-    declared = _mapping(schema.get("properties"))
+    declared = as_mapping(schema.get("properties"))
     return [*([declared[key]] if key in declared else []), *_matching(key, schema)] or [others]
 
 
@@ -282,9 +296,28 @@ def _is_same(value: Any, option: Any) -> bool:
     return bool(value == option) and isinstance(value, bool) == isinstance(option, bool)
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def describe(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Describe the values that a schema allows in words: ``a whole number or null``."""
+    if "$ref" in schema:
+        return describe(resolved(schema, root) or {"type": "object"}, {})
+    if "enum" in schema:
+        return "one of " + ", ".join(map(shorten_json, schema["enum"]))
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(describe(part, root) for part in schema["anyOf"]))
+    return _WORDS.get(schema.get("type", ""), "anything")
+
+
+def shorten_json(value: Any) -> str:
+    """Write a value as JSON, shortened to `LONGEST_SHOWN` characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return an object as it is; an empty one in place of another value."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(value: Any) -> Sequence[Any]:
+def as_list(value: Any) -> Sequence[Any]:
+    """Return a list as it is; an empty one in place of another value."""
     return value if isinstance(value, list | tuple) else ()

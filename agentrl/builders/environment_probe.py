@@ -1,0 +1,90 @@
+"""Questions to an environment before anything is played: one is made, asked and closed, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import shlex
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from agentrl.config.environment import EnvironmentConfig
+from agentrl.env import AnyEnv, EnvironmentSpec, Isolation, maybe_await
+from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError, boundary
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+DEADLINE_S: float = EnvironmentConfig.model_fields["reset_timeout_s"].default
+"""Deadline where no config sets ``environment.reset_timeout_s``."""
+
+
+class EnvironmentTimeout(UsageError):
+    """An environment did not answer before the deadline; its thread is abandoned."""
+
+
+def probe_environment(
+    spec: EnvironmentSpec,
+    options: Mapping[str, Any],
+    question: Callable[[AnyEnv], T],
+    *,
+    isolation: Isolation | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> T:
+    """Make an environment in a daemon thread, ask it a question, and close it; a close that fails is logged.
+
+    Args:
+        spec: The environment.
+        options: Options of its constructor, which replace those of the spec.
+        question: Called with the environment before its first reset.
+        isolation: Place where its code runs; that of the spec if left out. With `Isolation.INLINE`, the constructor
+            runs in an event loop, as it does in a run.
+        deadline_s: Seconds for the constructor and the question together, and for the close.
+
+    Raises:
+        EnvironmentTimeout: no answer within the deadline.
+        EnvironmentFailure: the constructor or the question raised.
+        AgentRLError: they raised this error themselves, such as a missing extra.
+    """
+    make = partial(spec.make, **{**spec.options, **options})
+    needs_loop = (isolation or spec.isolation_under(options)) is Isolation.INLINE
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            with boundary(EnvironmentFailure, f"making environment {spec.name}"):
+                env = None if needs_loop else make()
+                asyncio.run(_ask(make if env is None else lambda: env, question, answer))
+        except AgentRLError as error:
+            if answer.done():
+                _log.warning("closing environment %s failed: %s", spec.name, error)
+            else:
+                answer.set_exception(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(work,), name="environment probe", daemon=True)
+    thread.start()
+    try:
+        found = answer.result(deadline_s)
+    except TimeoutError as late:
+        raise EnvironmentTimeout(
+            f"environment {spec.name} hangs before its first reset",
+            got=f"no answer in {deadline_s:g} s",
+            expected="a constructor and attributes that return",
+            hint=f"run: agentrl env check {shlex.quote(spec.name)}; environment.reset_timeout_s sets a run's deadline",
+        ) from late
+    thread.join(deadline_s)
+    if thread.is_alive():
+        _log.warning("environment %s was not closed in %g s", spec.name, deadline_s)
+    return found
+
+
+async def _ask(make: Callable[[], AnyEnv], question: Callable[[AnyEnv], T], answer: Future[T]) -> None:
+    env = make()
+    try:
+        answer.set_result(question(env))
+    finally:
+        await maybe_await(env.close())

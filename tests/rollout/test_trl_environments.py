@@ -1,0 +1,194 @@
+"""Environments as TRL's `environment_factory` takes them: classes of its documentation, played without changes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+
+import pytest
+
+from agentrl.env import Isolation
+from agentrl.env_lookup import resolve_environment, spec_of
+from agentrl.errors import EnvironmentFailure, Outcome, ToolError, UsageError
+from agentrl.trl_environment import is_trl_environment, tool_methods
+
+
+class EchoToolEnv:
+    """Pays for the length of an echo."""
+
+    def __init__(self):
+        self.reward = 0.0
+
+    def reset(self, **kwargs) -> str | None:
+        self.reward = 0.0
+        self.given = kwargs
+        return None
+
+    def echo(self, message: str) -> str:
+        """
+        Echo the message back from the environment.
+
+        Args:
+            message: The message to echo
+
+        Returns:
+            The echoed message.
+        """
+        self.reward = len(message) / 10
+        return message
+
+
+class WordleEnv:
+    """A word is guessed; the game is over after the right one."""
+
+    closed = 0
+
+    def __init__(self, word: str = "crane"):
+        self._word = word
+
+    def reset(self, **kwargs) -> str | None:
+        self.reward = 0.0
+        self.done = False
+        return "Guess a word of five letters."
+
+    def guess(self, guess: str) -> str:
+        """
+        Make a guess in the Wordle environment.
+
+        Args:
+            guess: The guessed word, formatted as '[abcde]'
+
+        Returns:
+            The feedback message from the environment.
+        """
+        if self.done:
+            raise ValueError("Game over.")
+        self.done = guess == f"[{self._word}]"
+        self.reward = float(self.done)
+        return "Right." if self.done else "Wrong."
+
+    def give_up(self) -> None:
+        """Give up."""
+        self.reward = "nothing"
+
+    def _note(self):
+        raise AssertionError
+
+    def close(self):
+        WordleEnv.closed += 1
+
+
+class OldGym:
+    def reset(self):
+        return "x"
+
+    def step(self, action):
+        return "x", 0.0, False, {}
+
+
+class WithoutTools:
+    def reset(self, **kwargs):
+        return "x"
+
+    @staticmethod
+    def score(text):
+        return 0.0
+
+    @property
+    def size(self):
+        raise AssertionError
+
+
+def call(name, /, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture
+def run(make_runner, play):
+    """Play an episode of a class with the answers that are given."""
+
+    async def run(kind, *answers, options=None, prompt=None):
+        spec = spec_of(kind)
+        runner = make_runner(spec.make, *answers, loop="tool_calling", isolation=spec.isolation)
+        return await play(runner, options=options, prompt=prompt)
+
+    return run
+
+
+async def test_the_return_of_an_episode_is_the_reward_at_its_end(run, texts):
+    answers = (call("echo", message="Hello World!"), call("echo", message="Hello"), "Done.")
+    trajectory = await run(EchoToolEnv, *answers, prompt="Try to echo 'Hello World!' in the environment.")
+    assert trajectory.outcome is Outcome.FINISHED
+    assert [turn.reward for turn in trajectory.turns] == pytest.approx([1.2, -0.7, 0.0])
+    assert trajectory.reward == pytest.approx(0.5)
+    assert texts(trajectory)[:2] == ["Hello World!", "Hello"]
+
+
+async def test_the_text_of_an_exception_is_the_answer_of_the_tool_and_counts_as_no_failure(run, texts):
+    answers = (call("guess", guess="[stone]"), *[call("guess", guess="[crane]")] * 2, "Solved.")
+    trajectory = await run(WordleEnv, *answers)
+    assert texts(trajectory) == ["Wrong.", "Right.", "Error: Game over."]
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.FINISHED, 1.0)
+
+
+async def test_a_reward_that_is_not_a_number_fails_the_episode(run):
+    trajectory = await run(WordleEnv, call("give_up"), "I stop.")
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "reward of WordleEnv is 'nothing'" in trajectory.error
+    env = spec_of(WordleEnv).make()
+    env.reset(seed=0)
+    env._inner.reward = "nothing"
+    with pytest.raises(EnvironmentFailure, match="reward of WordleEnv is 'nothing', expected a finite number"):
+        env.step("I stop.")
+
+
+def test_reset_gets_the_options_of_the_task_and_its_text_is_the_observation():
+    env = spec_of(EchoToolEnv).make()
+    assert env.reset(seed=1, options={"level": 3}) == ("", {})
+    assert env._inner.given == {"level": 3}
+    assert spec_of(WordleEnv).make(word="stone").reset(seed=1) == ("Guess a word of five letters.", {})
+
+
+def test_public_methods_are_tools_in_their_order_and_close_is_called():
+    assert tool_methods(WordleEnv) == ["guess", "give_up"]
+    env = spec_of(WordleEnv).make()
+    [guess, _] = env.tools
+    function = guess.schema["function"]
+    assert (function["name"], function["description"]) == ("guess", "Make a guess in the Wordle environment.")
+    assert function["parameters"]["properties"]["guess"]["description"] == "The guessed word, formatted as '[abcde]'"
+    with pytest.raises(ToolError, match="unknown argument word"):
+        guess.validate({"word": "[a]"})
+    before = WordleEnv.closed
+    env.close()
+    spec_of(EchoToolEnv).make().close()
+    assert WordleEnv.closed == before + 1
+
+
+@pytest.mark.parametrize("kind", [OldGym, WithoutTools, int, EchoToolEnv()])
+def test_other_classes_are_no_such_environments(kind):
+    assert not is_trl_environment(kind)
+    with pytest.raises(UsageError, match=r"a class with reset\(\) and tools as other methods"):
+        spec_of(kind)
+
+
+def test_a_class_is_named_by_its_module_and_can_be_sent_to_a_worker_process():
+    spec = resolve_environment(f"{__name__}:WordleEnv")
+    assert spec.description == "A word is guessed; the game is over after the right one."
+    assert spec.isolation is Isolation.THREAD
+    assert pickle.loads(pickle.dumps(spec)).make().reset(seed=0)[0].startswith("Guess")
+
+
+def test_a_class_in_a_file_is_found(tmp_path):
+    (tmp_path / "echo_env.py").write_text(
+        "class Echo:\n"
+        '    """Echoes."""\n'
+        "    def reset(self, **kwargs):\n        return 'Say something.'\n"
+        "    def echo(self, message: str) -> str:\n"
+        '        """Echo.\n\n        Args:\n            message: What to say.\n        """\n'
+        "        return message\n"
+    )
+    env = resolve_environment(f"{tmp_path}/echo_env.py:Echo").make()
+    assert env.reset(seed=0) == ("Say something.", {})
+    assert env.tools[0](message="a").value == "a"
+    sys.modules.pop("echo_env", None)
