@@ -135,6 +135,6 @@ async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) ->
             got="episodes with images",
             hint="remove algorithm.teacher.servers, so that the trainer loads the teacher",
         )
-    found = await teacher.words([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
+    found = await teacher.score([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}

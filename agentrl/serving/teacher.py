@@ -153,7 +153,7 @@ def _checked(values: Sequence[Any], ids: Sequence[int]) -> npt.NDArray[np.float3
 def _too_long(refused: Refused, length: int) -> UsageError:
     return UsageError(
         f"{refused.url} does not take a sequence of {length} tokens",
-        got=f"{refused.status}, {refused.said!r}",
+        got=f"{refused.status}, {refused.message!r}",
         expected=f"a teacher with a context of {length + CONTEXT_RESERVE} tokens or more, and the policy's tokens",
         hint=f"serve it with a context that is {CONTEXT_RESERVE} tokens longer than agent.max_tokens",
     )

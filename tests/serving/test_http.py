@@ -101,7 +101,7 @@ async def test_an_error_status_is_refused_with_what_the_server_says(body, said):
     async with serving(answering(body, 400)) as session:
         with pytest.raises(Refused, match="refused a request: got 400") as found:
             await session.post("/x", {}, deadline_s=10)
-    assert (found.value.status, found.value.said) == (400, said)
+    assert (found.value.status, found.value.message) == (400, said)
     assert not isinstance(found.value, ServerLost)
 
 

@@ -106,7 +106,7 @@ def test_a_continuation_holds_the_answer_so_far_and_asks_for_the_rest():
 def test_an_answer():
     part = decode_answer(ANSWER, frozenset())
     generation = part.generation
-    assert not part.goes_on
+    assert not part.continues
     assert (generation.token_ids, generation.logprobs) == ([191, 235, 285], [-5.0, -3.5, -0.25])
     assert generation.versions == [0, 7, 7]
     assert generation.stop_reason is StopReason.LENGTH
@@ -115,10 +115,10 @@ def test_an_answer():
     assert (generation.queue_s, generation.prefill_s, generation.decode_s) == (0.125, 0.25, 2.0)
 
 
-@pytest.mark.parametrize(("stops", "goes_on"), [({285}, False), ({191}, True)])
-def test_an_end_token_that_the_request_does_not_stop_at_is_gone_past(stops, goes_on):
+@pytest.mark.parametrize(("stops", "continues"), [({285}, False), ({191}, True)])
+def test_an_end_token_that_the_request_does_not_stop_at_is_gone_past(stops, continues):
     part = decode_answer(_answer(finish_reason={"type": "stop", "matched": 285}), frozenset(stops))
-    assert part.goes_on is goes_on
+    assert part.continues is continues
     assert part.generation.stop_reason is StopReason.STOP
 
 
@@ -378,6 +378,6 @@ def test_stop_texts_are_asked_for_and_recognised(request_of):
     assert (sampling["stop"], sampling["no_stop_trim"], sampling["skip_special_tokens"]) == (["</a>"], True, False)
     body = _answer(finish_reason={"type": "stop", "matched": "</a>"})
     part = decode_answer(body, frozenset(), ("</a>",))
-    assert (part.generation.stop_reason, part.goes_on) == (StopReason.STOP, False)
+    assert (part.generation.stop_reason, part.continues) == (StopReason.STOP, False)
     with pytest.raises(EngineError, match="neither a token nor a text of the request"):
         decode_answer(body, frozenset(), ("</b>",))

@@ -15,7 +15,7 @@ from agentrl.serving.vllm.wire import (
     decode_load,
     encode_abort,
     encode_request,
-    is_uncut,
+    is_pre_truncation,
 )
 
 
@@ -158,17 +158,17 @@ def _info(mode, extension=""):
 
 def test_the_convention_is_what_the_server_was_told():
     assert convention_of(_info("raw_logprobs")) is LogprobConvention.RAW
-    assert convention_of(_info("processed_logprobs")) is LogprobConvention.CUT
-    assert convention_of(_info("processed_logprobs", WORKER_EXTENSION)) is LogprobConvention.UNCUT
+    assert convention_of(_info("processed_logprobs")) is LogprobConvention.POST_TRUNCATION
+    assert convention_of(_info("processed_logprobs", WORKER_EXTENSION)) is LogprobConvention.PRE_TRUNCATION
     assert convention_of(_info("raw_logprobs", WORKER_EXTENSION)) is LogprobConvention.RAW
     with pytest.raises(UsageError, match="--logprobs-mode raw_logits"):
         convention_of(_info("raw_logits"))
     with pytest.raises(EngineError, match="does not report"):
         convention_of({})
-    assert (is_uncut(-6.0), is_uncut(0.0)) == (True, False)
+    assert (is_pre_truncation(-6.0), is_pre_truncation(0.0)) == (True, False)
 
 
-RAW, CUT, UNCUT = LogprobConvention.RAW, LogprobConvention.CUT, LogprobConvention.UNCUT
+RAW, CUT, UNCUT = LogprobConvention.RAW, LogprobConvention.POST_TRUNCATION, LogprobConvention.PRE_TRUNCATION
 
 
 @pytest.mark.parametrize(

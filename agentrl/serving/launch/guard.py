@@ -51,14 +51,14 @@ class Cause(Enum):
 
     ENDED = auto()
     """Its first process ended."""
-    ASKED = auto()
-    ASKED_AT_ONCE = auto()
+    END_REQUESTED = auto()
+    KILL_REQUESTED = auto()
     """The server is to be killed."""
     ORPHANED = auto()
     """Standard input closed without an instruction, or the process that started this one is gone."""
 
 
-INSTRUCTIONS = {b"e": Cause.ASKED, b"k": Cause.ASKED_AT_ONCE}
+INSTRUCTIONS = {b"e": Cause.END_REQUESTED, b"k": Cause.KILL_REQUESTED}
 
 
 class Guard:
@@ -67,7 +67,7 @@ class Guard:
     Args:
         server: Its first process, the leader of a session.
         parent: Process descriptor of the program that started this one.
-        foreign: The segments that existed before the server, from `segments_there`.
+        foreign: The segments that existed before the server, from `list_segments`.
     """
 
     def __init__(self, server: int, parent: int, foreign: dict[str, int]) -> None:
@@ -87,9 +87,9 @@ class Guard:
                 if self.code is not None:
                     return Cause.ENDED
                 ready = {key.fd for key, _ in selector.select(LOOK_S)}
-                self.look()
+                self.record_segments()
                 if wakeup in ready and set(os.read(wakeup, 512)) - {signal.SIGCHLD}:
-                    return Cause.ASKED
+                    return Cause.END_REQUESTED
                 if STANDARD_INPUT in ready:
                     return INSTRUCTIONS.get(os.read(STANDARD_INPUT, 1), Cause.ORPHANED)
                 if self.parent in ready:
@@ -97,7 +97,7 @@ class Guard:
 
     def end(self, grace_s: float) -> None:
         """Ask the first process to end, give it `grace_s`; then ask, and soon kill, all that is left; 0 only kills."""
-        self.look()
+        self.record_segments()
         if self.code is None and grace_s > 0:
             send(signal.SIGTERM, [self.server])
             with contextlib.suppress(ProcessLookupError):
@@ -108,21 +108,21 @@ class Guard:
             send(signal.SIGTERM, left)
             send(signal.SIGCONT, left)
             self._wait(lambda: not descendants(os.getpid()), LEFT_S)
-        self._wait(self._killed, KILL_S)
-        self._give_back()
+        self._wait(self._kill_remaining, KILL_S)
+        self._remove_segments()
 
-    def look(self) -> None:
+    def record_segments(self) -> None:
         """Remember which segments the server's processes have."""
-        there = segments_there()
-        for name in segments_of(descendants(os.getpid())):
+        there = list_segments()
+        for name in find_mapped_segments(descendants(os.getpid())):
             if name in there and self._foreign.get(name) != there[name]:
                 self._segments[name] = there[name]
 
-    def _give_back(self) -> None:
-        there = segments_there()
+    def _remove_segments(self) -> None:
+        there = list_segments()
         left = {name for name, number in self._segments.items() if there.get(name) == number}
         if left:
-            left -= segments_of([int(name) for name in os.listdir("/proc") if name.isdigit()])
+            left -= find_mapped_segments([int(name) for name in os.listdir("/proc") if name.isdigit()])
         for name in left:
             with contextlib.suppress(OSError):
                 os.unlink(f"{SHARED_MEMORY}/{name}")
@@ -134,7 +134,7 @@ class Guard:
                 if found[0] == self.server:
                     self.code = os.waitstatus_to_exitcode(found[1])
 
-    def _killed(self) -> bool:
+    def _kill_remaining(self) -> bool:
         left = descendants(os.getpid())
         send(signal.SIGKILL, left)
         return not left
@@ -166,14 +166,14 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def segments_there() -> dict[str, int]:
+def list_segments() -> dict[str, int]:
     """Return the segments of shared memory and the semaphores on this machine: their inode numbers by name."""
     with contextlib.suppress(FileNotFoundError), os.scandir(SHARED_MEMORY) as entries:
         return {entry.name: entry.inode() for entry in entries if entry.is_file(follow_symlinks=False)}
     return {}
 
 
-def segments_of(processes: list[int]) -> set[str]:
+def find_mapped_segments(processes: list[int]) -> set[str]:
     """Names of the segments that processes have mapped, as far as this process may read them."""
     found: set[str] = set()
     for process in processes:
@@ -210,7 +210,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     """Only the wake-up matters."""
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     """Tell the process that started this one."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, f"{line}\n".encode())
@@ -221,19 +221,19 @@ def main(parent_pid: int, grace_s: float, command: list[str]) -> int:
     _prctl(SET_CHILD_SUBREAPER, 1)
     wakeup = listen_for_signals()
     try:
-        parent, foreign = os.pidfd_open(parent_pid), segments_there()
+        parent, foreign = os.pidfd_open(parent_pid), list_segments()
         server = start(command) if os.getppid() == parent_pid else None
     except (OSError, subprocess.SubprocessError) as error:
-        say(f"failed {error}")
+        report(f"failed {error}")
         return NOT_STARTED
     if server is None:
         return NOT_STARTED
     guard = Guard(server, parent, foreign)
-    say(f"started {server}")
+    report(f"started {server}")
     cause = guard.watch(wakeup)
     if cause is Cause.ORPHANED:
         os.write(2, b"[agentrl] the process that started this server is gone: ending it\n")
-    guard.end(0.0 if cause is Cause.ASKED_AT_ONCE else grace_s)
+    guard.end(0.0 if cause is Cause.KILL_REQUESTED else grace_s)
     code = NOT_STARTED if guard.code is None else guard.code
     return code if code >= 0 else 128 - code
 

@@ -135,9 +135,9 @@ class ServerProcess:
         with log.open("ab") as output:
             self._log_start = output.tell()
             self._guard = _start_guard(command, output.fileno(), grace_s)
-        self.pid = self._hear_pid(command.argv[0])
+        self.pid = self._read_pid(command.argv[0])
 
-    def _hear_pid(self, program: str) -> int:
+    def _read_pid(self, program: str) -> int:
         assert self._guard.stdout is not None
         with self._guard.stdout as words:
             word, _, rest = words.readline().decode(errors="replace").strip().partition(" ")
@@ -194,7 +194,7 @@ class ServerProcess:
     async def wait(self) -> int:
         """Wait until it has ended and all its processes are gone; returns `code`."""
         while (code := self.code) is None:
-            await _ended(self._guard.pid)
+            await _wait_for_exit(self._guard.pid)
         return code
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -249,7 +249,7 @@ def _instruct(guard: subprocess.Popen[bytes], instruction: bytes) -> None:
             guard.stdin.write(instruction)
 
 
-async def _ended(pid: int) -> None:
+async def _wait_for_exit(pid: int) -> None:
     """Wait for the end of a child."""
     ended = asyncio.Event()
     descriptor = os.pidfd_open(pid)

@@ -1,7 +1,7 @@
-"""The key-value cache: rows of a fixed capacity, on one shelf per capacity.
+"""The key-value cache: rows of a fixed capacity, on one block per capacity.
 
 A sequence lives in one row and moves to a larger one when it outgrows it, so that rows that are attended together
-differ little in length, and memory follows the tokens that are really there. All layers of a shelf share the row's
+differ little in length, and memory follows the tokens that are really there. All layers of a block share the row's
 number.
 """
 
@@ -44,12 +44,12 @@ class CacheBlock:
     """Held by the lane that allocates."""
 
     @property
-    def used(self) -> int:
+    def num_used(self) -> int:
         """Rows that hold a sequence."""
         return self.rows - len(self.free)
 
     def take(self) -> int:
-        """Return the lowest unused row; the shelf grows when there is none."""
+        """Return the lowest unused row; the block grows when there is none."""
         if not self.free:
             self._grow(max(8, self.rows))
         return heapq.heappop(self.free)
@@ -79,7 +79,7 @@ class CacheBlock:
                 self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
 
     def copy_row(self, row: int, target: CacheBlock, target_row: int, length: int) -> None:
-        """Copy a row's first `length` tokens to a row of another shelf."""
+        """Copy a row's first `length` tokens to a row of another block."""
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             to_keys, to_values = target.layer(index, keys[:, :, 0], values[:, :, 0])
             to_keys[target_row, :, :length] = keys[row, :, :length]
@@ -90,7 +90,7 @@ class CacheBlock:
 class CacheRow:
     """One sequence's place in the cache."""
 
-    shelf: CacheBlock
+    block: CacheBlock
     index: int
     ids: list[int] = field(default_factory=list)
     """The sequence; its first `computed` tokens have keys and values here."""
@@ -109,46 +109,46 @@ class CacheRow:
 
 
 class RowStore:
-    """Rows of all shelves, within a budget of `max_tokens` over the capacities of rows that hold a sequence."""
+    """Rows of all blocks, within a budget of `max_tokens` over the capacities of rows that hold a sequence."""
 
     def __init__(self, *, max_tokens: int, max_context: int) -> None:
         self.max_tokens = max_tokens
         self.max_context = max_context
         self.reserved_tokens = 0
-        self._shelves: dict[int, CacheBlock] = {}
+        self._blocks: dict[int, CacheBlock] = {}
 
     def has_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
         """Return True if a row for `length` tokens fits the budget, `instead_of` another that is freed afterwards."""
-        freed = 0 if instead_of is None else instead_of.shelf.capacity
+        freed = 0 if instead_of is None else instead_of.block.capacity
         return self.reserved_tokens - freed + capacity_for(length, self.max_context) <= self.max_tokens
 
     def take(self, length: int) -> CacheRow:
         """Return a row for a sequence of `length` tokens."""
         capacity = capacity_for(length, self.max_context)
-        if capacity not in self._shelves:
-            self._drop_empty_shelves()
-            self._shelves[capacity] = CacheBlock(capacity)
-        shelf = self._shelves[capacity]
+        if capacity not in self._blocks:
+            self._drop_empty_blocks()
+            self._blocks[capacity] = CacheBlock(capacity)
+        block = self._blocks[capacity]
         self.reserved_tokens += capacity
-        return CacheRow(shelf, shelf.take())
+        return CacheRow(block, block.take())
 
     def move(self, row: CacheRow, length: int) -> None:
         """Move a row's sequence to a row for `length` tokens."""
         new = self.take(length)
-        row.shelf.copy_row(row.index, new.shelf, new.index, row.computed)
+        row.block.copy_row(row.index, new.block, new.index, row.computed)
         self.give_back(row)
-        row.shelf, row.index = new.shelf, new.index
+        row.block, row.index = new.block, new.index
 
     def give_back(self, row: CacheRow) -> None:
         """Make a row's place free for others."""
-        row.shelf.give_back(row.index)
-        self.reserved_tokens -= row.shelf.capacity
+        row.block.give_back(row.index)
+        self.reserved_tokens -= row.block.capacity
 
     def clear(self) -> None:
         """Drop the memory of all rows, none of which may hold a sequence: it may hold what is not finite."""
-        self._shelves.clear()
+        self._blocks.clear()
 
-    def _drop_empty_shelves(self) -> None:
-        allocated = sum(shelf.rows * capacity for capacity, shelf in self._shelves.items())
+    def _drop_empty_blocks(self) -> None:
+        allocated = sum(block.rows * capacity for capacity, block in self._blocks.items())
         if allocated > self.max_tokens:
-            self._shelves = {capacity: shelf for capacity, shelf in self._shelves.items() if shelf.used}
+            self._blocks = {capacity: block for capacity, block in self._blocks.items() if block.num_used}

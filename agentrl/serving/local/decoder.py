@@ -58,7 +58,7 @@ class PackedDecoder:
         self._layers = [_PackedLayer(layer) for layer in decoder.layers]
         self._norm = decoder.norm
         head = model.get_output_embeddings()
-        self._head = _joined([head])
+        self._head = _join_layers([head])
         if has_float32_head(model.config) and model.dtype is not torch.float32:
             self._head = _Float32Head(_weight(head).float(), head.bias)
 
@@ -70,7 +70,7 @@ class PackedDecoder:
         sin[..., : sin.shape[-1] // 2].neg_()
         for layer in self._layers:
             hidden = layer.compute(hidden, cos, sin, step)
-        return self._head(_normed(hidden[step.last_tokens], self._norm))
+        return self._head(_apply_norm(hidden[step.last_tokens], self._norm))
 
 
 class _Float32Head(PackedProduct):
@@ -93,13 +93,13 @@ class _PackedLayer:
         self._window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else window
         self._heads_norm = _heads_norm(attention, self._queries, self._keys)
         self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
-        self._qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._out = _joined([attention.o_proj])
-        self._gate, self._up, self._down = (_joined([part]) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self._qkv = _join_layers([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._out = _join_layers([attention.o_proj])
+        self._gate, self._up, self._down = (_join_layers([part]) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
 
     def compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, step: ForwardStep) -> Tensor:
         """Give the layer's output, [tokens, size]."""
-        heads = self._qkv(_normed(hidden, self._before)).view(len(hidden), -1, self._size)
+        heads = self._qkv(_apply_norm(hidden, self._before)).view(len(hidden), -1, self._size)
         rotated = heads[:, : self._queries + self._keys]
         if self._heads_norm is not None:
             weight, epsilon = self._heads_norm
@@ -116,11 +116,11 @@ class _PackedLayer:
             self._window,
         )
         hidden = self._out.plus(attended.reshape(len(hidden), -1), hidden)
-        normed = _normed(hidden, self._after)
+        normed = _apply_norm(hidden, self._after)
         return self._down.plus(self._up.times(normed, self._gate.silu(normed)), hidden)
 
 
-def _normed(hidden: Tensor, norm: Any) -> Tensor:
+def _apply_norm(hidden: Tensor, norm: Any) -> Tensor:
     return functional.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
@@ -133,7 +133,7 @@ def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float]
     return weight, cast("float", attention.q_norm.variance_epsilon)
 
 
-def _joined(layers: Sequence[Any]) -> PackedProduct:
+def _join_layers(layers: Sequence[Any]) -> PackedProduct:
     """One product for several layers that read the same input, their adapters merged."""
     biases = [layer.bias for layer in layers]
     return PackedProduct(

@@ -74,7 +74,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArr
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    tokens = _draw(_kept(logprobs, params), torch.from_numpy(uniforms).to(logits.device))
+    tokens = _draw(_apply_truncation(logprobs, params), torch.from_numpy(uniforms).to(logits.device))
     if any(p.temperature == 0 for p in params):
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
@@ -92,17 +92,17 @@ def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probabilities.shape[1] - 1)
 
 
-def _kept(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _apply_truncation(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Probabilities with zeros where a row's top-k, top-p or min-p cuts."""
     probabilities = logprobs.exp()
     cut = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if cut:
         rows = torch.tensor(cut, device=logprobs.device)
-        probabilities[rows] = _cut(probabilities[rows], [params[i] for i in cut])
+        probabilities[rows] = _truncate(probabilities[rows], [params[i] for i in cut])
     return probabilities
 
 
-def _cut(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _truncate(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Apply top-k, then top-p to what top-k left, then min-p; the likeliest token always stays."""
     size = probabilities.shape[1]
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
@@ -362,7 +362,7 @@ class LocalEngine(PolicyEngine):
         return steps
 
     def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:
-        numbers = uniform([job.seed for job in jobs], [job.sampled for job in jobs])
+        numbers = uniform([job.seed for job in jobs], [job.num_sampled for job in jobs])
         sampled = sample(logits, [job.request.params for job in jobs], numbers)
         self._totals.sampled_tokens += len(jobs)
         for job, token, logprob in zip(jobs, sampled.token_ids, sampled.logprobs, strict=True):

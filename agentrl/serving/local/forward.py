@@ -1,7 +1,7 @@
 """One forward pass over tokens of many sequences, laid end to end, and the attention that takes them apart again.
 
 The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
-belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
+belongs to. Sequences with one new token are attended together, block by block; longer pieces one by one.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class SequenceChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    shelf: CacheBlock
+    block: CacheBlock
     tokens: Tensor
-    """Where in the step the shelf's tokens are, int64[n]."""
+    """Where in the step the block's tokens are, int64[n]."""
     rows: Tensor
     positions: Tensor
 
 
 @dataclass(slots=True)
 class _BatchedAttention:
-    """Neighbouring rows of a shelf with one new token each."""
+    """Neighbouring rows of a block with one new token each."""
 
-    shelf: CacheBlock
+    block: CacheBlock
     first_row: int
     lengths: Tensor
     """Tokens of each row that may be attended, int64[rows]; 1 for rows that are not part of the step."""
@@ -88,17 +88,17 @@ class _BatchedAttention:
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache: [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
-        keys = self.shelf.keys[layer][rows, :, : self.longest]
-        values = self.shelf.values[layer][rows, :, : self.longest]
+        keys = self.block.keys[layer][rows, :, : self.longest]
+        values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
         # the query heads that share a key-value head become its rows: no key is repeated
         queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
-        attended = self._attended(queries, keys, values, scale, self.bias(window, query), cap)
+        attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
         attended = attended.reshape(len(self.lengths), heads, -1)
         return attended if self.members is None else attended[self.members]
 
     @staticmethod
-    def _attended(
+    def _attend_rows(
         queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None
     ) -> Tensor:
         """Attend from [rows, kv_heads, group, head_dim]; scores are in float32 for every format."""
@@ -107,8 +107,8 @@ class _BatchedAttention:
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         if _is_bfloat16_on_cpu(queries):
             exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
-            return _BatchedAttention._attended(*exact).to(queries.dtype)
-        scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
+            return _BatchedAttention._attend_rows(*exact).to(queries.dtype)
+        scores = _apply_cap(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
         return torch.matmul(scores.softmax(dim=-1), values)
 
 
@@ -116,7 +116,7 @@ class _BatchedAttention:
 class _SingleAttention:
     """Several new tokens of one row."""
 
-    shelf: CacheBlock
+    block: CacheBlock
     row: int
     first_token: int
     count: int
@@ -136,14 +136,14 @@ class _SingleAttention:
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
         """Attend to the cache: [count, heads, head_dim]."""
-        keys = self.shelf.keys[layer][self.row : self.row + 1, :, : self.end]
-        values = self.shelf.values[layer][self.row : self.row + 1, :, : self.end]
+        keys = self.block.keys[layer][self.row : self.row + 1, :, : self.end]
+        values = self.block.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
         if cap is None and window is None and _is_bfloat16_on_cpu(query):
             return _attend_in_blocks(own[0].float(), keys[0].float(), values[0].float(), scale).to(query.dtype)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
-            scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
+            scores = _apply_cap(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
             return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
         whole = self.count == self.end and window is None
         mask = None if whole else self.bias(window, query)
@@ -196,7 +196,7 @@ def _bias(hidden: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
-def _capped(scores: Tensor, cap: float | None) -> Tensor:
+def _apply_cap(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
@@ -205,7 +205,7 @@ class ForwardStep:
 
     def __init__(self, pieces: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
-        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
+        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.block.capacity, p.row.index))
         self.pieces = [*single, *(p for p in pieces if p.count > 1)]
         """In the order of their tokens."""
         starts = [0]
@@ -224,13 +224,13 @@ class ForwardStep:
         self.views: list[View] = []
         """Tokens of this step that stand for images."""
         if any(p.row.images for p in self.pieces):
-            self._see(starts)
+            self._place_images(starts)
         self.last_tokens = torch.tensor(starts[1:], device=device) - 1
         """The last token of each piece, int64[pieces]."""
         self._writes = list(self._plan_writes(starts))
-        self._together = list(self._plan_together(single))
-        self._alone = [
-            _SingleAttention(p.row.shelf, p.row.index, start, p.count, p.end)
+        self._batched = list(self._plan_batched(single))
+        self._singles = [
+            _SingleAttention(p.row.block, p.row.index, start, p.count, p.end)
             for p, start in zip(self.pieces, starts, strict=False)
             if p.count > 1
         ]
@@ -244,30 +244,30 @@ class ForwardStep:
             piece.row.routed_experts[piece.start :] = self.routed_experts[first : first + piece.count]
             first += piece.count
 
-    def _see(self, starts: list[int]) -> None:
+    def _place_images(self, starts: list[int]) -> None:
         positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]
         self.positions = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)[:, None]
         for piece, start in zip(self.pieces, starts, strict=False):
             self.views += views_of(piece.row.images, piece.start, piece.end, at=start)
 
     def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
-        by_shelf: dict[CacheBlock, tuple[list[int], list[int]]] = {}
+        by_block: dict[CacheBlock, tuple[list[int], list[int]]] = {}
         for piece, start in zip(self.pieces, starts, strict=False):
-            tokens, rows = by_shelf.setdefault(piece.row.shelf, ([], []))
+            tokens, rows = by_block.setdefault(piece.row.block, ([], []))
             tokens += range(start, start + piece.count)
             rows += [piece.row.index] * piece.count
-        for shelf, (tokens, rows) in by_shelf.items():
+        for block, (tokens, rows) in by_block.items():
             places = torch.tensor(tokens, device=self._device)
-            yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.places[0, places])
+            yield _Write(block, places, torch.tensor(rows, device=self._device), self.places[0, places])
 
-    def _plan_together(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
+    def _plan_batched(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
         token = 0
-        for shelf, on_shelf in groupby(single, key=lambda p: p.row.shelf):
-            for run in _runs(list(on_shelf)):
-                yield self._gather(shelf, run, token)
+        for block, in_block in groupby(single, key=lambda p: p.row.block):
+            for run in _runs(list(in_block)):
+                yield self._gather(block, run, token)
                 token += len(run)
 
-    def _gather(self, shelf: CacheBlock, run: list[SequenceChunk], token: int) -> _BatchedAttention:
+    def _gather(self, block: CacheBlock, run: list[SequenceChunk], token: int) -> _BatchedAttention:
         first = run[0].row.index
         span = run[-1].row.index + 1 - first
         lengths, queries = [1] * span, [token] * span
@@ -275,7 +275,7 @@ class ForwardStep:
         for offset, (place, piece) in enumerate(zip(members, run, strict=True)):
             lengths[place], queries[place] = piece.end, token + offset
         return _BatchedAttention(
-            shelf=shelf,
+            block=block,
             first_row=first,
             lengths=torch.tensor(lengths, device=self._device),
             longest=max(lengths),
@@ -311,10 +311,10 @@ class ForwardStep:
         """
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
         for write in self._writes:
-            all_keys, all_values = write.shelf.layer(layer, keys, values)
+            all_keys, all_values = write.block.layer(layer, keys, values)
             all_keys[write.rows, :, write.positions] = keys[write.tokens]
             all_values[write.rows, :, write.positions] = values[write.tokens]
-        parts: list[_BatchedAttention | _SingleAttention] = [*self._together, *self._alone]
+        parts: list[_BatchedAttention | _SingleAttention] = [*self._batched, *self._singles]
         if len(parts) == 1:
             return parts[0].attend(layer, query, scale, window, cap)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])

@@ -64,7 +64,7 @@ class ScheduledRequest:
     first_token: float | None = None
 
     @property
-    def sampled(self) -> int:
+    def num_sampled(self) -> int:
         """Number of tokens sampled so far."""
         return len(self.logprobs)
 
@@ -88,12 +88,12 @@ class ScheduledRequest:
         params = self.request.params
         if self.ids[-1] in params.stop_token_ids or (params.stop and decode and self._ends_in_text(decode)):
             return StopReason.STOP
-        full = self.sampled >= self.request.params.max_tokens or len(self.ids) >= max_context
+        full = self.num_sampled >= self.request.params.max_tokens or len(self.ids) >= max_context
         return StopReason.LENGTH if full else None
 
     def _ends_in_text(self, decode: Decode) -> bool:
         stop = self.request.params.stop
-        recent = min(self.sampled, max(map(len, stop)) + PIECES_OF_A_CHARACTER)
+        recent = min(self.num_sampled, max(map(len, stop)) + PIECES_OF_A_CHARACTER)
         text = decode(self.ids[-recent:])
         return any(end in text for end in stop)
 
@@ -232,9 +232,9 @@ class Scheduler:
             return False
         job.is_new = False
         if best is not None:
-            best.shelf.copy_row(best.index, row.shelf, row.index, most)
+            best.block.copy_row(best.index, row.block, row.index, most)
             row.computed, row.routed_experts = most, best.routed_experts[:most]
-            if not job.sampled:
+            if not job.num_sampled:
                 job.cached_tokens = most
         return True
 
@@ -253,7 +253,7 @@ class Scheduler:
     def _fit(self, job: ScheduledRequest, row: CacheRow) -> bool:
         """Make the row large enough for the job's tokens; ``False`` when the job had to give it up."""
         length = len(job.ids)
-        if length <= row.shelf.capacity:
+        if length <= row.block.capacity:
             return True
         while not self._make_room(length, instead_of=row):
             youngest = self.running[-1]
@@ -300,7 +300,7 @@ def split_pieces(pieces: Sequence[SequenceChunk], lanes: int) -> list[list[Seque
     count = max(1, min(lanes, len(pieces) // FEWEST_PER_LANE))
     if count == 1:
         return [list(pieces)]
-    ordered = sorted(pieces, key=lambda piece: (piece.row.shelf.capacity, piece.row.index))
+    ordered = sorted(pieces, key=lambda piece: (piece.row.block.capacity, piece.row.index))
     costs = [piece.count * TOKEN_COST + piece.end for piece in ordered]
     share, spent = sum(costs) / count, 0.0
     parts: list[list[SequenceChunk]] = [[] for _ in range(count)]

@@ -47,7 +47,7 @@ class ServerMonitor:
         self.changes_running = 0
         """Changes of weights that run: servers may be too busy to answer, and their own deadline watches them."""
 
-    async def tend(self, member: Member) -> None:
+    async def run(self, member: Member) -> None:
         """Watch one member and bring it back, until it is given up."""
         while member.state is not MemberState.REMOVED:
             await self._watch(member)
@@ -58,19 +58,19 @@ class ServerMonitor:
         if member.state.is_in:
             self._group.say(f"server {member.server.url} is lost: {why}")
             member.lose(str(why))
-            self._group.changed()
+            self._group.notify_change()
 
     def suspect(self, member: Member) -> None:
         """A connection broke: send nothing new before the server has answered a check, which comes at once."""
         if member.state is MemberState.SERVING:
             member.state = MemberState.SUSPECT
             member.wake.set()
-            self._group.changed()
+            self._group.notify_change()
 
     async def _watch(self, member: Member) -> None:
         while member.state.is_in:
             await self._check(member)
-            self._group.changed()
+            self._group.notify_change()
             if member.state.is_in:
                 await self._sleep(member, self._settings.check_every_s)
 
@@ -83,16 +83,16 @@ class ServerMonitor:
         member.wake.clear()
 
     async def _check(self, member: Member) -> None:
-        ailment = await self._ailment(member.server)
+        fault = await self._find_fault(member.server)
         if self.changes_running or not member.state.is_in:
             return
-        if ailment is not None:
-            self.lose(member, ailment)
+        if fault is not None:
+            self.lose(member, fault)
             return
         try:
             async with async_boundary(EngineError, "a reading", deadline_s=self._settings.health_timeout_s):
                 if member.state is MemberState.SUSPECT:
-                    await self._clear(member)
+                    await self._clear_suspicion(member)
                 reading = await member.server.load()
         except AgentRLError as error:
             _log.info("no reading of server %s: %s", member.server.url, error)
@@ -101,7 +101,7 @@ class ServerMonitor:
             member.reading = reading
             member.concurrency.read(reading, in_flight=member.in_flight)
 
-    async def _clear(self, member: Member) -> None:
+    async def _clear_suspicion(self, member: Member) -> None:
         """A suspect answers: it serves on, unless it is another process with other weights."""
         version = await member.server.weight_version()
         if self._group.changing.locked() or member.state is not MemberState.SUSPECT:
@@ -111,7 +111,7 @@ class ServerMonitor:
         else:
             self.lose(member, f"it serves weights of version {version} instead of {self._group.version}")
 
-    async def _ailment(self, server: InferenceServer) -> str | None:
+    async def _find_fault(self, server: InferenceServer) -> str | None:
         """Return why a server cannot serve; ``None`` when it answers in time that it is healthy."""
         deadline_s, clock = self._settings.health_timeout_s, asyncio.get_running_loop().time
         for _ in range(MOST_QUESTIONS):
@@ -153,25 +153,25 @@ class ServerMonitor:
     def _give_up(self, member: Member) -> None:
         self._group.say(f"server {member.server.url} is given up after {member.attempts} attempts")
         member.state = MemberState.REMOVED
-        self._group.changed()
+        self._group.notify_change()
 
     async def _attempt(self, member: Member) -> bool:
         server = member.server
         if self._restart is None:
-            if await self._ailment(server) is not None:
+            if await self._find_fault(server) is not None:
                 return False
             member.attempts += 1
         else:
             member.attempts += 1
-            server = await self._started_again(self._restart, member)
+            server = await self._restart_server(self._restart, member)
         async with self._group.changing:
             await self._prepare(server)
             member.join(server)
         self._group.say(f"server {server.url} serves again with weights of version {self._group.version}")
-        self._group.changed()
+        self._group.notify_change()
         return True
 
-    async def _started_again(self, restart: Restart, member: Member) -> InferenceServer:
+    async def _restart_server(self, restart: Restart, member: Member) -> InferenceServer:
         with suppress(EngineError):  # it is lost anyway
             async with async_boundary(EngineError, "closing it", deadline_s=self._settings.control_timeout_s):
                 await member.server.close()
@@ -240,7 +240,7 @@ class PoolGroup:
         self._changed = asyncio.Event()
         self._deliver: Deliver | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.keeper = ServerMonitor(self, restart)
+        self.monitor = ServerMonitor(self, restart)
 
     @property
     def servers(self) -> list[InferenceServer]:
@@ -257,7 +257,7 @@ class PoolGroup:
             Member.of(index, server, self.settings, time.monotonic) for index, server in enumerate(self._initial)
         ]
         self._tasks = [
-            asyncio.create_task(self.keeper.tend(member), name=f"keeper of {member.server.url}")
+            asyncio.create_task(self.monitor.run(member), name=f"monitor of {member.server.url}")
             for member in self.members
         ]
         return capabilities
@@ -284,7 +284,7 @@ class PoolGroup:
         finally:
             saying.cancel()
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         """Announce a change; the group fails when no server is left."""
         self._changed.set()
         self._on_change()
@@ -308,15 +308,15 @@ class PoolGroup:
         """Go on, on every server; one that cannot is taken out."""
         await self.each(lambda server: server.resume(), what="resume", deadline_s=self.settings.control_timeout_s)
         self.is_paused = False
-        self.changed()
+        self.notify_change()
 
     async def change(self, action: Action, *, what: str, deadline_s: float) -> None:
         """`each`, for what keeps a server too busy to answer: only this deadline watches it meanwhile."""
-        self.keeper.changes_running += 1
+        self.monitor.changes_running += 1
         try:
             await self.each(action, what=what, deadline_s=deadline_s)
         finally:
-            self.keeper.changes_running -= 1
+            self.monitor.changes_running -= 1
 
     async def each(self, action: Action, *, what: str, deadline_s: float) -> None:
         """Do something on every server at once; those that fail or miss the deadline are taken out.
@@ -339,7 +339,7 @@ class PoolGroup:
         except (TrainingError, UsageError):
             raise
         except AgentRLError as error:
-            self.keeper.lose(member, error)
+            self.monitor.lose(member, error)
         finally:
             await end(call, within_s=CLEANING_S)
 
@@ -347,7 +347,7 @@ class PoolGroup:
         """Take a server out until it has the current weights, verified."""
         for member in self.members:
             if member.server is server:
-                self.keeper.lose(member, why)
+                self.monitor.lose(member, why)
 
     def publish(self, version: int) -> None:
         """Record the version that all servers have now."""
@@ -356,7 +356,7 @@ class PoolGroup:
     def connect_sync(self, *, deliver: Deliver, bring_up_to_date: Action) -> None:
         """Register how weights reach all servers, and one that comes back."""
         self._deliver = deliver
-        self.keeper.bring_up_to_date = bring_up_to_date
+        self.monitor.bring_up_to_date = bring_up_to_date
 
     async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Let weight sync bring weights to all servers; raises `EngineError` where there is none."""

@@ -274,7 +274,7 @@ class Member:
         self.calls = set()
         self.wake.set()
 
-    def asked(self) -> Call:
+    def track_call(self) -> Call:
         """Return a context manager around a request that this server answers."""
         return Call(self)
 

@@ -134,13 +134,13 @@ class PoolRequest:
     _placed: asyncio.Future[None] = field(init=False)
 
     @property
-    def sent(self) -> GenerateRequest:
+    def wire_request(self) -> GenerateRequest:
         """Request as it is sent: each attempt has an id of its own, because a lost server may still run the last."""
         if not self.resubmissions:
             return self.request
         return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}", on_tokens=None)
 
-    def new_ticket(self) -> QueuedRequest:
+    def new_attempt(self) -> QueuedRequest:
         """Return the ticket of the next attempt."""
         self._placed = asyncio.get_running_loop().create_future()
         tokens = len(self.request.prompt_ids) + self.request.params.max_tokens
@@ -151,7 +151,7 @@ class PoolRequest:
         if not self.is_aborted:
             await self._placed
 
-    def placed(self) -> None:
+    def mark_placed(self) -> None:
         """Record that the ticket has a server."""
         if not self._placed.done():
             self._placed.set_result(None)
@@ -159,7 +159,7 @@ class PoolRequest:
     def abort(self) -> None:
         """Stop waiting: the caller takes the answer so far."""
         self.is_aborted = True
-        self.placed()
+        self.mark_placed()
 
     def fail(self, error: AgentRLError) -> None:
         """Fail the request, as the pool has failed."""
@@ -194,7 +194,7 @@ class PoolTotals:
         if not self._requests:
             self._busy_s += time.perf_counter() - self._busy_since
 
-    def answered(self, answer: Generation) -> None:
+    def count_answer(self, answer: Generation) -> None:
         """Count the tokens of an answer."""
         self.cached_tokens += answer.cached_tokens
         self.sampled_tokens += len(answer.token_ids)
@@ -310,7 +310,7 @@ class ServerPool(PolicyEngine):
         finally:
             del self._requests[request.request_id]
             self._totals.end()
-        self._totals.answered(answer)
+        self._totals.count_answer(answer)
         return answer
 
     async def _serve(self, pending: PoolRequest) -> Generation:
@@ -332,7 +332,7 @@ class ServerPool(PolicyEngine):
 
     async def _attempt(self, pending: PoolRequest) -> Generation | None:
         """Wait for a server and ask it; ``None`` when the server is lost, or the request was aborted before."""
-        ticket = pending.new_ticket()
+        ticket = pending.new_attempt()
         self._tickets[ticket] = pending
         self._router.enter(ticket)
         self._place()
@@ -351,10 +351,10 @@ class ServerPool(PolicyEngine):
         answer: Generation | None = None
         pending.member = member
         try:
-            with member.asked() as call:
-                answer = await member.server.generate(pending.sent)
+            with member.track_call() as call:
+                answer = await member.server.generate(pending.wire_request)
         except ServerLost:
-            self.group.keeper.suspect(member)
+            self.group.monitor.suspect(member)
             return None
         except EngineError:
             member.breaker.record_failure()
@@ -372,7 +372,7 @@ class ServerPool(PolicyEngine):
         if not versions or (oldest <= min(versions) and max(versions) <= self.version):
             return True
         why = f"it sampled with weights of version {sorted(set(versions))}, expected {oldest} to {self.version}"
-        self.group.keeper.lose(member, why)
+        self.group.monitor.lose(member, why)
         return False
 
     def _place(self) -> None:
@@ -383,7 +383,7 @@ class ServerPool(PolicyEngine):
         for places, member in zip(self._router.servers, self.group.members, strict=False):
             places.limit = member.limit
         for ticket in self._router.place():
-            self._tickets[ticket].placed()
+            self._tickets[ticket].mark_placed()
 
     async def abort(self, request_id: str) -> bool:
         """End a request with what it has; ``False`` when it is not here."""
@@ -395,7 +395,7 @@ class ServerPool(PolicyEngine):
         if member is not None:
             with suppress(EngineError):  # the server is lost, and the request ends without it
                 async with async_boundary(EngineError, "an abort", deadline_s=self.settings.health_timeout_s):
-                    await member.server.abort(pending.sent.request_id)
+                    await member.server.abort(pending.wire_request.request_id)
         return True
 
     async def pause(self) -> None:

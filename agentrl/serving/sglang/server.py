@@ -161,12 +161,12 @@ class RunningRequest:
     answer: Generation | None = None
     """What the calls of ``/generate`` that have ended sampled."""
     task: asyncio.Task[Generation] | None = None
-    sent: bool = False
+    is_sent: bool = False
     """The server has the request; otherwise it waits here for the end of a pause."""
     aborted: bool = False
 
     @property
-    def sampled(self) -> list[int]:
+    def sampled_ids(self) -> list[int]:
         """The tokens so far."""
         return [] if self.answer is None else self.answer.token_ids
 
@@ -178,7 +178,7 @@ class RunningRequest:
             return first
         return first + len(self.answer.routed_experts)
 
-    def ended(self, stop_reason: StopReason) -> Generation:
+    def finish(self, stop_reason: StopReason) -> Generation:
         """Return the answer so far as the whole answer."""
         if self.answer is None:
             return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=stop_reason)
@@ -243,7 +243,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         try:
             answer = str(await http.post("/generate", VOCABULARY_PROBE, deadline_s=limit_s))
         except Refused as refused:
-            answer = refused.said
+            answer = refused.message
         self._has_sessions, self._workers = BEGIN in openapi["paths"], int(info.get("tp_size") or 1)
         return Capabilities(
             max_context=decode_context(info),
@@ -267,28 +267,28 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         finally:
             del self._calls[request.request_id]
         if call.task.cancelled():  # by an abort that the server did not answer, or did not have to hear of
-            return call.ended(StopReason.ABORT)
+            return call.finish(StopReason.ABORT)
         return call.task.result()
 
     async def _sample(self, call: RunningRequest) -> Generation:
         request, most = call.request, self.capabilities.max_context
-        while tokens_left(request, most, len(call.sampled)) > 0:
+        while tokens_left(request, most, len(call.sampled_ids)) > 0:
             await self._going.wait()
-            call.sent = True
+            call.is_sent = True
             body = encode_request(
                 request,
                 wire_id=call.wire_id,
                 max_context=most,
-                sampled=call.sampled,
+                sampled=call.sampled_ids,
                 routed_experts_from=call.routed_experts_from,
             )
             try:
                 answer = await self._ask(call, body)
             except Refused as refused:
                 if refused.status == 400 and request.params.structure is not None:
-                    raise UsageError(f"{self.url} does not take a structure", got=refused.said) from refused
+                    raise UsageError(f"{self.url} does not take a structure", got=refused.message) from refused
                 raise
-            call.sent = False
+            call.is_sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
@@ -298,12 +298,12 @@ class SGLangServer(SGLangUpdates, InferenceServer):
                     got=answer["meta_info"]["finish_reason"],
                 )
             if call.aborted:
-                return call.ended(StopReason.ABORT if part.goes_on else part.generation.stop_reason)
-            if not part.goes_on:
+                return call.finish(StopReason.ABORT if part.continues else part.generation.stop_reason)
+            if not part.continues:
                 return call.answer
             if request.params.structure is not None:
                 call.answer = None  # a structure has one beginning
-        return call.ended(StopReason.LENGTH)
+        return call.finish(StopReason.LENGTH)
 
     async def _ask(self, call: RunningRequest, body: dict[str, Any]) -> Any:
         tell = call.request.on_tokens
@@ -330,7 +330,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
 
     async def _end(self, call: RunningRequest, task: asyncio.Task[Generation]) -> None:
         call.aborted = True
-        if call.sent:
+        if call.is_sent:
             for wait_s in ABORT_WAITS_S:
                 await self._http.post("/abort_request", {"rid": call.wire_id}, deadline_s=self._config.health_timeout_s)
                 await asyncio.wait([task], timeout=wait_s)
@@ -386,8 +386,8 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         try:
             await update()
         except Refused as refused:
-            if not needs_flush(refused.said):
-                raise EngineError(f"{self.url} did not take the weights", got=refused.said) from refused
+            if not needs_flush(refused.message):
+                raise EngineError(f"{self.url} did not take the weights", got=refused.message) from refused
             # the weights are new, but the cache and the reported version are old: once more
             await self.pause()
             await update()

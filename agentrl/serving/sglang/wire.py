@@ -23,7 +23,7 @@ class GeneratedPart:
     """Part of a generation that one call of ``/generate`` sampled."""
 
     generation: Generation
-    goes_on: bool
+    continues: bool
     """SGLang ended it at one of the model's own end tokens, which the request does not stop at."""
 
 
@@ -148,7 +148,7 @@ def decode_answer(
         token_ids = [int(token) for token in body["output_ids"]]
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
-        stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids, stop)
+        stop_reason, continues = _decode_reason(meta["finish_reason"], stop_token_ids, stop)
         routed_experts = (
             None
             if routed_experts_from is None
@@ -168,7 +168,7 @@ def decode_answer(
         prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
         decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
     )
-    return GeneratedPart(generation, goes_on)
+    return GeneratedPart(generation, continues)
 
 
 def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExperts | None:

@@ -31,7 +31,7 @@ from agentrl.serving.vllm.launch import RECEIVER
 from agentrl.serving.vllm.updates import VLLMUpdates
 from agentrl.serving.vllm.wire import (
     ADAPTER,
-    CUT_TO_ONE,
+    TOP_1_PROBE,
     LogprobConvention,
     adapter_name,
     check_convention,
@@ -41,7 +41,7 @@ from agentrl.serving.vllm.wire import (
     decode_load,
     encode_abort,
     encode_request,
-    is_uncut,
+    is_pre_truncation,
     join_events,
 )
 
@@ -96,8 +96,8 @@ def _check_adapters(url: str, found: Mapping[str, Any], config: ServerEngineConf
         )
 
 
-async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:
-    body = {"token_ids": PROBE_IDS, "sampling_params": CUT_TO_ONE}
+async def _probe_top_1_logprob(http: HttpSession, deadline_s: float) -> float:
+    body = {"token_ids": PROBE_IDS, "sampling_params": TOP_1_PROBE}
     answer: Any = await http.post("/inference/v1/generate", body, deadline_s=deadline_s)
     with decoding(f"{http.url} does not answer like vLLM", answer):
         choice = answer["choices"][0]
@@ -110,7 +110,7 @@ async def _reason(http: HttpSession, refused: Refused, deadline_s: float) -> Eng
     """Why a route is missing: the version, or a flag."""
     if refused.status == 403:
         hint = "start it with --enable-scale-out, or let agentrl launch it"
-        return UsageError(f"{http.url} does not take token ids", got=refused.said, hint=hint)
+        return UsageError(f"{http.url} does not take token ids", got=refused.message, hint=hint)
     if refused.status != 404:
         return refused
     version = await _version(http, deadline_s)
@@ -182,7 +182,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             models = await http.get("/v1/models", deadline_s=deadline_s)
             info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
             await _check_awake(http, deadline_s)
-            logprob = await _logprob_after_a_cut(http, deadline_s)
+            logprob = await _probe_top_1_logprob(http, deadline_s)
         except Refused as refused:
             raise await _reason(http, refused, deadline_s) from refused
         convention, settings = convention_of(info), info["vllm_config"]
@@ -195,8 +195,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             structures=True,
             routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
         )
-        is_cut = convention is LogprobConvention.UNCUT and not is_uncut(logprob)
-        self._convention = LogprobConvention.CUT if is_cut else convention
+        is_cut = convention is LogprobConvention.PRE_TRUNCATION and not is_pre_truncation(logprob)
+        self._convention = LogprobConvention.POST_TRUNCATION if is_cut else convention
         self._loaded, self._read = decode_adapters(models), {}  # it may be another process than before
         self._is_adapted = ADAPTER in self._loaded and config.adapter_rank is not None
 
@@ -245,9 +245,9 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
         """Interpret an error status: vLLM answers 500 before it ends after a failure of its engine."""
         if refused.status in (400, 422):
-            return UsageError(f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.said!r}")
+            return UsageError(f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.message!r}")
         if refused.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
-            return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.said!r}")
+            return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.message!r}")
         return refused
 
     async def abort(self, request_id: str) -> bool:

@@ -183,16 +183,16 @@ class LogprobConvention(enum.Enum):
 
     RAW = "raw"
     """The model's own, whatever the temperature; what vLLM does by default."""
-    CUT = "cut"
+    POST_TRUNCATION = "post_truncation"
     """The one that is sampled from: at the request's temperature, after top-p, top-k and min-p."""
-    UNCUT = "uncut"
+    PRE_TRUNCATION = "pre_truncation"
     """At the request's temperature and before the cuts: what `agentrl.engine` promises."""
 
 
 def convention_of(server_info: Any) -> LogprobConvention:
     """Return the convention in the answer of ``/server_info?config_format=json``.
 
-    `LogprobConvention.UNCUT` is the server's setting; `is_uncut` finds out whether it is in effect.
+    `LogprobConvention.PRE_TRUNCATION` is the server's setting; `is_pre_truncation` finds out whether it is in effect.
 
     Raises:
         UsageError: the server gives logits.
@@ -202,19 +202,19 @@ def convention_of(server_info: Any) -> LogprobConvention:
         mode = config["model_config"]["logprobs_mode"]
         extension = config["parallel_config"]["worker_extension_cls"]
     if mode == PROCESSED:
-        return LogprobConvention.UNCUT if extension == WORKER_EXTENSION else LogprobConvention.CUT
+        return LogprobConvention.PRE_TRUNCATION if extension == WORKER_EXTENSION else LogprobConvention.POST_TRUNCATION
     if mode == "raw_logprobs":
         return LogprobConvention.RAW
     raise UsageError("vLLM gives no log-probabilities", got=f"--logprobs-mode {mode}", expected=PROCESSED)
 
 
-CUT_TO_ONE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
+TOP_1_PROBE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
 """Sampling parameters that tell the conventions apart: after the cut the log-probability is 0; before it, hardly any
 model is so sure of a token at vLLM's greatest temperature."""
 
 
-def is_uncut(logprob: float) -> bool:
-    """Return True if the log-probability of a token sampled with `CUT_TO_ONE` is that before the cut."""
+def is_pre_truncation(logprob: float) -> bool:
+    """Return True if the log-probability of a token sampled with `TOP_1_PROBE` is that before the cut."""
     return logprob < 0
 
 
@@ -225,9 +225,9 @@ def check_convention(params: SamplingParams, convention: LogprobConvention) -> N
         UsageError: says how to start a server that can serve them.
     """
     is_cut = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
-    if params.temperature in (0, 1) and not (is_cut and convention is LogprobConvention.CUT and params.temperature):
+    if params.temperature in (0, 1) and not (is_cut and convention is LogprobConvention.POST_TRUNCATION and params.temperature):
         return
-    if convention is LogprobConvention.UNCUT or (convention is LogprobConvention.CUT and not is_cut):
+    if convention is LogprobConvention.PRE_TRUNCATION or (convention is LogprobConvention.POST_TRUNCATION and not is_cut):
         return
     sampling = f"temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}, min_p {params.min_p}"
     if convention is LogprobConvention.RAW:

@@ -78,10 +78,10 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[
     def receive_weights(self, update_info: RunInfo) -> None:
         """Receive a run and load it."""
         dtype = getattr(torch, update_info.dtype)
-        run = self._heard(update_info, dtype) if update_info.handle is None else opened(update_info.handle, self.device)
+        run = self._receive_broadcast(update_info, dtype) if update_info.handle is None else open_run(update_info.handle, self.device)
         self.model.load_weights(tensors_of(run, update_info.names, dtype, update_info.shapes))
 
-    def _heard(self, update_info: RunInfo, dtype: torch.dtype) -> torch.Tensor:
+    def _receive_broadcast(self, update_info: RunInfo, dtype: torch.dtype) -> torch.Tensor:
         """Return the run that is broadcast."""
         if self._group is None:
             raise RuntimeError("no group was joined")
@@ -122,7 +122,7 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
+def open_run(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
     """Return a run in the trainer's memory; it is given back with the last tensor that views it.
 
     Args:

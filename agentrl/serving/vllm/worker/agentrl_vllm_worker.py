@@ -31,12 +31,12 @@ def sample_with_uncut_logprobs(
         logprobs_mode_override: Set by speculative decoding, which has its own use for the values.
     """
     wanted = sampling_metadata.max_num_logprobs is not None and logprobs_mode_override is None
-    uncut = sampler.compute_logprobs(_scaled(logits, sampling_metadata.temperature)) if wanted else None
+    uncut = sampler.compute_logprobs(_scale(logits, sampling_metadata.temperature)) if wanted else None
     sampled, processed = _sample(sampler, logits, sampling_metadata, logprobs_mode_override)
     return sampled, processed if processed is None or uncut is None else uncut
 
 
-def _scaled(logits: Any, temperature: Any) -> Any:
+def _scale(logits: Any, temperature: Any) -> Any:
     if temperature is None:
         return logits
     return logits / temperature.masked_fill(temperature < _LEAST_TEMPERATURE, 1.0).unsqueeze(1)
