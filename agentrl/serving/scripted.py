@@ -283,7 +283,7 @@ class ScriptedEngine(PolicyEngine):
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
         """Stamp the new version from the next token on, and clear the simulated caches."""
         if version <= self._version:
-            raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
+            raise EngineError("weight versions must increase", got=version, expected=f"more than {self._version}")
         self._version = version
         self._sessions.clear()
 

@@ -124,7 +124,7 @@ async def test_a_key_that_is_not_set_is_the_users_to_change(monkeypatch):
 
 async def test_what_is_not_json_is_an_engine_error():
     async with serving(answering("<html>")) as session:
-        with pytest.raises(EngineError, match=r"/x answered something that is not JSON: got '<html>'") as found:
+        with pytest.raises(EngineError, match=r"/x is not valid JSON: got '<html>'") as found:
             await session.get("/x", deadline_s=10)
     assert not isinstance(found.value, ServerLost)
 

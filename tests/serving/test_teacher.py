@@ -105,7 +105,7 @@ async def test_the_most_probable_tokens_are_asked_for(engine, answer, key):
     assert word.top.logp[1:].tolist() == [[-0.25, -0.75]] * 2
     assert math.isnan(word.top.logp[0, 0])
     async with server(answer) as (url, _), teacher_of(url, engine=engine, top_k=3) as teacher:
-        with pytest.raises(EngineError, match=r"names too few tokens: got 2|input_top_logprobs"):
+        with pytest.raises(EngineError, match=r"reported too few tokens: got 2|input_top_logprobs"):
             await teacher.score([[4, 3]])
 
 
@@ -138,7 +138,7 @@ async def test_a_refusal_is_not_asked_again():
     [
         ({"choices": [{"text": "x"}]}, r"does not report log-probabilities.*expected choices\[0\]\.prompt_logprobs"),
         ({"choices": [{"prompt_logprobs": [None]}]}, "does not report log-probabilities"),
-        ({"choices": [{"prompt_logprobs": [None, None]}]}, "of no use: got 2 for 2 tokens, 1 missing"),
+        ({"choices": [{"prompt_logprobs": [None, None]}]}, "invalid: got 2 for 2 tokens, 1 missing"),
     ],
 )
 async def test_an_answer_of_no_use_is_an_error(answer, message):

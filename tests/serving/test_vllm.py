@@ -378,7 +378,7 @@ async def test_an_old_vllm_and_another_program_are_told_apart():
             await server.connect(deadline_s=10)
         fake.answers["/health"] = web.Response(status=404, text="no such page")
         with pytest.raises(
-            UsageError, match=r"/health is not vLLM's: got 404, 'no such page'.*without a path such as /v1"
+            UsageError, match=r"/health is not a route of vLLM: got 404, 'no such page'.*without a path such as /v1"
         ):
             await server.connect(deadline_s=600)
 

@@ -1,8 +1,8 @@
-"""A decoder of the Llama family on the CPU, with its weights laid out for inference.
+"""Decoder of the Llama family on the CPU, with weights packed for inference.
 
-On small batches the modules of transformers spend more time between the products than in them. Here a layer is five
-products, with weights that are laid out for oneDNN where that is faster, and the few operations between them. Results
-differ from the model's own by rounding.
+For small batches, the modules of transformers spend more time between matrix products than in them. Here a layer is
+five products and a few operations between them; weights are packed for oneDNN if that is faster. Results differ from
+the model's by rounding only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agentrl.serving.local.forward import ForwardStep
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FORMATS = (torch.float32, torch.bfloat16)
 LARGEST_SHARE = 1 / 8
-"""Part of the memory that this process may use that a second copy of the weights may take."""
+"""Maximum share of this process's memory limit for a second copy of the weights."""
 
 
 def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
-    """Return True for a model that `PackedDecoder` computes: known layers on the CPU, adapters in float32 only, and
-    memory for so many copies.
+    """Return True if `PackedDecoder` supports a model and its copies fit into memory.
 
-    The answer depends on the model and the machine alone, so that a run repeats itself.
+    It supports models of `FAMILY` on the CPU, with adapters in float32 only. The answer depends only on the model and
+    the machine, so that runs are reproducible.
     """
     config = model.config
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -46,10 +46,7 @@ def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
 
 
 class PackedDecoder:
-    """Computes logits with a copy of a model's matrices as they are now, beside its own embedding and norms.
-
-    After a change of the weights there must be a new one.
-    """
+    """Decoder that copies a model's matrices and shares its embedding and norms. Build a new one after an update."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.model
@@ -63,7 +60,7 @@ class PackedDecoder:
             self._head = _Float32Head(_weight(head).float(), head.bias)
 
     def logits(self, step: ForwardStep) -> Tensor:
-        """Logits after each piece's last token, [pieces, vocabulary]."""
+        """Return the logits after each chunk's last token, [chunks, vocabulary]."""
         hidden: Tensor = self._embed(step.input_ids[0])
         cos, sin = self._rotary(hidden, step.positions)
         cos, sin = cos[0, :, None], sin[0, :, None].clone()
@@ -74,10 +71,10 @@ class PackedDecoder:
 
 
 class _Float32Head(PackedProduct):
-    """The output head of a model in bfloat16 whose logits are computed in float32."""
+    """Output head of a bfloat16 model whose logits are computed in float32."""
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Compute float32 [n, vocabulary] of [n, in]."""
+        """Return float32 [n, vocabulary] for rows [n, in]."""
         return super().__call__(rows.float())
 
 
@@ -95,10 +92,10 @@ class _PackedLayer:
         self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
         self._qkv = _join_layers([attention.q_proj, attention.k_proj, attention.v_proj])
         self._out = _join_layers([attention.o_proj])
-        self._gate, self._up, self._down = (_join_layers([part]) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self._gate, self._up, self._down = (_join_layers([p]) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
 
     def compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, step: ForwardStep) -> Tensor:
-        """Give the layer's output, [tokens, size]."""
+        """Return the layer's output, [tokens, size]."""
         heads = self._qkv(_apply_norm(hidden, self._before)).view(len(hidden), -1, self._size)
         rotated = heads[:, : self._queries + self._keys]
         if self._heads_norm is not None:
@@ -125,7 +122,7 @@ def _apply_norm(hidden: Tensor, norm: Any) -> Tensor:
 
 
 def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float] | None:
-    """The weights of the norms of queries and keys, [queries + keys, head_dim], and their epsilon."""
+    """Return the weights of the query and key norms, [queries + keys, head_dim], and their epsilon."""
     if not hasattr(attention, "q_norm"):
         return None
     by_query, by_key = attention.q_norm.weight, attention.k_norm.weight
@@ -134,7 +131,7 @@ def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float]
 
 
 def _join_layers(layers: Sequence[Any]) -> PackedProduct:
-    """One product for several layers that read the same input, their adapters merged."""
+    """Return one product for several layers with the same input; adapters are merged."""
     biases = [layer.bias for layer in layers]
     return PackedProduct(
         torch.cat([_weight(layer) for layer in layers]), None if biases[0] is None else torch.cat(biases)

@@ -1,7 +1,7 @@
-"""One forward pass over tokens of many sequences, laid end to end, and the attention that takes them apart again.
+"""Forward pass over the concatenated tokens of many sequences, with attention per sequence.
 
-The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
-belongs to. Sequences with one new token are attended together, block by block; longer pieces one by one.
+The model sees a batch of one row with all tokens of the step; only attention needs to know which sequence a token
+belongs to. Sequences with one new token are attended together, per cache block; longer chunks are attended one by one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheBlock, CacheRow
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
-"""Arguments of attention functions that change the scores."""
+"""Arguments of attention functions that change the scores and are not supported."""
 BLOCK = 128
-"""Queries of one sequence whose scores are computed at a time."""
+"""Queries of one sequence whose scores are computed at once."""
 LARGEST_GAP = 4
-"""Idle rows between two rows that are still cheaper to attend along than to attend around."""
+"""Maximum idle rows between two rows that are attended together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """New tokens of one sequence: its ids from `row.computed` on."""
+    """New tokens of one sequence, starting at position `row.computed`."""
 
     row: CacheRow
     count: int
@@ -45,7 +45,7 @@ class SequenceChunk:
 
     @property
     def end(self) -> int:
-        """Length of the sequence after this step."""
+        """Number of computed tokens after this step."""
         return self.row.computed + self.count
 
 
@@ -53,30 +53,30 @@ class SequenceChunk:
 class _Write:
     block: CacheBlock
     tokens: Tensor
-    """Where in the step the block's tokens are, int64[n]."""
+    """Index in the step of each token of the block, int64[n]."""
     rows: Tensor
     positions: Tensor
 
 
 @dataclass(slots=True)
 class _BatchedAttention:
-    """Neighbouring rows of a block with one new token each."""
+    """Attention of neighbouring rows of a block with one new token each."""
 
     block: CacheBlock
     first_row: int
     lengths: Tensor
-    """Tokens of each row that may be attended, int64[rows]; 1 for rows that are not part of the step."""
+    """Number of tokens that each row attends to, int64[rows]; 1 for rows that are not in the step."""
     longest: int
     queries: Tensor
-    """Token of the step whose query each row takes, int64[rows]."""
+    """Index in the step of each row's query, int64[rows]."""
     members: Tensor | None
-    """Which rows are part of the step; ``None`` when all are."""
+    """Indices of the rows that are in the step; ``None`` if all are."""
     first_token: int
     count: int
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """0 where a row may look, -inf elsewhere: [rows, 1, 1, longest]."""
+        """Return 0 where a row may attend, -inf elsewhere: [rows, 1, 1, longest]."""
         if window not in self.biases:
             positions = torch.arange(self.longest, device=like.device)
             hidden = positions >= self.lengths[:, None]
@@ -86,12 +86,12 @@ class _BatchedAttention:
         return self.biases[window]
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
-        """Attend to the cache: [count, heads, head_dim]."""
+        """Attend to the cache; returns [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
         keys = self.block.keys[layer][rows, :, : self.longest]
         values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
-        # the query heads that share a key-value head become its rows: no key is repeated
+        # query heads that share a key-value head become rows of one matrix, so that no key is repeated
         queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
         attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
         attended = attended.reshape(len(self.lengths), heads, -1)
@@ -101,7 +101,7 @@ class _BatchedAttention:
     def _attend_rows(
         queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None
     ) -> Tensor:
-        """Attend from [rows, kv_heads, group, head_dim]; scores are in float32 for every format."""
+        """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every number format."""
         if _is_bfloat16_on_cpu(queries) and cap is None:
             mask = bias.expand(-1, -1, queries.shape[2], -1)
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
@@ -114,7 +114,7 @@ class _BatchedAttention:
 
 @dataclass(slots=True)
 class _SingleAttention:
-    """Several new tokens of one row."""
+    """Attention of several new tokens of one row."""
 
     block: CacheBlock
     row: int
@@ -124,7 +124,7 @@ class _SingleAttention:
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """0 where a token may look, -inf elsewhere: [count, end]."""
+        """Return 0 where a token may attend, -inf elsewhere: [count, end]."""
         if window not in self.biases:
             own = torch.arange(self.end - self.count, self.end, device=like.device)[:, None]
             positions = torch.arange(self.end, device=like.device)
@@ -135,7 +135,7 @@ class _SingleAttention:
         return self.biases[window]
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
-        """Attend to the cache: [count, heads, head_dim]."""
+        """Attend to the cache; returns [count, heads, head_dim]."""
         keys = self.block.keys[layer][self.row : self.row + 1, :, : self.end]
         values = self.block.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
@@ -156,13 +156,13 @@ class _SingleAttention:
 def _is_bfloat16_on_cpu(like: Tensor) -> bool:
     """Return True for tensors whose products would be rounded to bfloat16.
 
-    Scores of Qwen2.5 reach hundreds, where neighbours in bfloat16 are 1 apart.
+    Scores of Qwen2.5 reach hundreds, where adjacent bfloat16 values differ by 1 or more.
     """
     return like.dtype is torch.bfloat16 and like.device.type == "cpu"
 
 
 def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attend from the last tokens of a sequence, `BLOCK` at a time, to what is before each.
+    """Compute causal attention for the last tokens of a sequence, `BLOCK` queries at a time.
 
     On a CPU, with operands converted to float32, this is 1.4 to 1.6 times as fast as `scaled_dot_product_attention` in
     bfloat16.
@@ -171,7 +171,7 @@ def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float)
         query: [heads, count, head_dim].
         keys: [kv_heads, end, head_dim].
         values: [kv_heads, end, head_dim].
-        scale: Multiplies the scores.
+        scale: Factor of the scores.
 
     Returns:
         [count, heads, head_dim].
@@ -201,13 +201,13 @@ def _apply_cap(scores: Tensor, cap: float | None) -> Tensor:
 
 
 class ForwardStep:
-    """The tokens of one forward pass; at most one piece per row, all of one adapter."""
+    """Tokens of one forward pass: at most one chunk per row, all of the same adapter."""
 
     def __init__(self, pieces: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
         single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.block.capacity, p.row.index))
         self.pieces = [*single, *(p for p in pieces if p.count > 1)]
-        """In the order of their tokens."""
+        """Chunks in the order of their tokens."""
         starts = [0]
         for piece in self.pieces:
             starts.append(starts[-1] + piece.count)
@@ -218,15 +218,15 @@ class ForwardStep:
         self.places = torch.tensor([places], device=device)
         """Index of each token in its sequence, int64[1, tokens]."""
         self.positions = self.places
-        """Rotary positions: the same, or int64[3, 1, tokens] where a sequence holds images."""
+        """Rotary positions: equal to `places`, or int64[3, 1, tokens] if a sequence contains images."""
         self.routed_experts: RoutedExperts | None = None
-        """Experts of each token, once they are known."""
+        """Routed experts of each token, once computed."""
         self.views: list[View] = []
-        """Tokens of this step that stand for images."""
+        """Image tokens of this step."""
         if any(p.row.images for p in self.pieces):
             self._place_images(starts)
         self.last_tokens = torch.tensor(starts[1:], device=device) - 1
-        """The last token of each piece, int64[pieces]."""
+        """Index of each chunk's last token, int64[chunks]."""
         self._writes = list(self._plan_writes(starts))
         self._batched = list(self._plan_batched(single))
         self._singles = [
@@ -236,7 +236,7 @@ class ForwardStep:
         ]
 
     def keep_routed_experts(self) -> None:
-        """Store the experts of the tokens in their rows, before these count as computed."""
+        """Store the routed experts of the tokens in their rows; call before the tokens count as computed."""
         if self.routed_experts is None:
             return
         first = 0
@@ -302,9 +302,9 @@ class ForwardStep:
             query: [heads, tokens, head_dim].
             key: [kv_heads, tokens, head_dim], rotated.
             value: [kv_heads, tokens, head_dim].
-            scale: Multiplies the scores.
-            window: Tokens that a token sees, itself included; ``None`` for all.
-            cap: What scores are capped at, if they are.
+            scale: Factor of the scores.
+            window: Number of tokens that a token attends to, including itself; ``None`` for all.
+            cap: Soft limit of the scores; ``None`` for no limit.
 
         Returns:
             [tokens, heads, head_dim].
@@ -324,7 +324,7 @@ class ForwardStep:
 
 
 def _runs(pieces: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
-    """Split pieces, sorted by row, where more than `LARGEST_GAP` rows lie between two."""
+    """Split chunks, sorted by row, at gaps of more than `LARGEST_GAP` rows."""
     run = [pieces[0]]
     for piece in pieces[1:]:
         if piece.row.index - run[-1].row.index > LARGEST_GAP + 1:
@@ -347,9 +347,12 @@ def step_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for transformers over the sequences of a `ForwardStep`; shapes [1, heads, tokens, head_dim]."""
+    """Compute attention over the sequences of a `ForwardStep`, as an attention function of transformers.
+
+    Tensors are [1, heads, tokens, head_dim].
+    """
     if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
-        raise UsageError("the local engine cannot run this model", got=f"attention with {', '.join(changed)}")
+        raise UsageError("the local engine does not support this model", got=f"attention with {', '.join(changed)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = cast("int", module.layer_idx)
     return step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)[None], None
