@@ -189,7 +189,7 @@ async def test_long_waits_are_told(pool_of, monkeypatch):
     said.clear()
     returning = asyncio.create_task(pool.group.wait_for_server(deadline_s=50))
     await until(lambda: said)
-    assert said[0].startswith("no server is there; waiting for one to come back: 0 s of at most 50 s")
+    assert said[0].startswith("no server is available; waiting for one to return: 0 s of at most 50 s")
     servers[0].wake()
     await returning
 
@@ -319,7 +319,7 @@ async def test_a_request_that_breaks_every_server_fails_alone(pool_of, request_o
         return await real(request)
 
     monkeypatch.setattr(servers[0], "generate", generate)
-    with pytest.raises(EngineError, match="request bad lost its server again and again: got 3 times"):
+    with pytest.raises(EngineError, match="request bad lost its server too often: got 3 times"):
         await pool.generate(request_of([66], "bad", max_tokens=4))
     assert len((await pool.generate(request_of([1], "good", max_tokens=4))).token_ids) == 4
 

@@ -264,7 +264,7 @@ async def test_names_at_the_server_are_no_beginnings_of_one_another():
 async def test_an_abort_that_was_not_asked_for_is_an_error():
     async with serving() as (fake, client):
         fake.ends = [{"type": "abort", "message": "Out of memory"}]
-        with pytest.raises(EngineError, match=r"which was not asked for.*Out of memory"):
+        with pytest.raises(EngineError, match=r"without being asked to.*Out of memory"):
             await client.generate(_request(5))
 
 

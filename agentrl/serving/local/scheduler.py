@@ -296,7 +296,7 @@ TOKEN_COST = 24
 
 
 def split_pieces(pieces: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:
-    """Split chunks into parts of similar cost for at most `lanes` threads, each with `FEWEST_PER_LANE` chunks or more."""
+    """Split chunks into parts of similar cost for at most `lanes` threads, `FEWEST_PER_LANE` chunks or more each."""
     count = max(1, min(lanes, len(pieces) // FEWEST_PER_LANE))
     if count == 1:
         return [list(pieces)]

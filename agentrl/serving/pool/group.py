@@ -311,7 +311,7 @@ class PoolGroup:
         self.notify_change()
 
     async def change(self, action: Action, *, what: str, deadline_s: float) -> None:
-        """Run `each` for an action that may keep servers too busy to answer health checks, which are ignored meanwhile."""
+        """Run `each`, ignoring failed health checks: the action may keep servers too busy to answer them."""
         self.monitor.changes_running += 1
         try:
             await self.each(action, what=what, deadline_s=deadline_s)

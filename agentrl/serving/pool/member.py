@@ -160,7 +160,7 @@ class PoolSettings:
 
     @classmethod
     def from_config(cls, config: ServerEngineConfig) -> Self:
-        """Return the settings of a run: each server's initial limit is the number of requests that it samples at once."""
+        """Return a run's settings: each server's initial limit is the number of requests that it samples at once."""
         return cls(
             concurrency=config.max_running,
             most_concurrency=QUEUE_FACTOR * config.max_running,

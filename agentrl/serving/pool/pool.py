@@ -6,7 +6,7 @@
 
 The pool resubmits a request whose server is lost to another one. A broken connection leaves no partial answer, so the
 prompt is sent again, and callers do not see an aborted answer. `Generation.resubmissions` counts the resubmissions.
-Answers with unpublished versions, or versions older than the request, are discarded, and their server is marked as lost.
+Answers with unpublished versions, or versions older than the request, are discarded, and their server is lost.
 
 Weight sync uses the pool's `group` directly.
 """
@@ -134,7 +134,7 @@ class PoolRequest:
 
     @property
     def wire_request(self) -> GenerateRequest:
-        """Request as sent to the server. Each attempt has its own id, as a lost server may still run the previous one."""
+        """Request as sent to the server. Each attempt has its own id: a lost server may still run the previous one."""
         if not self.resubmissions:
             return self.request
         return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}", on_tokens=None)
@@ -330,7 +330,7 @@ class ServerPool(PolicyEngine):
                 )
 
     async def _attempt(self, pending: PoolRequest) -> Generation | None:
-        """Wait for a server and its answer; ``None`` if the server is lost or the request is aborted before sampling."""
+        """Wait for a server and its answer; ``None`` if the server is lost, or the request aborted before sampling."""
         ticket = pending.new_attempt()
         self._tickets[ticket] = pending
         self._router.enter(ticket)
