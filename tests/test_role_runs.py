@@ -153,7 +153,7 @@ def test_demonstrations_hold_nothing_of_the_user(tiny_run):
         ("agent.roles={user: {tools: [calculator]}}", r"no agent\.roles\.user\.tools"),
         ("algorithm={expert: {members: 1}, loss: luffy}", "another user would speak"),
         ("agent={loop: self_play, options: {roles: [user, b]}}", "both the environment and the agent loop self_play"),
-        ("adapters={a: {}}", "agent.roles.assistant names no adapter"),
+        ("adapters={a: {}}", "agent.roles.assistant does not name an adapter"),
     ],
 )
 def test_what_an_environment_s_user_cannot_be_is_refused(tiny_run, setting, message):

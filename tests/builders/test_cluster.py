@@ -42,8 +42,8 @@ def test_a_cluster_that_cannot_be_meant(override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["engine=vllm", "engine.transport=cuda_ipc"], "gives each its own"),
-        (["engine=vllm", "engine.gpus=[0]"], "engine.gpus is ignored with cluster"),
+        (["engine=vllm", "engine.transport=cuda_ipc"], "assigns separate GPUs"),
+        (["engine=vllm", "engine.gpus=[0]"], "engine.gpus is ignored on a cluster"),
         (["engine=vllm", "cluster.engines=2"], "cluster.engines is ignored with engine vllm: got 2"),
         (["engine=vllm", "engine.servers=[http://a:1]", "cluster.engine={CPU: 1}"], "cluster.engine is ignored"),
         (["engine=vllm", "engine.tensor_parallel=2", "cluster.engine={GPU: 1}"], "expected GPU 2"),
