@@ -31,9 +31,9 @@ from agentrl.builders.ray import (
     RankActors,
     ServerActor,
     connect,
-    watching_actors,
+    watch_actors,
 )
-from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, look, variables_set
+from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, check_actor, set_variables
 from agentrl.builders.ray.connection import MOST_CALLS, gloo_variables
 from agentrl.builders.ray.engines import answer_of
 from agentrl.builders.servers import (
@@ -152,7 +152,7 @@ async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], Non
             say(f"{place.name} is on {place.node}, with {place.bundle.in_words}")
         with _mark_file(folder) as mark, _mark_memory(config) as memory:
             run = RunCluster(cluster=cluster, config=config, folder=folder, shared={str(mark): FOLDER_HINT, **memory})
-            with variables_set(gloo_variables(run.host)), _own_gpu(run):
+            with set_variables(gloo_variables(run.host)), _own_gpu(run):
                 yield run
     finally:
         await asyncio.to_thread(cluster.close)
@@ -209,7 +209,7 @@ def _own_gpu(run: RunCluster) -> Iterator[None]:
     visible = os.environ.get(VISIBLE)
     position = visible.split(",").index(name) if visible else int(name)
     use_gpu(position)
-    with variables_set({"LOCAL_RANK": str(position), "LOCAL_WORLD_SIZE": "1"}):
+    with set_variables({"LOCAL_RANK": str(position), "LOCAL_WORLD_SIZE": "1"}):
         yield
 
 
@@ -254,7 +254,7 @@ async def open_placed_pool(
     try:
         servers, settings = await engines.start()
         async with AsyncExitStack() as stack:
-            stack.enter_context(watching_actors(run.cluster, engines.actors, on_loss))
+            stack.enter_context(watch_actors(run.cluster, engines.actors, on_loss))
             pool = ServerPool(servers, settings, restart=engines.restart, version=version, say=say)
             stack.push_async_callback(pool.close)
             await pool.start()
@@ -286,7 +286,7 @@ class _PlacedEngines:
             actor = self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
             self.actors.append((actor, place))
         for actor, place in self.actors:
-            await asyncio.to_thread(look, self._cluster, actor, shared, place)
+            await asyncio.to_thread(check_actor, self._cluster, actor, shared, place)
         started = await asyncio.gather(*(self._serve(actor, place) for actor, place in self.actors))
         return list(started), self._settings
 

@@ -110,9 +110,9 @@ def _build_runners(
     }
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:
-        shown = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
+        stored = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
         for env in environments:
-            own = [trajectory for trajectory in shown if trajectory.environment == env.spec.name]
+            own = [trajectory for trajectory in stored if trajectory.environment == env.spec.name]
             found[env.label] |= {f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)}
     return found
 

@@ -95,7 +95,7 @@ def test_what_a_node_does_not_see_is_refused(tmp_path):
     )
     mark = str(tmp_path / ".cluster-0")
     check_shared({mark: "share it"}, place, [])
-    said = rf"rank 1 does not see {tmp_path}: got nothing there on node 10.0.0.2 \(abcdef01\).*Share it"
+    said = rf"rank 1 does not see {tmp_path}: got nothing at this path on node 10.0.0.2 \(abcdef01\).*Share it"
     with pytest.raises(UsageError, match=said):
         check_shared({mark: "share it"}, place, [mark])
 

@@ -241,7 +241,7 @@ def _settings(run):
 def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
     run = tiny_run()
     before = run.folder.config_file.read_bytes()
-    with pytest.raises(ConfigError, match=rf"got a change of {override.split('=')[0]}"):
+    with pytest.raises(ConfigError, match=rf"got {override.split('=')[0]}"):
         resume_run(run.folder.path, [override])
     assert run.folder.config_file.read_bytes() == before
 
