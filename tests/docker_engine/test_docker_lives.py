@@ -123,7 +123,7 @@ async def test_the_working_folder_holds_what_the_image_has_there(spec):
 
 async def test_too_large_a_folder_is_refused(spec):
     spec["limits"] = {"file_bytes": 2}
-    with pytest.raises(UsageError, match=r"what an image holds in /app does not fit.*options.folder=/work"):
+    with pytest.raises(UsageError, match=r"the image's content of /app does not fit.*options.folder=/work"):
         await open_sandbox(spec).start()
 
 

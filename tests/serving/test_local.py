@@ -162,7 +162,7 @@ def _without(weights, name):
     [
         (lambda weights: weights | {"model.extra": torch.zeros(1)}, "does not have: got model.extra"),
         (lambda weights: _without(weights, "model.norm.weight"), "no model.norm.weight"),
-        (lambda weights: weights | {"model.norm.weight": torch.zeros(3)}, "another shape: got \\(3,\\)"),
+        (lambda weights: weights | {"model.norm.weight": torch.zeros(3)}, "wrong shape: got \\(3,\\)"),
     ],
 )
 async def test_weights_that_do_not_fit_stop_the_engine(change, message, request_of):

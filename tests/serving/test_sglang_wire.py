@@ -134,7 +134,7 @@ def test_an_abort_before_the_first_token():
     [
         ({"error": {"message": "no"}}, "is not a generation"),
         (_answer(finish_reason={"type": "eaten"}), "is not a generation"),
-        (_answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "neither a token.*NaN happened"),
+        (_answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "neither a stop token.*NaN happened"),
         (_answer(output_token_logprobs=[[-5.0, 191, None]]), "omitted log-probabilities"),
         (_answer(weight_versions=[{"version": "1", "start": 0, "end": 2}]), "do not cover"),
         (_answer(weight_versions=[{"version": "1", "start": 1, "end": 3}]), "do not cover"),

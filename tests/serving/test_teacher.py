@@ -128,7 +128,9 @@ async def test_a_teacher_that_is_down_is_no_number():
 
 async def test_a_refusal_is_not_asked_again():
     async with server(vllm, failures=99, status=400) as (url, seen), teacher_of(url) as teacher:
-        with pytest.raises(UsageError, match=r"sequence of 2 tokens: got 400, 'not now'.*a context of 10 tokens"):
+        with pytest.raises(
+            UsageError, match=r"sequence of 2 tokens: got 400, 'not now'.*a context of at least 10 tokens"
+        ):
             await teacher.score([[4, 2]])
     assert len(seen) == 1
 

@@ -184,7 +184,7 @@ async def test_a_server_that_takes_no_such_adapters_is_refused(found, told):
     fake = FakeVLLM()
     fake.config = {**UNCUT, "lora_config": found}
     async with serving(fake, connect=False, adapter_rank=16) as server:
-        with pytest.raises(UsageError, match=f"takes no adapters of rank 16: got {told}"):
+        with pytest.raises(UsageError, match=f"does not accept adapters of rank 16: got {told}"):
             await server.connect(deadline_s=10)
 
 
