@@ -270,11 +270,11 @@ def _check_servers(engine: ServerEngineConfig, section: ClusterConfig) -> None:
         raise ConfigError(
             "engine.gpus is ignored on a cluster, which assigns GPUs", got=engine.gpus, hint="remove engine.gpus"
         )
-    asked = (section.engine or {}).get("GPU")
-    if asked is not None and asked not in (0, engine.tensor_parallel):
+    requested = (section.engine or {}).get("GPU")
+    if requested is not None and requested not in (0, engine.tensor_parallel):
         raise ConfigError(
             "cluster.engine reserves another number of GPUs than a server uses",
-            got=f"GPU {asked:g} with engine.tensor_parallel {engine.tensor_parallel}",
+            got=f"GPU {requested:g} with engine.tensor_parallel {engine.tensor_parallel}",
             expected=f"GPU {engine.tensor_parallel}",
         )
 
@@ -483,7 +483,7 @@ async def check_experts(config: Config) -> None:
             raise UsageError(
                 f"environment {spec.name} has no expert to demonstrate",
                 expected="an environment with an expert() method",
-                hint="train from rewards alone: agentrl train, without algorithm.expert",
+                hint="train from rewards only: agentrl train, without algorithm.expert",
             )
         loop = build_loop(part.config.agent)
         if loop.demonstration_problem():

@@ -84,7 +84,7 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
         return spec.tasks(chosen, **{**spec.options, **config.options})
     except TypeError as error:
         raise ConfigError(
-            f"environment.options do not fit {spec.name}",
+            f"environment.options are invalid for {spec.name}",
             got=", ".join(config.options) or "none",
             expected=f"some of {', '.join(spec.options)}" if spec.options else "none",
             hint=str(error),

@@ -145,16 +145,16 @@ def _check_panels(config: Config) -> None:
 
 def _check_panel(config: Config) -> None:
     spec = resolve_environment(config.sole_environment.name)
-    split, asked = config.evaluation.split, config.evaluation.tasks
+    split, requested = config.evaluation.split, config.evaluation.tasks
     source = task_source(spec, config.sole_environment, split=split)
     check_columns(config.agent, lambda: source)
-    held = len(source)
-    if asked > held:
+    available = len(source)
+    if requested > available:
         raise ConfigError(
             "evaluation.tasks exceeds the split of evaluations",
-            got=f"{asked:,} tasks of {spec.name}/{split}",
-            expected=f"at most {held:,}",
-            hint=f"set evaluation.tasks={held} and more evaluation.samples, or another evaluation.split",
+            got=f"{requested:,} tasks of {spec.name}/{split}",
+            expected=f"at most {available:,}",
+            hint=f"set evaluation.tasks={available} and more evaluation.samples, or another evaluation.split",
         )
 
 

@@ -30,7 +30,7 @@ class RankParts(Protocol):
     """Parts of a training run on one rank."""
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
 
 
 Parts = TypeVar("Parts", bound=RankParts)
@@ -50,7 +50,7 @@ class TrainerParts:
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
         return {**self.trainer.calls(), **self.source.calls()}
 
 
@@ -62,7 +62,7 @@ class LearnerParts:
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
         return {**self.learner.calls(), **self.source.calls()}
 
 

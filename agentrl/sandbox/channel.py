@@ -87,7 +87,7 @@ class Channel:
         finally:
             self._waiting.pop(number, None)
 
-    def tell(self, method: str, **header: Any) -> None:
+    def notify(self, method: str, **header: Any) -> None:
         """Send a request without waiting for its answer; does nothing once the sandbox is gone."""
         if self._loss is None and self._writer is not None:
             self._write({"method": method, "number": self.next_number(), **header}, b"")

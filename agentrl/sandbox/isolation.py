@@ -98,15 +98,15 @@ def arguments(
         readable: Folders of the host that are readable inside, at the same paths.
         writable: Additional writable folders, initially empty.
     """
-    words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
-    words += ["--die-with-parent", "--new-session", "--clearenv"]
-    words += [] if network == ANY_NETWORK else ["--unshare-net"]
+    options = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
+    options += ["--die-with-parent", "--new-session", "--clearenv"]
+    options += [] if network == ANY_NETWORK else ["--unshare-net"]
     if user:
-        words += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
+        options += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
     else:
-        words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
-    words += [*_system(network), *_kernel_files(), *_writable(disk_bytes, writable), *_read_only(readable)]
-    return [*words, *_without_own_code(readable), "--remount-ro", "/", "--chdir", HOME]
+        options += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
+    options += [*_system(network), *_kernel_files(), *_writable(disk_bytes, writable), *_read_only(readable)]
+    return [*options, *_without_own_code(readable), "--remount-ro", "/", "--chdir", HOME]
 
 
 def account_files(user: int) -> dict[str, bytes]:
@@ -121,18 +121,18 @@ def account_files(user: int) -> dict[str, bytes]:
 
 
 def _system(network: str | Sequence[str]) -> list[str]:
-    words = ["--ro-bind", "/usr", "/usr"]
+    options = ["--ro-bind", "/usr", "/usr"]
     for folder in _HOST_FOLDERS:
         if os.path.islink(folder):
-            words += ["--symlink", os.readlink(folder), folder]
+            options += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
-            words += ["--ro-bind", folder, folder]
+            options += ["--ro-bind", folder, folder]
     certificates = () if isinstance(network, str) else _CERTIFICATES
     settings = (*_SETTINGS, *(_NETWORK_SETTINGS if network == ANY_NETWORK else certificates))
     shared = [path for path in settings if os.path.exists(path)]
     if not PREFIX.is_relative_to("/usr"):
         shared.append(str(PREFIX))
-    return words + _read_only(shared)
+    return options + _read_only(shared)
 
 
 def _read_only(paths: Sequence[str]) -> list[str]:
@@ -160,14 +160,14 @@ def own_folders() -> tuple[Path, ...]:
 
 
 def _kernel_files() -> list[str]:
-    words = ["--proc", "/proc"]
+    options = ["--proc", "/proc"]
     for name in _HIDDEN_FILES:
         if os.path.exists(f"/proc/{name}"):
-            words += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+            options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     for name in _HIDDEN_FOLDERS:
         if os.path.isdir(f"/proc/{name}"):
-            words += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
-    return words
+            options += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    return options
 
 
 def is_free(path: str) -> bool:
@@ -181,12 +181,12 @@ def is_free(path: str) -> bool:
 def _writable(disk_bytes: int, further: Sequence[str]) -> list[str]:
     """Return options for tmpfs mounts of limited size; bubblewrap's own under ``/`` and ``/dev`` become read-only."""
     size, shared = str(disk_bytes), str(min(_SHARED_MEMORY, disk_bytes))
-    words = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    options = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     parents = dict.fromkeys(str(parent) for path in further for parent in reversed(Path(path).parents[:-1]))
     made = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
-    words += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", *made]
-    words += [word for path in (HOME, *further) for word in ("--size", size, "--perms", "0755", "--tmpfs", path)]
-    return [*words, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
+    options += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", *made]
+    options += [word for path in (HOME, *further) for word in ("--size", size, "--perms", "0755", "--tmpfs", path)]
+    return [*options, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
 
 
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06

@@ -91,7 +91,7 @@ class Ports:
                 theirs.close()
             elif isinstance(transport, asyncio.Transport) and not transport.is_closing():
                 transport.abort()
-            self._channel.tell("drop", target=connection)
+            self._channel.notify("drop", target=connection)
 
     async def _receive(self, connection: int, ours: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class Ports:
             answer = await self._channel.ask("send", body=data, target=connection)
             if answer.exit_code:
                 raise ConnectionResetError(answer.exit_code, "the program's connection broke")
-        self._channel.tell("shut", target=connection)
+        self._channel.notify("shut", target=connection)
         if _is_hung_up(ours):
             inwards.cancel()  # the protocol does not read further data
 

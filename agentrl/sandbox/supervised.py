@@ -181,7 +181,7 @@ class StreamingProcess(PollingProcess):
         """See `SandboxProcess.kill`."""
         await self._channel.ask("signal", target=self._number, signal=int(signal.SIGKILL))
         await self.wait()
-        self._channel.tell("release", target=self._number)
+        self._channel.notify("release", target=self._number)
 
 
 GRACE_S = 30.0
@@ -315,7 +315,7 @@ class SupervisedSandbox(Sandbox):
                 "the sandbox does not answer", got=f"no answer in {request['seconds'] + GRACE_S} s"
             ) from late
         except asyncio.CancelledError:
-            self._channel.tell("signal", target=number, signal=int(signal.SIGKILL))
+            self._channel.notify("signal", target=number, signal=int(signal.SIGKILL))
             raise
 
     async def _ask_start(self, number: int, request: dict[str, Any], stdin: bytes = b"") -> ExecResult:

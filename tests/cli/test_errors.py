@@ -44,7 +44,7 @@ Cli = Callable[..., Any]
         ("eval --env household", "nothing says what to evaluate"),
         ("eval --env household/test --policy expert", "no split"),
         ("eval --env gymnasium --policy expert --tasks 2", "no expert"),
-        ("eval --env household --policy expert environment.options={colour:red}", "do not fit household"),
+        ("eval --env household --policy expert environment.options={colour:red}", "are invalid for household"),
         ("eval --env guess_number --model m --url http://127.0.0.1:1 --engine local", "has no address"),
         ("view nowhere", "neither a run nor an evaluation in nowhere: got no such folder"),
         ("dpo", "expected --from RUN"),

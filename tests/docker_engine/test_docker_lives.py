@@ -78,7 +78,7 @@ async def test_a_container_ends_itself_when_its_time_is_over(spec, url):
     spec["options"]["life_s"] = 1.0
     sandbox = open_sandbox(spec)
     await sandbox.start()
-    with pytest.raises(SandboxError, match=r"its 1 s are over"):
+    with pytest.raises(SandboxError, match=r"its lifetime of 1 s is over"):
         await sandbox.exec("sleep 50")
     await until_gone(url)
     await sandbox.close()

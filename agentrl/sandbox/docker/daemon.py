@@ -205,11 +205,11 @@ class Daemon:
                 raise _start_error(error, plan) from error
         return Container(id=identity, end=end, daemon=self, image=plan.image)
 
-    def _run(self, api: Any, identity: str, words: bytes) -> socket.socket:
+    def _run(self, api: Any, identity: str, data: bytes) -> socket.socket:
         end = _attach(api, identity)
         try:
             api.start(identity)
-            end.sendall(words)
+            end.sendall(data)
         except BaseException:
             end.close()
             raise
@@ -337,7 +337,7 @@ def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:
 
 _HEAD = struct.Struct(">BxxxI")
 _OUTPUT = 1
-_MOST_WORDS = 4000
+_MAX_ERRORS = 4000
 
 
 class Frames:
@@ -351,12 +351,12 @@ class Frames:
     def __init__(self, stream: asyncio.StreamReader) -> None:
         self._stream = stream
         self._output = bytearray()
-        self._words = bytearray()
+        self._errors = bytearray()
 
     @property
-    def words(self) -> str:
+    def errors(self) -> str:
         """Beginning of standard error."""
-        return self._words.decode(errors="replace").strip()
+        return self._errors.decode(errors="replace").strip()
 
     async def readexactly(self, size: int) -> bytes:
         """Read the next bytes of standard output.
@@ -370,7 +370,7 @@ class Frames:
             if kind == _OUTPUT:
                 self._output += content
             else:
-                self._words += content[: max(_MOST_WORDS - len(self._words), 0)]
+                self._errors += content[: max(_MAX_ERRORS - len(self._errors), 0)]
         wanted = bytes(self._output[:size])
         del self._output[:size]
         return wanted

@@ -208,7 +208,7 @@ class DockerSandbox(SupervisedSandbox):
                     hint="choose another Python of the image: options.python",
                 ) from error
             raise
-        self._channel.tell("live", seconds=self._options.life_s)
+        self._channel.notify("live", seconds=self._options.life_s)
         self._lives_until = time.monotonic() + self._options.life_s
         await self._open_network()
         if image.content:
@@ -232,8 +232,8 @@ class DockerSandbox(SupervisedSandbox):
 
     def _why_lost(self) -> str:
         if time.monotonic() >= self._lives_until:
-            return f"its {self._options.life_s:g} s are over (options.life_s)"
-        errors = self._frames.words if self._frames is not None else ""
+            return f"its lifetime of {self._options.life_s:g} s is over (options.life_s)"
+        errors = self._frames.errors if self._frames is not None else ""
         return errors or f"the container of {self.spec.image or DEFAULT_IMAGE} ended"
 
     def _own_variables(self) -> dict[str, str]:
