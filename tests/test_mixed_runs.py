@@ -169,7 +169,7 @@ def test_one_environment_of_a_run_is_evaluated_with_its_own_agent(mixed_run):
 
 def test_a_resumed_run_keeps_its_mixture_but_not_its_deadlines(mixed_run):
     run = mixed_run()
-    with pytest.raises(ConfigError, match=r"got a change of environments\.digits\.weight"):
+    with pytest.raises(ConfigError, match=r"got environments\.digits\.weight"):
         resume_run(run.folder.path, ["environments.digits.weight=3"])
     changed = resume_run(run.folder.path, ["environments.digits.step_timeout_s=3"])
     assert changed.config.environments["digits"].step_timeout_s == 3
@@ -178,7 +178,7 @@ def test_a_resumed_run_keeps_its_mixture_but_not_its_deadlines(mixed_run):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["curriculum.horizon={turns: [2, 60], at_steps: [0, 1]}"], "beyond the longest episode: got 60.*at most 50"),
+        (["curriculum.horizon={turns: [2, 60], at_steps: [0, 1]}"], "the longest episode: got 60.*at most 50"),
         (
             ["trainer.steps=5", "curriculum.horizon={turns: [2, 3], at_steps: [0, 5]}"],
             "grows after the end of the run: got step 5.*before trainer.steps, 5",
@@ -188,8 +188,8 @@ def test_a_resumed_run_keeps_its_mixture_but_not_its_deadlines(mixed_run):
             "grows after the end of the run: got step 3",
         ),
         (["curriculum.pools.by=type"], "tasks of vowels without one"),
-        (["curriculum.pools.by=task"], "never meets a task again.*100,000 tasks of vowels"),
-        (["environment={name: 'letters:Letters'}", "curriculum.pools.by=environment"], "chooses among several"),
+        (["curriculum.pools.by=task"], "no task repeats in this run.*100,000 tasks of vowels"),
+        (["environment={name: 'letters:Letters'}", "curriculum.pools.by=environment"], "needs several environments"),
         (["environments.digits.evaluation_split=tst", "evaluation.every=1", "evaluation.split=test"], "tst"),
         (["environments.digits.agent.loop=tool_calling", "environments.digits.agent.options={a: 1}"], "no option 'a'"),
     ],

@@ -179,7 +179,7 @@ def test_an_environment_that_hangs_costs_its_episodes_only(tiny_run):
         (["environment.name=letters:NotFinite"], TrainingError, r"reward is nan"),
         (["environment.name=lettres"], UnknownNameError, "unknown environment"),
         (["model.path=/none"], UsageError, "there is no model in /none"),
-        (["engine=scripted"], ConfigError, "engine scripted cannot be trained"),
+        (["engine=scripted"], ConfigError, "engine scripted cannot be used for training"),
         (["sampling.temperature=0"], ConfigError, r"got sampling\.temperature 0, expected a temperature above 0"),
         (["sampling={top_p: 0.9, top_k: 5}"], ConfigError, r"got sampling\.top_p 0\.9, sampling\.top_k 5"),
         (["sampling.min_p=0.1"], ConfigError, r"got sampling\.min_p 0\.1"),

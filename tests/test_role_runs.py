@@ -56,7 +56,7 @@ def test_a_role_can_be_left_out_of_training(tiny_run):
         ("agent.shots=2", r"agent\.shots is ignored by the agent loop two_agents:Telling"),
         ("agent.roles={teller: {temperature: 0.5}}", "ignored without its engine"),
         ("algorithm.role_weights={telller: 2}", r"role_weights\.telller.*teller"),
-        ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays one agent"),
+        ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays only one"),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny_run, setting, message):
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused(tiny_run, setting, message):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("agent.loop=react_text", r"agent\.roles\.scout\.as_tool: the agent loop react_text lets nobody call tools"),
+        ("agent.loop=react_text", r"agent\.roles\.scout\.as_tool: the agent loop react_text does not offer tools"),
         ("agent.roles={scout: {as_tool: {description: ''}}}", "at least 1 character"),
         ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "only takes actions"),
         ("agent.roles={scout: {as_tool: {description: x}, tools: [scout]}}", "the role scout can call itself"),
@@ -148,12 +148,12 @@ def test_demonstrations_hold_nothing_of_the_user(tiny_run):
             "agent.roles={usr: {}}",
             r"agent\.roles\.usr: .*no such role.*expected user.*Did you mean .user",
         ),
-        ("agent.roles={user: {trained: true}}", "is a role of the environment, and does not train"),
-        ("agent.roles={user: {as_tool: {description: x}}}", "nobody calls it"),
+        ("agent.roles={user: {trained: true}}", "is a role of the environment and cannot be trained"),
+        ("agent.roles={user: {as_tool: {description: x}}}", "it cannot be called as a tool"),
         ("agent.roles={user: {tools: [calculator]}}", r"no agent\.roles\.user\.tools"),
-        ("algorithm={expert: {members: 1}, loss: luffy}", "another user would speak"),
+        ("algorithm={expert: {members: 1}, loss: luffy}", "does not work with environment roles"),
         ("agent={loop: self_play, options: {roles: [user, b]}}", "both the environment and the agent loop self_play"),
-        ("adapters={a: {}}", "agent.roles.assistant names no adapter"),
+        ("adapters={a: {}}", "agent.roles.assistant does not name an adapter"),
     ],
 )
 def test_what_an_environment_s_user_cannot_be_is_refused(tiny_run, setting, message):

@@ -1,1 +1,1 @@
-"""From a config to parts that fit together: environments, episodes, model, engine, trainer."""
+"""Builders of a run's parts from its config: environments, episodes, model, engine, trainer."""

@@ -1,4 +1,4 @@
-"""The roles that the adapters of a run play, and checks that the rest of the run can do with several adapters."""
+"""Roles of a run's adapters, and checks that the rest of the run supports several adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.trajectory import SOLE_ROLE
 
 
 def roles_of_adapters(config: Config) -> dict[str, str]:
-    """Return the adapter of each role that one plays, of all environments; the base model plays the others.
+    """Return the adapter of each role in all environments, without the roles that the base model plays.
 
     Raises:
         ConfigError: a role has different adapters in two environments.
@@ -30,13 +30,13 @@ def roles_of_adapters(config: Config) -> dict[str, str]:
                 raise ConfigError(
                     f"role {role} has different adapters in two environments",
                     got=f"{found[role]} and {section.adapter}",
-                    expected="one adapter, or roles of different names",
+                    expected="one adapter, or different role names",
                 )
     return found
 
 
 def trained_roles(config: Config) -> dict[str, frozenset[str]]:
-    """Return the roles that train each adapter, of those that learn."""
+    """Return the roles that train each trained adapter."""
     untrained = {
         role
         for part in per_environment_configs(config)
@@ -52,10 +52,10 @@ def trained_roles(config: Config) -> dict[str, frozenset[str]]:
 
 
 def check_role_adapters(config: Config) -> None:
-    """Check that every role has an adapter where there are several, and that all parts of the run can do with them.
+    """Check that every role has an adapter if the run has several, and that its features support several adapters.
 
     Raises:
-        ConfigError: a role without an adapter, an adapter without a role, or a feature that several adapters exclude.
+        ConfigError: a role has no adapter, an adapter has no role, or a feature does not work with several adapters.
     """
     _check_roles(config)
     if config.named_adapters:
@@ -68,10 +68,10 @@ def check_role_adapters(config: Config) -> None:
 
 
 def refuse_role_adapters(config: Config, what: str) -> None:
-    """Refuse several adapters where one model is trained.
+    """Check that a run that trains one model has no named adapters.
 
     Raises:
-        ConfigError: the config has some.
+        ConfigError: the config has named adapters.
     """
     if config.named_adapters:
         raise ConfigError(
@@ -94,22 +94,22 @@ def _check_roles(config: Config) -> None:
         roles = [*(make_agent_loop(agent.loop, agent.options).roles or ([SOLE_ROLE] if others else [])), *others]
         if not roles:
             raise ConfigError(
-                f"adapters are played by roles, and the agent loop {agent.loop} has none",
+                f"adapters are assigned to roles, but the agent loop {agent.loop} has none",
                 got=f"adapters {', '.join(config.named_adapters)}",
-                expected="a loop of several agents, or model.lora alone, which is one adapter",
+                expected="a loop with several agents, or only model.lora, which is one adapter",
             )
         for role in roles:
             own = sections.get(role)
             if own is None or (own.adapter is None and not own.speaks_elsewhere):
                 raise ConfigError(
-                    f"agent.roles.{role} names no adapter",
+                    f"agent.roles.{role} does not name an adapter",
                     expected=f"adapter: {' or '.join([*config.named_adapters, BASE])}",
                     hint=f"set agent.roles.{role}.adapter={next(iter(config.named_adapters))}",
                 )
     if unused := [name for name in config.named_adapters if name not in named]:
         raise ConfigError(
-            f"adapters.{unused[0]} is named by no role",
-            expected="agent.roles.ROLE.adapter of one role at least",
+            f"no role uses adapters.{unused[0]}",
+            expected="agent.roles.ROLE.adapter of at least one role",
             hint=f"remove it, or set agent.roles.ROLE.adapter={unused[0]}",
         )
     if config.named_adapters:
@@ -120,9 +120,9 @@ def _check_name(config: Config, role: str, name: str) -> None:
     if not config.named_adapters or (name != BASE and name not in config.named_adapters):
         known = [*config.named_adapters, *([BASE] if config.named_adapters else [])]
         raise ConfigError(
-            f"agent.roles.{role}.adapter is no adapter of the run",
+            f"agent.roles.{role}.adapter is not an adapter of the run",
             got=name,
-            expected=", ".join(known) or "adapters: {NAME: {}, …}, or no adapter",
+            expected=", ".join(known) or "adapters: {NAME: {}, …}, or roles without adapter",
             hint=did_you_mean(name, known) or None,
         )
 
@@ -131,21 +131,23 @@ def _check_learns(config: Config) -> None:
     trained = trained_roles(config)
     for name in config.named_adapters:
         if name == BASE or not LABEL.fullmatch(name):
-            raise ConfigError(f"adapters: {name!r} is no name", expected=f"letters, digits, - and _, and not {BASE}")
+            raise ConfigError(
+                f"adapters: {name!r} is not a valid name", expected=f"letters, digits, - and _, and not {BASE}"
+            )
     for name, roles in trained.items():
         if not roles:
             raise ConfigError(
-                f"adapters.{name} learns from no role",
+                f"no trained role uses adapters.{name}",
                 got="roles with trained: false",
                 hint=f"set adapters.{name}.trained=false with a path, or let one of its roles train",
             )
     if not trained:
-        raise ConfigError("no adapter is trained", got=", ".join(config.named_adapters), expected="one at least")
+        raise ConfigError("no adapter is trained", got=", ".join(config.named_adapters), expected="at least one")
     for part in per_environment_configs(config):
         for role, section in (part.config.agent.roles or {}).items():
             if section.trained and section.adapter is not None and section.adapter not in trained:
                 raise ConfigError(
-                    f"agent.roles.{role}.trained is set, and its adapter does not learn",
+                    f"agent.roles.{role}.trained is set, but its adapter is not trained",
                     got=f"adapters.{section.adapter}.trained false",
                     hint=f"remove agent.roles.{role}.trained",
                 )
@@ -155,7 +157,7 @@ def _check_features(config: Config) -> None:
     lora, trainer, engine = config.model.lora, config.trainer, config.engine
     if lora is None:
         raise ConfigError(
-            "adapters need model.lora, which says how large they are",
+            "adapters need model.lora, which sets their size",
             got="training of all weights",
             expected="model.lora={rank: 16}",
         )
@@ -177,33 +179,35 @@ def _check_features(config: Config) -> None:
     if isinstance(engine, ServerEngineConfig):
         _check_servers(config, engine, lora.rank)
     elif not isinstance(engine, LocalEngineConfig):
-        raise ConfigError("adapters need an engine that has them", got=f"engine {engine.type}", expected="local, vllm")
+        raise ConfigError(
+            "adapters need an engine that supports them", got=f"engine {engine.type}", expected="local or vllm"
+        )
 
 
 def _check_servers(config: Config, engine: ServerEngineConfig, rank: int) -> None:
     if not isinstance(engine, VLLMEngineConfig):
         raise ConfigError(
-            "SGLang exchanges an adapter only when no request uses it, and a sync holds requests",
+            "SGLang replaces an adapter only while no request uses it, but weight sync holds running requests",
             got=f"engine sglang with adapters {', '.join(config.named_adapters)}",
             expected="engine=local or engine=vllm",
         )
     if engine.adapter_rank is None or engine.max_adapters < len(config.named_adapters):
         raise ConfigError(
-            "the servers have no room for the adapters",
+            "the servers cannot hold the adapters",
             got=f"engine.adapter_rank {engine.adapter_rank}, engine.max_adapters {engine.max_adapters}",
-            expected=f"room for {len(config.named_adapters)} of rank {rank}",
+            expected=f"{len(config.named_adapters)} adapters of rank {rank}",
             hint=f"set engine.adapter_rank={rank} engine.max_adapters={len(config.named_adapters)}",
         )
 
 
 def _check_estimator(config: Config, own: Config, name: str) -> None:
-    """Check that the groups that are played have what an adapter's own estimator compares with."""
+    """Check that groups have greedy rollouts if an adapter's own advantage estimator needs them."""
     needs, played = (
         Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, one.algorithm.advantage)) for one in (own, config)
     )
     if needs and not played:
         raise ConfigError(
-            f"adapters.{name}.algorithm.advantage needs greedy rollouts, which groups have for algorithm.advantage",
+            f"adapters.{name}.algorithm.advantage needs greedy rollouts, but algorithm.advantage does not add them",
             got=f"{own.algorithm.advantage}, with algorithm.advantage {config.algorithm.advantage}",
-            expected=f"algorithm.advantage={own.algorithm.advantage}, and another one for the other adapters",
+            expected=f"algorithm.advantage={own.algorithm.advantage}, and the other estimator under the other adapters",
         )

@@ -1,6 +1,6 @@
-"""Conversations in a file as trajectories to learn from: what the assistant says there is what a demonstrator did.
+"""Conversations of a file as trajectories for SFT; the assistant's messages are trained on.
 
-A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […]}``, as chat services take and give it.
+A row is ``{"messages": [{"role": "user", "content": "…"}, …], "tools": […]}``, the format of chat services.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from agentrl.render.renderer import Renderer
 from agentrl.trajectory import Source, Trajectory
 
 ENVIRONMENT = "chat"
-"""Stands for the environment in trajectories that come from a file."""
+"""Environment name of trajectories from a file."""
 SYSTEM_COLUMNS = ("system", "system_prompt")
-"""Columns of a row that stand for the system message."""
+"""Columns of a row that may contain the system message."""
 TRAINING_KEYS = ("weight", "train", "training", "trainable", "loss")
-"""Keys of a message by which tools for fine-tuning say whether an answer is trained on."""
+"""Keys of a message with which fine-tuning tools mark whether an answer is trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
-    """A conversation of a file."""
+    """Conversation of a file."""
 
     place: str
-    """File and line, for messages to people."""
+    """File and line, for error messages."""
     messages: tuple[Message, ...]
-    """Up to the last answer."""
+    """Messages up to the last answer."""
     tools: tuple[ToolSchema, ...]
     context_only: Set[int] = frozenset()
-    """Numbers of the answers among `messages` that are not trained on."""
+    """Indices in `messages` of the answers that are not trained on."""
 
     @property
     def follow_ups(self) -> set[Role]:
-        """Roles of messages that come after an answer."""
+        """Roles of the messages after the first answer, except the assistant."""
         first = next(number for number, message in enumerate(self.messages) if message.role == "assistant")
         return {message.role for message in self.messages[first:] if message.role != "assistant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTDataset:
-    """Lessons of a file."""
+    """Trajectories of a conversation file, for SFT."""
 
     trajectories: list[Trajectory]
     too_long: int
-    """Conversations that were left out, for they do not fit."""
+    """Number of conversations that were skipped because they are too long."""
 
 
 def read_chats(path: str | Path) -> list[Chat]:
@@ -80,25 +80,25 @@ def check_chats(chats: Sequence[Chat], renderer: Renderer) -> None:
     check_template(renderer, roles=sorted(roles), tools=tools, has_calls=has_calls)
 
 
-def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SFTDataset:
-    """Conversations as tokens, of which the assistant's are trained on.
+def build_sft_dataset(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SFTDataset:
+    """Tokenize conversations as trajectories in which the assistant's tokens are trained on.
 
     Args:
-        chats: In the order of the file.
-        renderer: Of the model that learns.
-        max_tokens: Longest conversation.
+        chats: Conversations in the order of the file.
+        renderer: Renderer of the model that is trained.
+        max_tokens: Maximum tokens of a conversation.
 
     Raises:
-        TemplateError: the model's template cannot show them turn by turn.
-        UsageError: none of them fits.
+        TemplateError: the model's chat template cannot render them turn by turn.
+        UsageError: all conversations are too long.
     """
     check_chats(chats, renderer)
-    found = [_written(chat, renderer) for chat in chats]
+    found = [_to_trajectory(chat, renderer) for chat in chats]
     fitting = [trajectory for trajectory in found if len(trajectory.sequences[0]) <= max_tokens]
     if not fitting:
         shortest = min(len(trajectory.sequences[0]) for trajectory in found)
         raise UsageError(
-            "no conversation fits agent.max_tokens",
+            "all conversations are longer than agent.max_tokens",
             got=f"{len(found)} conversations, the shortest of {shortest:,} tokens",
             expected=f"at most {max_tokens:,} tokens",
             hint="raise agent.max_tokens",
@@ -106,7 +106,7 @@ def lessons(chats: Sequence[Chat], renderer: Renderer, *, max_tokens: int) -> SF
     return SFTDataset(trajectories=fitting, too_long=len(found) - len(fitting))
 
 
-def _written(chat: Chat, renderer: Renderer) -> Trajectory:
+def _to_trajectory(chat: Chat, renderer: Renderer) -> Trajectory:
     trajectory = Trajectory(
         id=chat.place,
         task_id=chat.place,
@@ -148,17 +148,17 @@ def _chat(row: Row) -> Chat:
 
 
 def _refuse_untrained(row: Row) -> None:
-    """Refuse columns whose contents would be left out of what the model reads."""
+    """Raise `UsageError` for columns that would be ignored."""
     refuse_media(row.values, row.place)
     if row.values.get("functions"):
-        raise UsageError(f"{row.place} has functions", got="functions", expected='tools: [{"function": {…}}]')
+        raise UsageError(f"{row.place} has a column functions", got="functions", expected='tools: [{"function": {…}}]')
 
 
 def _system_rows(row: Row, rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the system message of a row that has it in a column of its own.
+    """Return the system message of a row that has it in a separate column.
 
     Raises:
-        UsageError: it is not text, or the messages begin with another one.
+        UsageError: the column is not text, or the messages begin with another system message.
     """
     given = {name: row.values[name] for name in SYSTEM_COLUMNS if row.values.get(name) not in (None, "")}
     first = rows[0] if rows and isinstance(rows[0], dict) else {}
@@ -173,7 +173,7 @@ def _system_rows(row: Row, rows: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _is_learned(row: Mapping[str, Any], place: str) -> bool:
-    """Return True if an answer is trained on: `TRAINING_KEYS` say so, of which 0 and false mean context only."""
+    """Return True if an answer is trained on; a value of 0 or false under one of `TRAINING_KEYS` excludes it."""
     is_answer = row["role"] == "assistant"
     marks = {name: row[name] for name in TRAINING_KEYS if row.get(name) is not None}
     is_known = all(isinstance(mark, int | float) and mark in (0, 1) for mark in marks.values())
@@ -195,7 +195,7 @@ def _check_answers(messages: Sequence[Message], context_only: Set[int], place: s
     if all(number in context_only for number, is_answer in enumerate(answers) if is_answer):
         raise UsageError(
             f"{place} has nothing to learn",
-            got="weight 0 for every answer, or train: false",
+            got="weight: 0 or train: false for every answer",
             expected="an answer to train on",
         )
     if any(not (one.content or one.tool_calls or one.reasoning) for one in messages if one.role == "assistant"):
@@ -203,4 +203,6 @@ def _check_answers(messages: Sequence[Message], context_only: Set[int], place: s
             f"{place} has an empty answer", expected="content or tool_calls in each of the assistant's messages"
         )
     if answers[0] or any(one and next_ for one, next_ in pairwise(answers)):
-        raise UsageError(f"{place}: an answer answers nothing", expected="a user's or a tool's message before each")
+        raise UsageError(
+            f"{place}: an answer follows no message", expected="a user's or a tool's message before each answer"
+        )

@@ -1,4 +1,4 @@
-"""Checks of a config before the run's folder is made: what kinds of runs, and features such as adapters, ask of it."""
+"""Checks of a config for each kind of run and each feature, before the run's folder is created."""
 
 from __future__ import annotations
 
@@ -33,58 +33,58 @@ from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals import check_signals
 
 
-def check_adapters(config: Config, *, may_drop_out: bool = False) -> None:
-    """Check that adapters can be made, before anything else is.
+def check_adapters(config: Config, *, allows_dropout: bool = False) -> None:
+    """Check that the run's adapters can be created.
 
     Args:
-        config: Of a run that trains its model.
-        may_drop_out: Whether no two forward passes have to agree.
+        config: Config of a run that trains its model.
+        allows_dropout: True if no two forward passes have to agree.
 
     Raises:
-        ConfigError: they have dropout where two forward passes or ranks must agree or in several lanes,
-            ``trainer.tensor_parallel`` cannot cut them, or 4 bits are to be in shards.
-        UsageError: the extra is not installed.
+        ConfigError: dropout where two forward passes or ranks must agree, or with several threads; a rank that
+            ``trainer.tensor_parallel`` cannot divide; or sharded 4-bit weights.
+        UsageError: the extra ``lora`` is not installed.
     """
     lora, trainer = config.model.lora, config.trainer
     if lora is None:
         return
     PEFT.load()
-    if lora.dropout and not may_drop_out:
+    if lora.dropout and not allows_dropout:
         raise ConfigError(
-            "model.lora.dropout is of warm starts only",
+            "model.lora.dropout works with agentrl sft only",
             got=lora.dropout,
-            expected="0: log-probabilities of the same tokens must be the same in two forward passes",
-            hint="remove it; agentrl sft takes it",
+            expected="0: two forward passes over the same tokens must give the same log-probabilities",
+            hint="remove it; agentrl sft supports it",
         )
     if lora.dropout and trainer.lanes > 1:
         raise ConfigError(
-            "model.lora.dropout draws from one generator, which lanes would take from each other",
+            "model.lora.dropout draws from one random generator, which threads cannot share reproducibly",
             got=f"model.lora.dropout {lora.dropout:g} with trainer.lanes {trainer.lanes}",
             expected="trainer.lanes=1, or no dropout",
         )
     if lora.dropout and trainer.tensor_parallel > 1:
         raise ConfigError(
-            "model.lora.dropout draws other numbers in ranks that compute the same tokens",
+            "model.lora.dropout draws different numbers in ranks that compute the same tokens",
             got=f"model.lora.dropout {lora.dropout:g} with trainer.tensor_parallel {trainer.tensor_parallel}",
             expected="trainer.tensor_parallel=1, or no dropout",
         )
     if lora.rank % trainer.tensor_parallel:
         raise ConfigError(
-            "trainer.tensor_parallel cannot cut the adapters evenly",
+            "trainer.tensor_parallel cannot split the adapters evenly",
             got=f"model.lora.rank {lora.rank}, {trainer.tensor_parallel} ranks",
             expected="a rank that is a multiple of trainer.tensor_parallel",
         )
     if lora.quantize is not None and trainer.processes > 1:
         raise ConfigError(
-            "weights in 4 bits cannot be in shards",
+            "4-bit weights cannot be sharded",
             got=f"model.lora.quantize {lora.quantize} with {trainer.processes} processes",
             expected="trainer.processes=1",
-            hint="leave model.lora.quantize out: every process holds a part of the weights only",
+            hint="remove model.lora.quantize: with several processes, each holds only a part of the weights",
         )
 
 
 def refuse_adapters(config: Config, what: str) -> None:
-    """Refuse adapters where none are made.
+    """Check that a run that trains all weights has no adapters.
 
     Raises:
         ConfigError: the config has ``model.lora``.
@@ -96,10 +96,10 @@ def refuse_adapters(config: Config, what: str) -> None:
 
 
 def add_reporting_flags(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
-    """Return the engine's section, with the arguments that make launched servers report what the trainer needs.
+    """Add the arguments with which launched servers report what the trainer needs, and return the engine section.
 
     Raises:
-        ConfigError: they would run on the CPU, where neither vLLM nor SGLang can.
+        ConfigError: routed experts are needed, which vLLM and SGLang cannot report on a CPU.
     """
     if not config.trainer.router_replay or section.servers != "launch":
         return section
@@ -115,25 +115,25 @@ def add_reporting_flags(config: Config, section: ServerEngineConfig) -> ServerEn
 
 
 def check_engine_reports(config: Config, engine: PolicyEngine) -> None:
-    """Check that an engine reports what the trainer needs: with replayed routed experts, the experts of each token.
+    """Check that the engine reports the routed experts of each token if the trainer replays them.
 
     Raises:
-        ConfigError: it reports none.
+        ConfigError: the engine does not report them.
     """
     if config.trainer.router_replay and not engine.capabilities.routed_experts:
         raise ConfigError(
-            "trainer.moe.router_replay needs an engine that reports the experts of each token",
+            "trainer.moe.router_replay needs an engine that reports the routed experts of each token",
             got=f"engine {config.engine.type}, which does not",
-            expected=f"engine=local, or servers that were started with {RETURN_ROUTES}",
-            hint="add it to engine.arguments, or set trainer.moe.router_replay=false",
+            expected=f"engine=local, or servers started with {RETURN_ROUTES}",
+            hint="add the option to engine.arguments, or set trainer.moe.router_replay=false",
         )
 
 
 def check_curriculum(config: Config) -> None:
-    """Check that a run reaches what its curriculum says.
+    """Check that the curriculum has an effect within the run.
 
     Raises:
-        ConfigError: a horizon that no environment allows, stages or pools that would never change what is played.
+        ConfigError: a horizon that no environment allows, or stages or pools that never change the sampled tasks.
     """
     if config.curriculum.horizon is not None:
         _check_horizon(config, config.curriculum.horizon, config.trainer.steps)
@@ -146,12 +146,12 @@ def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
     most = max(limits.values())
     if horizon.turns[-1] > most:
         raise ConfigError(
-            "curriculum.horizon.turns goes beyond the longest episode",
+            "curriculum.horizon.turns is longer than the longest episode",
             got=horizon.turns[-1],
             expected=f"at most {most} turns",
             hint="limits: "
             + ", ".join(f"{name} {turns}" for name, turns in limits.items())
-            + "; the environment's own, or agent.max_turns where it is smaller",
+            + "; each is the smaller of the environment's limit and agent.max_turns",
         )
 
     last = max([*(horizon.at_steps or []), horizon.over_steps if horizon.success_above is not None else 0])
@@ -160,7 +160,7 @@ def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
             "curriculum.horizon grows after the end of the run",
             got=f"step {last}",
             expected=f"a step before trainer.steps, {steps}",
-            hint="leave the last stage out, or train longer",
+            hint="remove the last stage, or train longer",
         )
 
 
@@ -175,9 +175,9 @@ def _check_pools(config: Config, pools: PoolsConfig) -> None:
     match pools.by:
         case PooledBy.ENVIRONMENT if len(parts) == 1:
             raise ConfigError(
-                "curriculum.pools.by environment chooses among several",
+                "curriculum.pools.by environment needs several environments",
                 got="one environment",
-                expected="environments, such as sizes of one puzzle",
+                expected="several, such as sizes of one puzzle",
                 hint="set curriculum.pools.by to task or type",
             )
         case PooledBy.TYPE:
@@ -191,15 +191,15 @@ def _check_typed(part: EnvironmentConfigs) -> None:
     environment = part.config.sole_environment
     if task_source(resolve_environment(environment.name), environment)[0].type is None:
         raise ConfigError(
-            "curriculum.pools.by type needs tasks that say their type",
-            got=f"tasks of {_name(part)} without one",
-            expected="types",
+            "curriculum.pools.by type needs tasks with a type",
+            got=f"tasks of {_name(part)} without a type",
+            expected="tasks with a type",
             hint="set curriculum.pools.by to task or environment",
         )
 
 
 def _check_walked_twice(config: Config, parts: tuple[EnvironmentConfigs, ...]) -> None:
-    """Check that tasks come again, for only then are they judged: somewhere there must be fewer tasks than turns."""
+    """Require that at least one task repeats: pools by task estimate the success of repeated tasks."""
     turns = config.trainer.steps * config.trainer.tasks_per_step
     weights = sum(part.weight for part in parts)
     sizes = {}
@@ -209,10 +209,10 @@ def _check_walked_twice(config: Config, parts: tuple[EnvironmentConfigs, ...]) -
         if turns * part.weight / weights > sizes[_name(part)]:
             return
     raise ConfigError(
-        "curriculum.pools.by task never meets a task again in this run",
+        "curriculum.pools.by task has no effect: no task repeats in this run",
         got=f"{turns:,} groups, and " + ", ".join(f"{size:,} tasks of {name}" for name, size in sizes.items()),
         expected="fewer tasks than groups",
-        hint="judge types or environments (curriculum.pools.by), or take fewer tasks: a file (environment.tasks)",
+        hint="set curriculum.pools.by to type or environment, or use fewer tasks, from a file (environment.tasks)",
     )
 
 
@@ -224,10 +224,10 @@ SINGLE_GPU = "cuda:"
 
 
 def check_cluster(config: Config) -> None:
-    """Check that a run can be placed as its config says.
+    """Check that a run can be placed on its cluster.
 
     Raises:
-        ConfigError: a key that a cluster makes meaningless, or that cannot work on one.
+        ConfigError: a key that has no effect, or does not work, on a cluster.
         UsageError: Ray is not installed.
     """
     section = config.cluster
@@ -235,7 +235,7 @@ def check_cluster(config: Config) -> None:
         return
     if config.model.device.startswith(SINGLE_GPU):
         raise ConfigError(
-            "model.device names a GPU, and the cluster gives them out",
+            "model.device names a GPU, but the cluster assigns GPUs",
             got=config.model.device,
             expected="auto, cpu or cuda",
         )
@@ -244,7 +244,9 @@ def check_cluster(config: Config) -> None:
         _check_servers(engine, section)
     launches = isinstance(engine, LocalEngineConfig) or getattr(engine, "servers", None) == "launch"
     if section.engine is not None and not launches:
-        raise ConfigError("cluster.engine is ignored with addresses in engine.servers", hint="remove one of them")
+        raise ConfigError(
+            "cluster.engine is ignored if engine.servers has addresses", hint="remove cluster.engine or engine.servers"
+        )
     if section.engines != 1 and not isinstance(engine, LocalEngineConfig):
         raise ConfigError(
             f"cluster.engines is ignored with engine {engine.type}",
@@ -260,32 +262,32 @@ def check_cluster(config: Config) -> None:
 def _check_servers(engine: ServerEngineConfig, section: ClusterConfig) -> None:
     if engine.transport == "cuda_ipc":
         raise ConfigError(
-            "engine.transport cuda_ipc is for a server on the trainer's GPU",
-            got="a cluster, which gives each its own",
+            "engine.transport cuda_ipc needs servers on the trainer's GPU",
+            got="a cluster, which assigns separate GPUs",
             expected="collective, disk, tensor (SGLang), or shared_memory on one machine",
         )
     if engine.gpus is not None:
         raise ConfigError(
-            "engine.gpus is ignored with cluster, which gives GPUs out", got=engine.gpus, hint="remove engine.gpus"
+            "engine.gpus is ignored on a cluster, which assigns GPUs", got=engine.gpus, hint="remove engine.gpus"
         )
-    asked = (section.engine or {}).get("GPU")
-    if asked is not None and asked not in (0, engine.tensor_parallel):
+    requested = (section.engine or {}).get("GPU")
+    if requested is not None and requested not in (0, engine.tensor_parallel):
         raise ConfigError(
-            "cluster.engine gives a server another number of GPUs than it uses",
-            got=f"GPU {asked:g} with engine.tensor_parallel {engine.tensor_parallel}",
+            "cluster.engine reserves another number of GPUs than a server uses",
+            got=f"GPU {requested:g} with engine.tensor_parallel {engine.tensor_parallel}",
             expected=f"GPU {engine.tensor_parallel}",
         )
 
 
 def refuse_cluster(config: Config, what: str) -> None:
-    """Refuse a cluster where nothing is placed on one.
+    """Check that a run on this machine only has no cluster.
 
     Args:
-        config: The run's.
+        config: Config of the run.
         what: Name of the run in messages.
 
     Raises:
-        ConfigError: the config asks for one.
+        ConfigError: the config has a cluster.
     """
     if config.cluster is not None:
         raise ConfigError(f"{what} runs on this machine", got="the key cluster", hint="remove it: cluster=null")
@@ -295,29 +297,28 @@ _WHOLE = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
-    """Check that a policy can be trained as the config says.
+    """Check the config of a training run.
 
     Returns:
-        The engine's settings.
+        The engine section.
 
     Raises:
-        ConfigError: an engine that takes no weights, or no images where the environment shows some, sampling from
-            another distribution than the policy's own, options that the algorithm does not take, or a critic that it
-            does not have or does not need.
-        UnknownNameError: no such estimator, loss, filter or shaping.
+        ConfigError: the engine cannot load new weights or does not accept the environment's images, sampling truncates
+            the policy's distribution, the algorithm does not accept an option, or it lacks or does not need a critic.
+        UnknownNameError: an unknown estimator, loss, filter or shaping.
     """
     if not config.has_environment:
         raise ConfigError(
-            "there is no environment to train in",
-            got="sft.data alone",
+            "training needs an environment",
+            got="only sft.data",
             expected="environment=NAME",
-            hint="agentrl sft learns from a file",
+            hint="to train on a file, use agentrl sft",
         )
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
         raise ConfigError(
-            f"engine {config.engine.type} cannot be trained",
-            expected="an engine that takes new weights: local, vllm or sglang",
-            hint="set engine=local; other engines evaluate",
+            f"engine {config.engine.type} cannot be used for training",
+            expected="an engine that loads new weights: local, vllm or sglang",
+            hint="set engine=local; other engines can only evaluate",
         )
     for check in FEATURE_CHECKS:
         check(config)
@@ -325,7 +326,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
 
 
 def _check_algorithm(config: Config) -> None:
-    """Check that estimator, loss and what they read fit each other."""
+    """Check that the estimator, the loss, and their inputs and options are compatible."""
     Objective(config.algorithm)
     check_reward_weights(config)
     check_comparison(config)
@@ -334,7 +335,7 @@ def _check_algorithm(config: Config) -> None:
 
 
 def _check_teacher(config: Config) -> None:
-    """Check a teacher: a server answers at temperature 1, and ranks that share rows ask about one token at a time."""
+    """Check the teacher: top-k needs whole rows, and a served teacher supports only temperature 1."""
     teacher, temperature = config.algorithm.teacher, config.sampling.temperature
     if teacher is not None and teacher.top_k is not None and config.trainer.context_parallel > 1:
         raise ConfigError(
@@ -344,18 +345,18 @@ def _check_teacher(config: Config) -> None:
         )
     if teacher is not None and teacher.servers and temperature != 1.0:
         raise ConfigError(
-            "a teacher behind servers speaks at temperature 1, and is compared with the policy as it sampled",
+            "a served teacher reports log-probabilities at temperature 1, but the policy uses another temperature",
             got=f"sampling.temperature {temperature:g}",
             expected="sampling.temperature=1",
-            hint="a teacher without algorithm.teacher.servers is loaded, and takes any temperature",
+            hint="without algorithm.teacher.servers, the trainer loads the teacher and supports any temperature",
         )
 
 
 def check_images(config: Config) -> None:
-    """Check that the engine takes images where an environment shows any.
+    """Check that the engine accepts images if an environment shows any.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the engine does not accept images.
     """
     if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig):
         return
@@ -363,7 +364,7 @@ def check_images(config: Config) -> None:
         spec = resolve_environment(environment.name)
         if spec.shows_images(environment.options):
             raise ConfigError(
-                f"engine {config.engine.type} does not take images",
+                f"engine {config.engine.type} does not accept images",
                 got=f"environment {spec.name}, which shows images under its options",
                 expected="engine=local (or, to evaluate, engine=openai)",
                 hint="or let the environment show text",
@@ -371,14 +372,14 @@ def check_images(config: Config) -> None:
 
 
 def _check_sampling(config: Config) -> None:
-    """Check that recorded log-probabilities are those of the whole distribution at the temperature."""
+    """Check that sampling uses the whole distribution, without truncation and at a temperature above 0."""
     sampling = config.sampling
     wrong = {name: value for name, whole in _WHOLE.items() if (value := getattr(sampling, name)) != whole}
     if sampling.temperature == 0:
         wrong["temperature"] = 0
     if wrong:
         raise ConfigError(
-            "training samples from the policy's whole distribution",
+            "training must sample from the policy's whole distribution",
             got=", ".join(f"sampling.{name} {value}" for name, value in wrong.items()),
             expected="a temperature above 0, and no top_p, top_k or min_p",
             hint="evaluations may sample otherwise: evaluation.sampling={temperature: 0}",
@@ -395,14 +396,14 @@ FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
     check_role_adapters,
     _check_algorithm,
 )
-"""What each feature asks of the config of a training run, in the order of the checks."""
+"""Checks of a training run's config by feature, in order."""
 
 
 def check_preferences(config: Config) -> None:
-    """Check that a policy can learn from pairs as the config says.
+    """Check the config of preference training.
 
     Raises:
-        ConfigError: the loss does not learn from pairs, or not with these options, or adapters that do not fit.
+        ConfigError: the loss is not a preference loss or does not accept an option, or the adapters are invalid.
     """
     refuse_role_adapters(config, "agentrl dpo")
     check_adapters(config)
@@ -410,12 +411,11 @@ def check_preferences(config: Config) -> None:
 
 
 def check_reward_training(config: Config) -> None:
-    """Check that a reward model can be trained as the config says.
+    """Check the config of reward model training.
 
     Raises:
-        ConfigError: no sources, a model that would have to be made first, shared rows or matrices, adapters, or
-            settings of a loss.
-        UsageError: a source is not there.
+        ConfigError: no sources, a model from scratch, context or tensor parallelism, adapters, or loss settings.
+        UsageError: a source does not exist.
     """
     refuse_adapters(config, "agentrl reward-model")
     refuse_role_adapters(config, "agentrl reward-model")
@@ -429,33 +429,35 @@ def check_reward_training(config: Config) -> None:
         )
     trainer = config.trainer
     if trainer.kernels == "liger":
-        raise ConfigError("Liger's kernels are for policies", got="trainer.kernels liger", expected="another kind")
+        raise ConfigError(
+            "Liger's kernels do not support reward models", got="trainer.kernels liger", expected="other kernels"
+        )
     if trainer.context_parallel * trainer.tensor_parallel > 1:
         raise ConfigError(
-            "a reward model is shared by shards alone",
+            "a reward model supports only sharding across processes",
             got=f"trainer.context_parallel {trainer.context_parallel}, trainer.tensor_parallel "
             f"{trainer.tensor_parallel}",
-            expected="1 and 1; trainer.processes may be more",
+            expected="1 and 1; trainer.processes may be more than 1",
         )
     if settings.loss != PreferencesConfig().loss or settings.loss_options:
         raise ConfigError(
-            "preferences.loss is ignored: the loss of a reward model is that of Bradley and Terry",
+            "preferences.loss is ignored: a reward model uses the Bradley-Terry loss",
             got=f"{settings.loss} {settings.loss_options or ''}".strip(),
             expected="no preferences.loss and no preferences.loss_options",
         )
 
 
 def check_warm_start(config: Config) -> None:
-    """Check that an expert can demonstrate, or that there is a file to learn from.
+    """Check the config of SFT: the file can be read, or every environment has an expert.
 
     Raises:
-        ConfigError: a cluster is to be used, or a new model is to learn from a file.
-        UsageError: there is no such file, or it holds something else; the environment has no expert, or the agent loop
-            cannot be demonstrated.
+        ConfigError: the config has a cluster or named adapters, or a model from scratch would be trained on a file.
+        UsageError: the file does not exist or is invalid, an environment has no expert, or its agent loop does not
+            support demonstrations.
     """
     refuse_cluster(config, "a warm start")
     refuse_role_adapters(config, "agentrl sft")
-    check_adapters(config, may_drop_out=True)
+    check_adapters(config, allows_dropout=True)
     if config.sft.data is None:
         check_experts(config)
         return
@@ -463,7 +465,7 @@ def check_warm_start(config: Config) -> None:
     if config.model.path == SCRATCH:
         raise ConfigError(
             "sft.data needs a model",
-            got="model.path scratch, whose vocabulary is made from an environment's text",
+            got="model.path scratch, whose vocabulary comes from an environment's text",
             expected="a folder or a name",
             hint="set model.path, or --model",
         )
@@ -481,7 +483,7 @@ def check_experts(config: Config) -> None:
             raise UsageError(
                 f"environment {spec.name} has no expert to demonstrate",
                 expected="an environment with an expert() method",
-                hint="train from rewards alone: agentrl train, without algorithm.expert",
+                hint="train from rewards only: agentrl train, without algorithm.expert",
             )
         loop = build_loop(part.config.agent)
         if loop.demonstration_problem():

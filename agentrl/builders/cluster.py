@@ -1,7 +1,7 @@
-"""The ranks and engines of a run on a cluster: what runs where, with what, and what has to be shared.
+"""Ranks and engines of a run on a cluster: placement, settings, and files that they share.
 
-config.cluster ─► connection, room for all ─► ranks: RankActors, which run `agentrl.builders.workers.serve`
-                                            └► engines: a launcher of servers, or a local engine in an actor each
+config.cluster ─► connection, reservation ─► ranks: RankActors, which run `agentrl.builders.workers.serve`
+                                           └► engines: one actor each, with a launcher of servers or a local engine
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agentrl.builders.ray import (
     RankActors,
     ServerActor,
     connect,
-    watching_actors,
+    watch_actors,
 )
-from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, look, variables_set
+from agentrl.builders.ray.actors import ActorEnvironment, GpuReservation, check_actor, set_variables
 from agentrl.builders.ray.connection import MOST_CALLS, gloo_variables
 from agentrl.builders.ray.engines import answer_of
 from agentrl.builders.servers import (
@@ -60,20 +60,20 @@ from agentrl.training.distributed.launch import launched_ranks
 from agentrl.weights.collective import address_towards
 from agentrl.weights.folder import MEMORY
 
-FOLDER_HINT = "put run.directory and model.path on a file system that all nodes see"
-MEMORY_HINT = "set engine.transport=collective (or disk; for SGLang tensor): memory is shared on one machine only"
+FOLDER_HINT = "put run.directory and model.path on a file system that is mounted on all nodes"
+MEMORY_HINT = "set engine.transport=collective, disk, or (SGLang) tensor: shared memory works on one machine only"
 OnLoss = Callable[[TrainingError], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCluster:
-    """A run's part of a cluster."""
+    """Cluster of a run, with the run's placed ranks and engines."""
 
     cluster: Cluster
     config: Config
     folder: Path
     shared: Mapping[str, str]
-    """Files and folders that ranks and engines must see, and what to do when they do not."""
+    """Files and folders that every node must see, with a hint for the error if one does not."""
 
     @property
     def places(self) -> dict[str, ClusterPlace]:
@@ -87,15 +87,15 @@ class RunCluster:
 
     @property
     def host(self) -> str:
-        """Address of this process, as nodes reach it."""
+        """Address of this process for the nodes."""
         if not self.cluster.is_from_outside:
             return self.cluster.own_node.address
         return address_towards(f"http://{next(iter(self.places.values())).node.address}")
 
     def setting(self, name: str, log: str, *, shared: Mapping[str, str]) -> ActorEnvironment:
-        """Settings of the actor of that name."""
+        """Return the environment of an actor."""
         place = self.places.get(name)
-        # what has no GPU of its own must not take the first one of its node
+        # an actor without a GPU must not use the first one of its node
         variables = {} if place is None or place.bundle.resources.get("GPU") else {VISIBLE: ""}
         key = getattr(self.config.engine, "api_key_variable", None)
         if key is not None and name.startswith("server") and key in os.environ:
@@ -108,7 +108,7 @@ class RunCluster:
         )
 
     def ranks(self, count: int, *, logs: Path, on_loss: OnLoss) -> RankActors:
-        """The ranks of the run, not started."""
+        """Make the ranks of the run, without starting them."""
         return RankActors(
             count,
             logs=logs,
@@ -122,23 +122,23 @@ class RunCluster:
 
 @asynccontextmanager
 async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], None]) -> AsyncIterator[RunCluster | None]:
-    """The cluster of a run, with room for its ranks and engines; ``None`` where the config asks for none.
+    """Connect to a run's cluster and reserve resources for its ranks and engines; ``None`` without a cluster.
 
     Args:
-        config: The run.
-        folder: Its folder.
-        say: Receives messages for a person.
+        config: Config of the run.
+        folder: Folder of the run.
+        say: Called with messages for the user.
 
     Raises:
-        UsageError: no Ray, no cluster, no room.
-        ConfigError: a cluster and a launcher of ranks.
+        UsageError: Ray is not installed, the cluster cannot be reached or is too small, or torchrun started this
+            process.
     """
     section = config.cluster
     if section is None:
         yield None
         return
     check_sole_launcher()
-    cluster = await _finished(asyncio.to_thread(_connect, config, section))
+    cluster = await _open_in_thread(asyncio.to_thread(_connect, config, section))
     try:
         placing = asyncio.create_task(asyncio.to_thread(_place, cluster, config, section, say))
         try:
@@ -150,31 +150,31 @@ async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], Non
             raise
         for place in cluster.places.values():
             say(f"{place.name} is on {place.node}, with {place.bundle.in_words}")
-        with _marked(folder) as mark, _marked_memory(config) as memory:
+        with _mark_file(folder) as mark, _mark_memory(config) as memory:
             run = RunCluster(cluster=cluster, config=config, folder=folder, shared={str(mark): FOLDER_HINT, **memory})
-            with variables_set(gloo_variables(run.host)), _own_gpu(run):
+            with set_variables(gloo_variables(run.host)), _own_gpu(run):
                 yield run
     finally:
         await asyncio.to_thread(cluster.close)
 
 
 def check_sole_launcher() -> None:
-    """Refuse a cluster for ranks that torchrun has started.
+    """Check that torchrun has not started the ranks of a run on a cluster.
 
     Raises:
-        UsageError: it has.
+        UsageError: torchrun has started this process.
     """
     if launched_ranks():
         raise UsageError(
             "torchrun and a cluster both start ranks",
             got=f"{launched_ranks()} processes of torchrun, and the key cluster",
-            expected="one of them",
+            expected="either torchrun or cluster",
             hint="run agentrl train without torchrun, or remove cluster",
         )
 
 
-async def _finished(work: Any) -> Cluster:
-    """Open something in a thread; it is closed again if the caller was cancelled meanwhile."""
+async def _open_in_thread(work: Any) -> Cluster:
+    """Open a cluster in a thread; it is closed again if the caller is cancelled meanwhile."""
     opening = asyncio.ensure_future(work)
     try:
         found: Cluster = await asyncio.shield(opening)
@@ -198,23 +198,24 @@ def _place(cluster: Cluster, config: Config, section: ClusterConfig, say: Callab
 
 @contextmanager
 def _own_gpu(run: RunCluster) -> Iterator[None]:
-    """Let this process compute on the GPU that Ray has put aside for rank 0, and on no other."""
+    """Make this process compute only on the GPU that Ray has reserved for rank 0."""
     place = run.places.get(HEAD)
     if place is None or not place.bundle.resources.get("GPU"):
         yield
         return
-    holder = run.cluster.actor(place, GpuReservation, run.setting(HEAD, "rank-0", shared={}))  # keeps it until the end
+    # the actor holds the GPU until the run ends
+    holder = run.cluster.actor(place, GpuReservation, run.setting(HEAD, "rank-0", shared={}))
     name = run.cluster.first_gpu(holder)
     visible = os.environ.get(VISIBLE)
     position = visible.split(",").index(name) if visible else int(name)
     use_gpu(position)
-    with variables_set({"LOCAL_RANK": str(position), "LOCAL_WORLD_SIZE": "1"}):
+    with set_variables({"LOCAL_RANK": str(position), "LOCAL_WORLD_SIZE": "1"}):
         yield
 
 
 @contextmanager
-def _marked(folder: Path) -> Iterator[Path]:
-    """A file that shows who sees the folder."""
+def _mark_file(folder: Path) -> Iterator[Path]:
+    """Create a file with which nodes check that they see the folder."""
     mark = folder / f".cluster-{secrets.token_hex(8)}"
     mark.touch()
     try:
@@ -224,11 +225,11 @@ def _marked(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _marked_memory(config: Config) -> Iterator[dict[str, str]]:
+def _mark_memory(config: Config) -> Iterator[dict[str, str]]:
     if not isinstance(config.engine, ServerEngineConfig) or config.engine.transport != "shared_memory":
         yield {}
         return
-    with _marked(MEMORY) as mark:
+    with _mark_file(MEMORY) as mark:
         yield {str(mark): MEMORY_HINT}
 
 
@@ -236,24 +237,24 @@ def _marked_memory(config: Config) -> Iterator[dict[str, str]]:
 async def open_placed_pool(
     run: RunCluster, model: ServedModel, *, version: int, say: Callable[[str], None], on_loss: OnLoss
 ) -> AsyncIterator[ServerPool]:
-    """The engines of a run on its cluster, ready to serve; they end with the block.
+    """Start the engines of a run on its cluster; they end with the block.
 
     Args:
-        run: Its cluster.
-        model: What they serve.
-        version: Of the weights that the first sync will bring.
-        say: Receives messages about their state.
-        on_loss: Is called from a thread when one has ended by itself.
+        run: Cluster of the run.
+        model: Model to serve.
+        version: Weight version that the first sync will send.
+        say: Called with messages about the engines' state.
+        on_loss: Called from a thread when an engine exits unexpectedly.
 
     Raises:
-        UsageError: no interpreter with the engine on a node, or something that a node does not see.
+        UsageError: a node has no interpreter with the engine, or does not see a shared file or folder.
         EngineError: a server does not start.
     """
     engines = _PlacedEngines(run, model)
     try:
         servers, settings = await engines.start()
         async with AsyncExitStack() as stack:
-            stack.enter_context(watching_actors(run.cluster, engines.actors, on_loss))
+            stack.enter_context(watch_actors(run.cluster, engines.actors, on_loss))
             pool = ServerPool(servers, settings, restart=engines.restart, version=version, say=say)
             stack.push_async_callback(pool.close)
             await pool.start()
@@ -263,7 +264,7 @@ async def open_placed_pool(
 
 
 class _PlacedEngines:
-    """The actors of the engines of a run."""
+    """Actors of a run's engines."""
 
     def __init__(self, run: RunCluster, model: ServedModel) -> None:
         self._run, self._model = run, model
@@ -272,7 +273,7 @@ class _PlacedEngines:
         self.actors: list[tuple[Any, ClusterPlace]] = []
 
     async def start(self) -> tuple[list[InferenceServer], PoolSettings]:
-        """Start all of them; the launched ones are ready then."""
+        """Start all engines; launched servers are ready when this returns."""
         if isinstance(self._engine, ServerEngineConfig):
             served = await asyncio.to_thread(
                 untie_embeddings, self._model.path, self._run.folder / SERVED_MODEL, dtype=self._model.dtype
@@ -285,7 +286,7 @@ class _PlacedEngines:
             actor = self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
             self.actors.append((actor, place))
         for actor, place in self.actors:
-            await asyncio.to_thread(look, self._cluster, actor, shared, place)
+            await asyncio.to_thread(check_actor, self._cluster, actor, shared, place)
         started = await asyncio.gather(*(self._serve(actor, place) for actor, place in self.actors))
         return list(started), self._settings
 
@@ -328,7 +329,7 @@ class _PlacedEngines:
         return make_server(self._engine, url, self._model.vocab_size)
 
     async def restart(self, index: int) -> InferenceServer:
-        """Start the server of an actor again; the loss of an actor is the end of the run."""
+        """Restart the server of an actor; the loss of the actor ends the run."""
         actor, place = self.actors[index]
         try:
             server = await self._serve(actor, place)
@@ -338,7 +339,7 @@ class _PlacedEngines:
         return server
 
     async def close(self) -> None:
-        """End the servers, and the actors."""
+        """End the servers and the actors."""
         closing = [answer_of(self._cluster, actor.close.remote(), place.name) for actor, place in self.actors]
         await asyncio.gather(*closing, return_exceptions=True)
         for actor, _ in self.actors:
@@ -347,12 +348,12 @@ class _PlacedEngines:
 
 
 def _folder_of(model: ServedModel) -> dict[str, str]:
-    """The folder that every node must see; none of a model on the hub."""
+    """Return the model folder that every node must see; empty for a model on the hub."""
     return {str(Path(model.path).absolute()): FOLDER_HINT} if Path(model.path).is_dir() else {}
 
 
 def make_engine(section: LocalEngineConfig, model: ServedModel, *, device: str) -> LocalEngine:
-    """A local engine with a copy of the model, in the process that calls."""
+    """Make a local engine with its own copy of the model, in the calling process."""
     loaded = load_model(model.path, dtype=model.dtype, device=device)
     decode = TextEncoder(load_tokenizer(model.path)).decode
     return LocalEngine(loaded, section, reader=load_images(model.path), decode=decode)

@@ -1,4 +1,4 @@
-"""The tasks of a config: a split of its environment, or a file of JSON lines or Parquet with one task per row."""
+"""Tasks of a config: a split of its environment, or a JSON Lines or Parquet file with one task per row."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _CHECKED: Mapping[str, tuple[type, str]] = {
 
 
 def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
-    """Read all tasks of a file, in its order.
+    """Read all tasks of a file, in order.
 
     Args:
-        path: ``.jsonl`` or ``.parquet``; columns are the fields of `Task`, ``id`` is the row's number when left out.
-        environment: Name for rows that do not say.
+        path: ``.jsonl`` or ``.parquet`` file; columns are the fields of `Task`, ``id`` defaults to the row number.
+        environment: Environment of rows without that column.
 
     Raises:
-        UsageError: the file cannot be read, a row has unknown columns, or two rows have one id.
+        UsageError: the file cannot be read, a row has unknown columns, or two rows have the same id.
     """
     rows = enumerate(read_rows(path, "task file"), start=1)
     tasks = [_task(row.values, row.place, number, environment) for number, row in rows]
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
     if len({task.id for task in tasks}) < len(tasks):
-        raise UsageError(f"task file {path} has two rows of one id", expected="unique ids")
+        raise UsageError(f"task file {path} has two rows with the same id", expected="unique ids")
     return tasks
 
 
@@ -52,7 +52,7 @@ def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> 
     given = {name: value for name, value in row.items() if value is not None}
     for name, (kind, expected) in _CHECKED.items():
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
-            raise UsageError(f"{name} of {place} is of a wrong type", got=repr(given[name]), expected=expected)
+            raise UsageError(f"{name} of {place} has the wrong type", got=repr(given[name]), expected=expected)
     if "options" in given:  # merged data sets fill options of other rows with nulls
         given["options"] = {name: value for name, value in given["options"].items() if value is not None}
     if given.get("max_turns", 1) < 1:
@@ -67,15 +67,15 @@ def roles_of_environment(config: Config) -> tuple[str, ...]:
 
 
 def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str | None = None) -> TaskSource:
-    """Find the tasks of a split, or of the config's file.
+    """Return the tasks of a split, or of the config's file.
 
     Args:
-        spec: The environment.
+        spec: Environment.
         config: Options, split and file.
-        split: Instead of the config's split or file.
+        split: Split to use instead of the config's split or file.
 
     Raises:
-        UsageError: no such split, options that the environment does not take, or a file that cannot be read.
+        UsageError: the split does not exist, the environment does not accept an option, or the file cannot be read.
     """
     if config.tasks is not None and split is None:
         return read_tasks(config.tasks, environment=spec.name)
@@ -84,8 +84,8 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
         return spec.tasks(chosen, **{**spec.options, **config.options})
     except TypeError as error:
         raise ConfigError(
-            f"environment.options do not fit {spec.name}",
+            f"environment.options are invalid for {spec.name}",
             got=", ".join(config.options) or "none",
-            expected=f"among {', '.join(spec.options)}" if spec.options else "none",
+            expected=f"some of {', '.join(spec.options)}" if spec.options else "none",
             hint=str(error),
         ) from error

@@ -1,4 +1,4 @@
-"""The environments of a run, each with the runner of its episodes: agent loop, tools, scorer, budgets."""
+"""Environments of a run, each with its episode runner: agent loop, tools, scorer, budgets."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRAIN = "train"
 
 
 def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: WaitTracker | None = None) -> EnvPool:
-    """The environments of a run, as the ``environment`` section says."""
+    """Build the environment pool of a run from the ``environment`` section."""
     environment = config.sole_environment
     return EnvPool.from_config(spec or resolve_environment(environment.name), environment, waits=waits)
 
@@ -53,7 +53,7 @@ def build_runner(
     retries: int | None = None,
     judge: JudgeClient | None = None,
 ) -> EpisodeRunner:
-    """A runner of episodes, as the ``agent`` section says; what its tools and its judge opened is closed with the pool.
+    """Build an episode runner from the ``agent`` section; its tools and judge are closed with the pool.
 
     Raises:
         ConfigError: see `build_loop`.
@@ -67,7 +67,7 @@ def build_runner(
     )
     scorer = build_scorer(config.agent, config.model, pool, policy, judge=judge)
     if config.agent.judge is not None or isinstance(scorer, WeightedSum):
-        limits = replace(limits, score_timeout_s=None)  # requests and functions have deadlines, from when they begin
+        limits = replace(limits, score_timeout_s=None)  # each request and function has its own deadline
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
@@ -75,7 +75,7 @@ def build_runner(
     loop = build_loop(config.agent, pool.spec.answer_format)
     roles = build_roles(config.agent, loop, pool.roles)
     if role_names(loop, config.agent.called_roles) or not loop.turns_are_steps:
-        limits = replace(limits, max_turns=config.agent.max_turns)  # the environment counts its own steps
+        limits = replace(limits, max_turns=config.agent.max_turns)  # turns are not steps; the environment limits those
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
         pool.belongings.push_async_callback(toolset.close)
     return EpisodeRunner(
@@ -97,7 +97,7 @@ def build_runner(
 
 
 def _shots(config: Config, spec: EnvironmentSpec) -> Shots | None:
-    """Return the examples of a prompt, played on tasks of the training split, if there is one."""
+    """Return the few-shot examples of the prompt, from tasks of the training split if the environment has one."""
     if not config.agent.shots:
         return None
     environment = config.sole_environment
@@ -107,20 +107,20 @@ def _shots(config: Config, spec: EnvironmentSpec) -> Shots | None:
 
 
 def _answer_timeout_s(engine: EngineConfig) -> float:
-    """Return how long an episode waits for an answer: servers may have to come back first."""
+    """Return the seconds that an episode waits for an answer, including a restart of servers."""
     return engine.timeout_s + (engine.start_timeout_s if isinstance(engine, ServerEngineConfig) else 0.0)
 
 
 def build_loop(config: AgentConfig, answer_format: str = "") -> AgentLoop:
-    """Return the agent loop, as the ``agent`` section says.
+    """Build the agent loop from the ``agent`` section.
 
     Args:
-        config: The section.
-        answer_format: ``format`` of a loop that has this option, where the section does not set it.
+        config: Section of the config.
+        answer_format: Default of the loop's option ``format``, if it has one.
 
     Raises:
-        ConfigError: the loop does not take the options, or would ignore a setting.
-        UnknownNameError: no such loop.
+        ConfigError: the loop does not accept an option, or would ignore a setting.
+        UnknownNameError: the loop does not exist.
     """
     options = dict(config.options)
     if answer_format and "format" in inspect.signature(agent_loop_class(config.loop)).parameters:
@@ -136,25 +136,25 @@ def build_loop(config: AgentConfig, answer_format: str = "") -> AgentLoop:
             f"agent.{name} is ignored by the agent loop {config.loop}",
             got=value,
             expected=f"agent.loop=tool_calling, or no agent.{name}",
-            hint="a loop of your own that lets the policy call tools says so: offers_tools = True",
+            hint="if your own loop lets the policy call tools, set offers_tools = True in it",
         )
     return loop
 
 
 def sampling_params(sampling: SamplingConfig) -> SamplingParams:
-    """Make sampling parameters as the ``sampling`` section says."""
+    """Build sampling parameters from the ``sampling`` section."""
     return SamplingParams(**sampling.model_dump())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnvironment:
-    """One environment of a run, ready to be played."""
+    """One environment of a run, with its pool and runner."""
 
     label: str
-    """As the user calls it; empty for the only one."""
+    """Label from the config; empty for a sole environment."""
     weight: float
     config: Config
-    """The run's, with this environment alone and the agent as it is there."""
+    """Config of the run with only this environment and its agent settings."""
     spec: EnvironmentSpec
     pool: EnvPool
     runner: EpisodeRunner
@@ -163,17 +163,17 @@ class RunEnvironment:
 def build_run_environments(
     config: Config, policy: EpisodePolicy, *, observer: RolloutObserver | None = None, folder: Path | None = None
 ) -> tuple[RunEnvironment, ...]:
-    """The environments of a run, in the order of its config; they share their waits, counters and judge.
+    """Build the environments of a run, in the order of the config; they share wait tracker, counters and judge.
 
     Args:
-        config: The run.
-        policy: Who plays.
-        observer: Notified of turns and endings.
-        folder: Of the run; a judge keeps its answers there.
+        config: Config of the run.
+        policy: Policy that plays the episodes.
+        observer: Observer of turns and episode ends.
+        folder: Folder of the run, where a judge stores its answers.
 
     Raises:
-        UsageError: an environment that is not there.
-        ConfigError: options that an agent loop or a tool does not take.
+        UsageError: an environment does not exist.
+        ConfigError: an agent loop or a tool does not accept an option.
     """
     check_roles(config)
     check_tools(config)
@@ -195,19 +195,19 @@ def build_run_environments(
 
 
 async def close_run_environments(environments: Sequence[RunEnvironment]) -> None:
-    """Close their environments. No episode may be running."""
+    """Close the environments of a run. No episode may be running."""
     await asyncio.gather(*(environment.runner.close() for environment in environments))
 
 
 def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:
-    """The order in which a run plays its tasks.
+    """Build the sampler of a run's tasks.
 
     Args:
-        config: The run.
-        curriculum: Pools and horizon; neither when left out.
+        config: Config of the run.
+        curriculum: Pools and horizon; neither by default.
 
     Raises:
-        UsageError: an environment, a split or a file of tasks that is not there.
+        UsageError: an environment, a split or a task file does not exist.
     """
     parts = per_environment_configs(config)
     environments = {part.label: part.config.sole_environment for part in parts}

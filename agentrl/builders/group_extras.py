@@ -1,4 +1,4 @@
-"""Extra rollouts of a group, which are not members of it: the greedy policy's and the expert's."""
+"""Extra rollouts of groups (greedy and expert), and log-probabilities of a served teacher."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from agentrl.training.batch import StepExtras
 from agentrl.trajectory import Trajectory
 
 ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
-"""Runners of extra rollouts, by the label of the environment and their name."""
+"""Runners of extra rollouts, by environment label and rollout name."""
 
 
 def policy_group_size(config: AlgorithmConfig) -> int:
-    """Return the number of episodes of a group that the policy plays."""
+    """Return the number of episodes in a group that the policy plays."""
     return config.group_size - (0 if config.expert is None else config.expert.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupExtras:
-    """Extra rollouts and a served teacher: what a group has besides the policy's own rollouts."""
+    """Runners of extra rollouts, and the servers of a teacher."""
 
     runners: ExtraRunners
     teacher: TeacherServers | None
-    """A teacher that is not loaded here."""
+    """Servers of the teacher; ``None`` without a teacher, or if the trainer loads it."""
 
     async def for_step(self, groups: Sequence[Group]) -> StepExtras:
-        """Collect the extra rollouts of some groups, and a served teacher's log-probabilities, for the trainer.
+        """Collect the groups' extra rollouts and a served teacher's log-probabilities, for the trainer.
 
         Raises:
-            UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
+            UsageError: the episodes contain images, which a served teacher does not accept, or a key is missing.
             EngineError: the teacher cannot be reached.
         """
         extras = extras_of(groups)
         trained = [trajectory for group in groups for trajectory in group.trainable]
-        answers = {} if self.teacher is None else await _asked(self.teacher, [*trained, *extras.experts])
+        scored = {} if self.teacher is None else await _score_by_teacher(self.teacher, [*trained, *extras.experts])
         return replace(
             extras,
-            teacher_logp={name: [word.logp for word in words] for name, words in answers.items()},
+            teacher_logp={name: [score.logp for score in scores] for name, scores in scored.items()},
             teacher_top={
-                name: [word.top for word in words if word.top is not None]
-                for name, words in answers.items()
-                if all(word.top is not None for word in words)
+                name: [score.top for score in scores if score.top is not None]
+                for name, scores in scored.items()
+                if all(score.top is not None for score in scores)
             },
         )
 
     async def close(self) -> None:
-        """Close the connections to a teacher."""
+        """Close the connections to the teacher."""
         if self.teacher is not None:
             await self.teacher.close()
 
@@ -76,11 +76,11 @@ def extras_of(groups: Sequence[Group]) -> StepExtras:
 def build_group_extras(
     config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
 ) -> GroupExtras:
-    """Build what a config's algorithm needs in addition to the policy's own rollouts.
+    """Build the extra rollouts and the served teacher that the config's algorithm needs.
 
     Raises:
-        ConfigError: an expert's stored episodes are of a model with other tokens.
-        UsageError: they are not there, or none is of the run's environments.
+        ConfigError: the expert's stored episodes were sampled with another tokenizer.
+        UsageError: there are no stored episodes, or none from the run's environments.
     """
     teacher = config.algorithm.teacher
     return GroupExtras(
@@ -90,10 +90,10 @@ def build_group_extras(
 
 
 def check_extra_rollouts(config: Config) -> None:
-    """Check that every environment can play the extra rollouts of groups.
+    """Check that every environment supports the extra rollouts.
 
     Raises:
-        UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
+        UsageError: an environment has no expert, or its agent loop does not support demonstrations.
     """
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:
@@ -103,16 +103,16 @@ def check_extra_rollouts(config: Config) -> None:
 def _build_runners(
     config: Config, environments: Sequence[RunEnvironment], policy: EngineEpisodePolicy, model_path: str
 ) -> ExtraRunners:
-    """Build the runners of extra rollouts, which are not counted as the policy's and not written to disk."""
+    """Build the runners of extra rollouts, which do not count as the policy's and are not stored."""
     policies = _policies(config, policy)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
         env.label: {name: env.runner.with_policy(own) for name, own in policies.items()} for env in environments
     }
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:
-        shown = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
+        stored = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
         for env in environments:
-            own = [trajectory for trajectory in shown if trajectory.environment == env.spec.name]
+            own = [trajectory for trajectory in stored if trajectory.environment == env.spec.name]
             found[env.label] |= {f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)}
     return found
 
@@ -128,13 +128,15 @@ def _policies(config: Config, policy: EngineEpisodePolicy) -> dict[str, EpisodeP
     return policies
 
 
-async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherScore]]:
+async def _score_by_teacher(
+    teacher: TeacherServers, trajectories: Sequence[Trajectory]
+) -> dict[str, list[TeacherScore]]:
     if any(sequence.images for trajectory in trajectories for sequence in trajectory.sequences):
         raise UsageError(
-            "a teacher behind servers takes text only",
+            "a served teacher accepts text only",
             got="episodes with images",
             hint="remove algorithm.teacher.servers, so that the trainer loads the teacher",
         )
-    found = await teacher.words([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
+    found = await teacher.score([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}

@@ -1,7 +1,7 @@
 """Placement of a run on one machine: GPUs for the trainer's processes and the launched servers, and memory.
 
-Process k of the trainer computes on GPU k. Servers get the GPUs behind those, unless ``engine.gpus`` names others, or
-too few are left: then servers share the trainer's GPUs. A cluster places processes and servers itself.
+Process k of the trainer uses GPU k. Servers get the following GPUs, unless ``engine.gpus`` names others or too few
+are left; then servers share the trainer's GPUs. A cluster places processes and servers itself.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from agentrl.serving.launch import assign_gpus, usable_gpus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUPlacement:
-    """Positions of GPUs, among those that this process may use; empty on a machine without one."""
+    """Positions of GPUs among those that this process may use; empty on a machine without GPUs."""
 
     trainer: tuple[int, ...]
-    """One for each of the trainer's processes."""
+    """GPU of each trainer process."""
     servers: list[tuple[int, ...]]
-    """``engine.tensor_parallel`` for each launched server."""
+    """GPUs of each launched server, ``engine.tensor_parallel`` each."""
 
     @property
     def shared(self) -> list[int]:
-        """The GPUs that a process of the trainer and a server have in common."""
+        """GPUs that are used by both a trainer process and a server."""
         return sorted(set(self.trainer) & {position for server in self.servers for position in server})
 
 
@@ -38,10 +38,9 @@ def place_on_gpus(config: Config, count: int, *, torch_count: int | None = None)
     """Place a training run on one machine.
 
     Args:
-        config: The run.
-        count: GPUs of the machine.
-        torch_count: GPUs that torch can use in this process, where that may differ: a build of torch for the CPU can
-            use none.
+        config: Config of the run.
+        count: Number of GPUs of the machine.
+        torch_count: Number of GPUs that torch can use in this process, if different: a CPU build of torch can use none.
 
     Raises:
         ConfigError: there are fewer GPUs than trainer processes.
@@ -54,7 +53,7 @@ def place_on_gpus(config: Config, count: int, *, torch_count: int | None = None)
 
 
 def trainer_gpus(config: Config, count: int) -> tuple[int, ...]:
-    """The GPU of each of the trainer's processes; none where it computes on the CPU.
+    """Return the GPU of each trainer process; empty on the CPU.
 
     Raises:
         ConfigError: there are fewer GPUs than processes, or no GPU with the number in ``model.device``.
@@ -63,37 +62,37 @@ def trainer_gpus(config: Config, count: int) -> tuple[int, ...]:
     if device.startswith("cuda:"):
         number = device.removeprefix("cuda:")
         if not number.isdigit() or int(number) >= count:
-            there = f"cuda:0 to cuda:{count - 1}" if count else "model.device=cpu or auto: torch can use no GPU here"
+            there = f"cuda:0 to cuda:{count - 1}" if count else "model.device=cpu or auto: torch cannot use a GPU here"
             raise ConfigError("model.device names a GPU that does not exist", got=device, expected=there)
         return (int(number),)
     if device == "cuda" and not count:
         raise ConfigError(
-            "model.device is cuda, and torch can use no GPU here",
+            "model.device is cuda, but torch cannot use a GPU here",
             expected="model.device=auto or cpu",
-            hint="agentrl doctor shows what torch was built for",
+            hint="agentrl doctor shows which devices torch supports",
         )
     if device == "cpu" or not count:
         return ()
     if processes > count:
         raise ConfigError(
             "the trainer has more processes than there are GPUs",
-            got=f"trainer.processes {processes}, and {count} GPUs",
+            got=f"trainer.processes {processes} and {count} GPUs",
             expected=f"trainer.processes of at most {count}",
         )
     return tuple(range(processes))
 
 
 def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] = ()) -> list[tuple[int, ...]]:
-    """The GPUs of each launched server.
+    """Return the GPUs of each launched server.
 
     Args:
-        section: The servers.
-        count: GPUs of the machine.
-        trainer: GPUs that the trainer computes on; servers avoid them if enough others are left, and unless the
-            transport is ``cuda_ipc``, which needs the trainer's own.
+        section: Engine section of the config.
+        count: Number of GPUs of the machine.
+        trainer: GPUs of the trainer. Servers avoid them if enough others are left, unless the transport is
+            ``cuda_ipc``, which needs the trainer's GPUs.
 
     Raises:
-        UsageError: there are too few, or ``engine.gpus`` names one that does not exist.
+        UsageError: there are too few GPUs, or ``engine.gpus`` names one that does not exist.
     """
     chosen, names = section.gpus, [str(position) for position in range(count)]
     free = [position for position in range(count) if position not in trainer]
@@ -103,10 +102,10 @@ def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] 
 
 
 def check_machine(config: Config) -> None:
-    """Check that this machine has the GPUs and the memory that a training run is certain to need.
+    """Check that this machine has the GPUs and the minimum memory for a training run.
 
     Raises:
-        ConfigError: as `place_on_gpus`; or the trainer's weights, gradients and moments alone exceed the memory.
+        ConfigError: as `place_on_gpus`; or the trainer's weights, gradients and moments do not fit into memory.
         UsageError: as `place_on_gpus`.
     """
     if config.cluster is not None:
@@ -124,12 +123,12 @@ def check_machine(config: Config) -> None:
             "the model does not fit into this machine's memory",
             got=f"{shown_bytes(memory.trained)} of weights, gradients and optimizer moments",
             expected=f"at most {shown_bytes(available)}",
-            hint="take a smaller model, train adapters (model.lora), or see agentrl plan",
+            hint="use a smaller model, train adapters (model.lora), or see agentrl plan",
         )
 
 
 def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
-    """The placement on one machine in words, for a dry run; nothing where a cluster places the run.
+    """Describe the placement on one machine, for a dry run; empty if a cluster places the run.
 
     Raises:
         ConfigError: as `place_on_gpus`.
@@ -138,8 +137,8 @@ def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
     if config.cluster is not None:
         return []
     placed = place_on_gpus(config, count)
-    rows = [("GPUs", f"{count:,}", "of this machine, or --gpus")]
-    where = f"GPU {_listed(placed.trainer)}" if placed.trainer else "CPU"
+    rows = [("GPUs", f"{count:,}", "this machine, or --gpus")]
+    where = f"GPU {_format_positions(placed.trainer)}" if placed.trainer else "CPU"
     processes = config.trainer.processes
     rows.append(
         (
@@ -149,27 +148,31 @@ def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
         )
     )
     rows += [
-        (f"server-{number}", f"GPU {_listed(gpus)}" if gpus else "CPU", "engine.replicas, engine.tensor_parallel")
+        (
+            f"server-{number}",
+            f"GPU {_format_positions(gpus)}" if gpus else "CPU",
+            "engine.replicas, engine.tensor_parallel",
+        )
         for number, gpus in enumerate(placed.servers)
     ]
     if placed.shared:
-        rows.append(("shared GPUs", _listed(placed.shared), _sharing(config)))
+        rows.append(("shared GPUs", _format_positions(placed.shared), _sharing(config)))
     used = {*placed.trainer, *(position for server in placed.servers for position in server)}
     if idle := [position for position in range(count) if position not in used]:
-        rows.append(("idle GPUs", _listed(idle), "raise trainer.processes or engine.replicas to use them"))
+        rows.append(("idle GPUs", _format_positions(idle), "raise trainer.processes or engine.replicas to use them"))
     return rows
 
 
 def _sharing(config: Config) -> str:
-    """Describe how trainer and servers share GPU memory, or what to set for that."""
+    """Describe how trainer and servers share GPU memory, or which setting to change."""
     engine = config.engine
     if isinstance(engine, ServerEngineConfig) and engine.sleep:
-        return "engine.sleep: servers give memory back while the trainer trains"
+        return "engine.sleep: servers release their memory during training"
     return "set engine.sleep=true, or limit the servers' memory in engine.arguments"
 
 
-def _listed(positions: Sequence[int]) -> str:
-    """Positions for people: ``0``, ``0 to 3``, ``0, 2``."""
+def _format_positions(positions: Sequence[int]) -> str:
+    """Format positions as ``0``, ``0 to 3``, or ``0, 2``."""
     if len(positions) > 2 and list(positions) == list(range(positions[0], positions[-1] + 1)):
         return f"{positions[0]} to {positions[-1]}"
     return ", ".join(map(str, positions))

@@ -1,4 +1,4 @@
-"""What tells a model from an earlier one of the same name: digests of its files, a revision, a seed."""
+"""Identity of a model, which differs from an earlier model of the same name: file digests, a revision, or a seed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentrl.models.lora import ADAPTERS
 from agentrl.observe.file_identity import file_digest
 
 MODEL_FILES = {".safetensors", ".bin", ".gguf", ".json", ".jinja", ".txt", ".model", ".py"}
-"""Endings of the files that make a model: weights, sizes, tokenizer, chat template."""
+"""Suffixes of the files of a model: weights, config, tokenizer, chat template."""
 
 
 def weights(path: str, config: Config) -> list[str]:
-    """Return the files of a model with their digests; of a name on the hub its revision; of a new model its seed."""
+    """Return the files of a model with their digests; the revision of a model on the hub; the seed of a new model."""
     if path == SCRATCH:
         return [path, f"seed {config.run.seed}"]
     if not Path(path).is_dir():
@@ -26,7 +26,7 @@ def weights(path: str, config: Config) -> list[str]:
 
 
 def model_files(model: str) -> list[str]:
-    """Return the files in a model's folder with their digests; none of a folder that is not on this machine."""
+    """Return the files in a model's folder with their digests; empty if the folder is not on this machine."""
     folder = Path(model)
     if not folder.is_dir():
         return []

@@ -1,4 +1,4 @@
-"""The model of a run: found, or made from nothing; its tokenizer and renderer, and checks that they fit the run."""
+"""Model of a run: lookup or creation, tokenizer, renderer, and compatibility checks."""
 
 from __future__ import annotations
 
@@ -43,45 +43,46 @@ from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.checkpoint import save_model_folder, system_errors
 
 SHARD_SIZE = "5GB"
-"""Of the largest file of an exported model."""
+"""Maximum size of a file of an exported model."""
 SCRATCH = "scratch"
-"""`model.path` of a model that is made from nothing."""
+"""`model.path` of a model with random initial weights."""
 
 
 def resolve_model(config: Config, *, several: bool = False) -> Config:
-    """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
-    ever: ``model.path``, ``algorithm.teacher.path``, ``agent.reward_model.path``, ``trainer.critic.path`` and
-    ``trainer.process_reward.path``.
+    """Return the config with absolute paths of its models, so that ``runs/latest`` keeps its current meaning.
+
+    These are ``model.path``, ``model.chat_template``, ``algorithm.teacher.path``, ``algorithm.expert.trajectories``,
+    ``agent.reward_model.path``, ``trainer.critic.path``, ``trainer.process_reward.path`` and the adapters' paths.
 
     Args:
-        config: Any.
-        several: ``model.path`` may hold several adapters.
+        config: Config of a run.
+        several: Allow several adapters in ``model.path``.
 
     Raises:
-        UsageError: there is no model where a path points, or none of that name can be fetched.
+        UsageError: a path contains no model, or a model cannot be downloaded.
     """
     changes: dict[str, Section] = {}
     if config.model.path != SCRATCH:
         template = config.model.chat_template
         found = {
-            "path": _resolved(config.model.path, several=several),
+            "path": _resolve_path(config.model.path, several=several),
             "chat_template": template and find_chat_template(template),
         }
         changes["model"] = config.model.model_copy(update=found)
     resolved: dict[str, Section] = {}
     if (teacher := config.algorithm.teacher) is not None:
-        resolved["teacher"] = teacher.model_copy(update={"path": _resolved(teacher.path)})
+        resolved["teacher"] = teacher.model_copy(update={"path": _resolve_path(teacher.path)})
     if (expert := config.algorithm.expert) is not None and expert.trajectories is not None:
         resolved["expert"] = expert.model_copy(update={"trajectories": str(Path(expert.trajectories).resolve())})
     changes["algorithm"] = config.algorithm.model_copy(update=resolved)
     if (reader := config.agent.reward_model) is not None:
-        read = reader.model_copy(update={"path": _resolved(reader.path)})
+        read = reader.model_copy(update={"path": _resolve_path(reader.path)})
         changes["agent"] = config.agent.model_copy(update={"reward_model": read})
     models: dict[str, Section] = {}
     if (critic := config.trainer.critic) is not None and critic.path is not None:
-        models["critic"] = critic.model_copy(update={"path": _resolved(critic.path)})
+        models["critic"] = critic.model_copy(update={"path": _resolve_path(critic.path)})
     if (judge := config.trainer.process_reward) is not None and judge.path is not None:
-        models["process_reward"] = judge.model_copy(update={"path": _resolved(judge.path)})
+        models["process_reward"] = judge.model_copy(update={"path": _resolve_path(judge.path)})
     changes["trainer"] = config.trainer.model_copy(update=models)
     adapters = {
         name: section
@@ -92,7 +93,7 @@ def resolve_model(config: Config, *, several: bool = False) -> Config:
     return config.model_copy(update={**changes, "adapters": adapters or None})
 
 
-def _resolved(path: str, *, several: bool = False) -> str:
+def _resolve_path(path: str, *, several: bool = False) -> str:
     found = find_model(path)
     check_fetchable(found)
     if not several:
@@ -101,16 +102,18 @@ def _resolved(path: str, *, several: bool = False) -> str:
 
 
 async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None] = ignore) -> str:
-    """Find the folder of the model that a run starts from, or write it: a model that is made from nothing, or from an
-    adapter and its base, and one that gets another chat template.
+    """Return the folder of the model that a run starts from; write it if necessary.
+
+    It is written for a model from scratch, for an adapter (merged with its base), and for a model with another chat
+    template or head format.
 
     Args:
-        config: The run's.
-        made: Where it is written.
-        say: Called with a line for the user when that takes trouble.
+        config: Config of the run.
+        made: Folder to write the model to.
+        say: Called with a message for the user if the creation of a model has problems.
 
     Raises:
-        UsageError: it cannot be made, there is no such chat template, or the disk is full.
+        UsageError: the model cannot be created, the chat template does not exist, or the disk is full.
     """
     path = config.model.path
     is_changed = config.model.chat_template is not None or config.model.head_dtype != "model"
@@ -133,28 +136,28 @@ async def prepare_model(config: Config, made: Path, *, say: Callable[[str], None
 def _add_to_config(folder: Path, keys: Mapping[str, Any]) -> None:
     file = folder / "config.json"
     settings = json.loads(file.read_text(encoding="utf-8"))
-    file.unlink()  # a link leads to the model's own
+    file.unlink()  # it may be a link to the original model's file
     file.write_text(json.dumps({**settings, **keys}, indent=2) + "\n", encoding="utf-8")
 
 
 _FILES = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-"""Files of a repository on the hub that make a model: no copies of its weights in other formats."""
+"""Files of a model repository on the hub, without copies of the weights in other formats."""
 
 
 def _write_changed(config: Config, folder: Path) -> None:
-    """Write the config's model with its adapter merged, or with another chat template, or both."""
+    """Write the config's model with its adapter merged, with another chat template, or both."""
     path, template = config.model.path, config.model.chat_template
     if is_adapter_folder(path):
         write_merged(path, folder, dtype=config.model.dtype)
     else:
         _link_files(Path(path) if Path(path).is_dir() else Path(snapshot_download(path, allow_patterns=_FILES)), folder)
     if template is not None:
-        (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)  # a link leads to the model's own
+        (folder / CHAT_TEMPLATE_FILE).unlink(missing_ok=True)  # it may be a link to the original model's file
         (folder / CHAT_TEMPLATE_FILE).write_text(read_chat_template(template), encoding="utf-8")
 
 
 def _link_files(source: Path, folder: Path) -> None:
-    """Make a folder with the files of another one, without a copy of them."""
+    """Make a folder with links to the files of another one."""
     folder.mkdir(parents=True)
     for file in source.iterdir():
         if file.is_file():
@@ -167,25 +170,25 @@ def _link_files(source: Path, folder: Path) -> None:
 def write_merged(
     adapter: str, folder: Path, *, dtype: Literal["float32", "bfloat16"], shard_size: str = SHARD_SIZE
 ) -> None:
-    """Write an adapter's base, with the adapter merged, as a Hugging Face folder; of a whole model, that.
+    """Write an adapter merged with its base, or a whole model, as a Hugging Face folder.
 
     Raises:
-        OSError: it cannot be written.
-        UsageError: the base is not there, or does not fit.
+        OSError: the folder cannot be written.
+        UsageError: the base does not exist, or does not match the adapter.
     """
     model = load_model(adapter, dtype=dtype, device="cpu")
     save_model_folder(model, load_tokenizer(adapter), folder, load_images(adapter), shard_size=shard_size)
 
 
 def find_adapter(path: str, name: str) -> Path:
-    """Find the folder of an adapter, for what the user gave.
+    """Find the folder of an adapter.
 
     Args:
-        path: An adapter's folder, or a run or checkpoint with one adapter or with several.
-        name: Which one, of several.
+        path: Folder of an adapter, or a run or checkpoint with one or several adapters.
+        name: Name of the adapter if there are several.
 
     Raises:
-        UsageError: there is none, or none of that name.
+        UsageError: no adapter of that name is found.
     """
     found = Path(find_model(path))
     if is_adapter_folder(found):
@@ -193,19 +196,19 @@ def find_adapter(path: str, name: str) -> Path:
     names = adapters_in(found)
     if name not in names:
         raise UsageError(
-            f"there is no adapter {name} in {path}",
+            f"no adapter {name} found in {path}",
             got=", ".join(names) or "a whole model",
             expected="a run with model.lora, or a folder in peft's format",
-            hint=did_you_mean(name, names) or ("name the one that you mean: source" if names else None),
+            hint=did_you_mean(name, names) or ("set source to the name of one of them" if names else None),
         )
     return adapter_folder(found, name)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
-    """The tokenizer in a model folder, or of a name on the Hugging Face hub.
+    """Load the tokenizer of a model folder or of a model on the Hugging Face hub.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the tokenizer cannot be loaded.
     """
     try:
         return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(path, use_fast=True))
@@ -213,15 +216,15 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
         raise UsageError(
             f"cannot load the tokenizer of {path}",
             got=str(error).strip().splitlines()[0],
-            expected="a folder with a Hugging Face tokenizer, or a name on the hub that can be reached",
+            expected="a folder with a Hugging Face tokenizer, or a model on the hub and a connection to it",
         ) from error
 
 
 def embedding_rows(path: str) -> int:
-    """Return how many token ids the model knows: the rows of its embedding.
+    """Return the number of rows of a model's embedding, which is its number of token ids.
 
     Raises:
-        UsageError: there is no such model.
+        UsageError: the model does not exist.
     """
     try:
         return int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
@@ -229,15 +232,15 @@ def embedding_rows(path: str) -> int:
         raise UsageError(
             f"cannot read the config of {path}",
             got=str(error).strip().splitlines()[0],
-            expected="a Hugging Face model folder, or a name on the hub that can be reached",
+            expected="a Hugging Face model folder, or a model on the hub and a connection to it",
         ) from error
 
 
 def load_images(path: str) -> ImageProcessor | None:
-    """The image processor in the folder of a vision-language model; ``None`` for other models.
+    """Load the image processor of a vision-language model; ``None`` for other models.
 
     Raises:
-        UsageError: it is missing.
+        UsageError: the image processor is missing.
     """
     try:
         config = AutoConfig.from_pretrained(path)
@@ -253,11 +256,11 @@ def load_images(path: str) -> ImageProcessor | None:
 
 
 def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast) -> Renderer:
-    """The renderer of the model at `path`, with its image processor if it has one.
+    """Build the renderer of the model at `path`, with its image processor if it has one.
 
     Raises:
         TemplateError: the chat template has no known turn boundary.
-        UsageError: its image processor is missing.
+        UsageError: the image processor is missing.
     """
     agent = config.agent
     return Renderer(
@@ -266,21 +269,21 @@ def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast
 
 
 def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
-    """An id to fill batches with; any will do, nothing that is read depends on it."""
+    """Return the id used for padding. Any id works, as results do not depend on it."""
     return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)
 
 
 def check_same_tokens(what: str, path: str, model_path: str) -> None:
-    """Check that a model has the policy's tokens: the same ids for the same pieces of text.
+    """Check that a model has the policy's vocabulary: the same ids for the same pieces of text.
 
     Args:
-        what: The model, for the message: ``the teacher``.
-        path: Its folder or name.
-        model_path: The policy's.
+        what: Description of the model for the error, such as ``the teacher``.
+        path: Folder or name of the model.
+        model_path: Folder or name of the policy's model.
 
     Raises:
-        ConfigError: they have different tokens; shows the first that differs.
-        UsageError: one has no tokenizer.
+        ConfigError: the vocabularies differ; shows the first difference.
+        UsageError: a model has no tokenizer.
     """
     if path == model_path:
         return
@@ -291,11 +294,11 @@ def check_same_tokens(what: str, path: str, model_path: str) -> None:
     if apart:
         first = apart[0]
         raise ConfigError(
-            f"{what} has another tokenizer than the policy, so that its tokens are other text",
+            f"{what} has another tokenizer than the policy",
             got=f"{len(apart)} ids that differ; id {first} is {_piece(other.get(first))} for {path} "
             f"and {_piece(own.get(first))} for {model_path}",
             expected="the same pieces under the same ids",
-            hint="take a model of the policy's own family, or a run that started from the same model",
+            hint="use a model of the policy's family, or a run that started from the same model",
         )
 
 
@@ -304,10 +307,10 @@ def _piece(piece: str | None) -> str:
 
 
 def check_tokens(config: Config, model_path: str) -> None:
-    """Check that the models which score the policy's episodes read its tokens.
+    """Check that the models which score the policy's tokens have its tokenizer.
 
     Raises:
-        ConfigError: one has another tokenizer.
+        ConfigError: a model has another tokenizer.
     """
     scoring = {"the teacher": config.algorithm.teacher, "the process reward model": config.trainer.process_reward}
     for what, section in scoring.items():
@@ -316,28 +319,29 @@ def check_tokens(config: Config, model_path: str) -> None:
 
 
 _COST_OF_FORKS = (
-    "A turn after that is a sequence of its own, whose prompt is computed again: up to as many times the tokens as an "
-    "episode has turns. A template that only appends (model.chat_template), or the loop step_independent, costs less; "
-    "agent.rewritten_history=refuse ends the start instead."
+    "A turn after that starts a new sequence, whose prompt is computed again: an episode of N turns may cost up to N "
+    "times the tokens. A template that only appends (model.chat_template) or the loop step_independent costs less. "
+    "With agent.rewritten_history=refuse, the run does not start."
 )
 
 
 def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], None] = ignore) -> None:
-    """Check, before anything is sampled, that the chat template can be rendered turn by turn.
+    """Check that the chat template can be rendered turn by turn, before anything is sampled.
 
-    Where it rewrites history and the config lets conversations fork, the renderer is told to look for it, and `say` is
-    called with what that costs.
+    If it rewrites history and the config allows forked conversations, the renderer detects rewrites, and `say` is
+    called with a message about the cost.
 
     Raises:
-        TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
-        UsageError: the environment shows images to a model that reads text only.
+        TemplateError: the template rewrites history (the error shows both renderings), or the loop calls tools and the
+            template does not support them.
+        UsageError: the environment shows images, but the model reads text only.
     """
     for part in per_environment_configs(config):
         environment = part.config.sole_environment
         spec = resolve_environment(environment.name)
         if renderer.images is None and spec.shows_images(environment.options):
             raise UsageError(
-                f"environment {spec.name} shows images, and the model reads text only",
+                f"environment {spec.name} shows images, but the model reads text only",
                 got=config.model.path,
                 expected=f"a vision-language model ({', '.join(MODEL_TYPES)})",
                 hint="or let the environment show text",
@@ -354,11 +358,11 @@ def check_rendering(config: Config, renderer: Renderer, *, say: Callable[[str], 
             if config.agent.rewritten_history == "refuse":
                 raise
             renderer.rewrites_history = True
-            say(f"{error.what}: conversations fork where it does. {_COST_OF_FORKS}")
+            say(f"{error.what}: conversations fork at these turns. {_COST_OF_FORKS}")
 
 
 def _roles_of_follow_ups(loop: AgentLoop, renderer: Renderer) -> Sequence[Role]:
-    """Return the roles that follow answers; without tools' results where only some programs of the loop call tools."""
+    """Return the roles that follow answers, without tool results if the template cannot render optional tool calls."""
     if loop.offers_tools or "tool" not in loop.follow_ups:
         return loop.follow_ups
     try:

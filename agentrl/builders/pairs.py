@@ -1,4 +1,4 @@
-"""Pairs of stored episodes, and the policy or reward model that learns from them, as every rank builds it."""
+"""Pairs of stored episodes, and the policy or reward model that every rank trains on them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ LEARN = "learn"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairsLearner:
-    """A rank's model that learns from pairs.
+    """One rank's model that is trained on pairs.
 
     Attributes:
-        source: The model's weights.
-        train: Learns everything, and calls ``progress=`` after every optimizer step.
+        source: Weights of the model.
+        train: Function that trains on all pairs and calls ``progress=`` after every optimizer step.
     """
 
     source: ModelWeights
     train: Callable[..., LearningProgress]
 
     def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
-        """Learn everything, on all ranks.
+        """Train on all pairs, on all ranks.
 
         Args:
             progress: Called in this process after every optimizer step.
@@ -57,7 +57,7 @@ class PairsLearner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardLearner(PairsLearner):
-    """A rank's reward model that learns from pairs."""
+    """One rank's reward model that is trained on pairs."""
 
     model: RewardModel
 
@@ -65,18 +65,18 @@ class RewardLearner(PairsLearner):
 def build_preferences(
     config: Config, pairs: Sequence[Pair], model_path: str, pad_id: int, *, ranks: Ranks
 ) -> PairsLearner:
-    """Load the policy, whole or in shards.
+    """Load the policy, whole or sharded.
 
     Args:
-        config: The run.
-        pairs: Episodes to learn from.
-        model_path: Weights to start from.
+        config: Config of the run.
+        pairs: Pairs of episodes to train on.
+        model_path: Initial weights.
         pad_id: Any id of the vocabulary.
-        ranks: Train together.
+        ranks: Ranks that train together.
 
     Raises:
-        ConfigError: ranks that do not fit the machine.
-        UsageError: a model that is not there.
+        ConfigError: the parallelism settings do not match the number of ranks.
+        UsageError: the model does not exist.
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, ranks=ranks)
@@ -95,17 +95,17 @@ def build_preferences(
 
 
 def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: str, *, ranks: Ranks) -> RewardLearner:
-    """Load the language model with a new output, whole or in shards.
+    """Load the language model with a new reward head, whole or sharded.
 
     Args:
-        config: The run.
-        pairs: Texts to learn from.
-        model_path: The language model.
-        ranks: Train together.
+        config: Config of the run.
+        pairs: Pairs of texts to train on.
+        model_path: Language model.
+        ranks: Ranks that train together.
 
     Raises:
-        ConfigError: ranks that do not fit the machine.
-        UsageError: a model that is not there.
+        ConfigError: the parallelism settings do not match the number of ranks.
+        UsageError: the model does not exist.
     """
     ranks.arrange(context=1, tensor=1)
     model = RewardModel(
@@ -123,49 +123,49 @@ def build_reward_model(config: Config, pairs: Sequence[TextPair], model_path: st
 
 
 def check_sources(settings: PreferencesConfig) -> list[Path]:
-    """Find the sources' trajectories: folders of trajectory stores, or files of them.
+    """Find the trajectories of the config's sources: folders of trajectory stores, or files in them.
 
     Raises:
-        ConfigError: no source is named.
-        UsageError: one is not there, or holds no trajectories.
+        ConfigError: the config has no source.
+        UsageError: a source does not exist or contains no trajectories.
     """
     if not settings.sources:
         raise ConfigError(
-            "no episodes to train on are named",
+            "no source of episodes is given",
             got="no preferences.sources",
-            expected="--from RUN, as often as needed",
+            expected="--from RUN, once for each source",
         )
     return [_store(Path(source)) for source in settings.sources]
 
 
 def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
-    """The pairs of a config's sources.
+    """Load the pairs of a config's sources.
 
     Raises:
-        ConfigError: a source is of a model with other tokens.
-        UsageError: there is no such source, or no pair in all of them.
+        ConfigError: a source's episodes were sampled with another tokenizer.
+        UsageError: a source does not exist, or the sources contain no pair.
     """
     check_pair_tokens(settings, model_path)
     return find_pairs(settings)
 
 
 def check_pair_tokens(settings: PreferencesConfig, model_path: str) -> None:
-    """Check that the sources' episodes have the model's tokens.
+    """Check that the sources' episodes were sampled with the model's tokenizer.
 
     Raises:
-        ConfigError: a source is of a model with other tokens.
-        UsageError: there is no such source.
+        ConfigError: a source's episodes were sampled with another tokenizer.
+        UsageError: a source does not exist.
     """
     for store in check_sources(settings):
         _check_tokens(store, model_path)
 
 
 def load_trajectories(source: str, model_path: str, environments: Set[str]) -> list[Trajectory]:
-    """The stored episodes of some environments.
+    """Load the stored episodes of some environments.
 
     Raises:
-        ConfigError: they are of a model with other tokens.
-        UsageError: there is no such source, or no episode of these environments in it.
+        ConfigError: the episodes were sampled with another tokenizer.
+        UsageError: the source does not exist, or contains no episode of these environments.
     """
     store = _store(Path(source))
     _check_tokens(store, model_path)
@@ -173,9 +173,9 @@ def load_trajectories(source: str, model_path: str, environments: Set[str]) -> l
     found = [trajectory for trajectory in played if trajectory.environment in environments]
     if not found:
         raise UsageError(
-            f"there are no episodes of {' or '.join(sorted(environments))} in {source}",
+            f"no episodes of {' or '.join(sorted(environments))} found in {source}",
             got=f"{len(played)} episodes of {', '.join(sorted({t.environment for t in played})) or 'nothing'}",
-            expected="episodes of the run's own environment",
+            expected="episodes of the run's environment",
         )
     return found
 
@@ -186,22 +186,22 @@ def _check_tokens(store: Path, model_path: str) -> None:
 
 
 def find_pairs(settings: PreferencesConfig) -> list[Pair]:
-    """The pairs of a config's sources, whoever played them.
+    """Find the pairs of a config's sources, without a check of the tokenizer.
 
     Raises:
-        ConfigError: no source is named.
-        UsageError: there is no such source, or no pair in all of them.
+        ConfigError: the config has no source.
+        UsageError: a source does not exist, or the sources contain no pair.
     """
     found = itertools.chain.from_iterable(map(_trajectories, check_sources(settings)))
     return make_pairs(found, by=settings.pairs, per_task=settings.pairs_per_task)
 
 
 def policy_of(settings: PreferencesConfig) -> str:
-    """The model of the policy that played the sources' episodes.
+    """Return the model of the policy that played the sources' episodes.
 
     Raises:
-        UsageError: a source does not belong to a run, so that its model is unknown.
-        ConfigError: models with different tokens played them.
+        UsageError: a source does not belong to a run, so its model is unknown.
+        ConfigError: the sources' models have different tokenizers.
     """
     models = [find_model(str(first_run([store]).path)) for store in check_sources(settings)]
     for model in models[1:]:
@@ -215,15 +215,15 @@ def _store(source: Path) -> Path:
         return store.resolve()
     if not step_files(store):
         raise UsageError(
-            f"there are no trajectories in {source}",
-            got="no such file or folder" if not source.exists() else "no step-*.jsonl in it",
-            expected="a run, its trajectories folder, or a file step-000012.jsonl of it",
+            f"no trajectories found in {source}",
+            got="no such file or folder" if not source.exists() else "a folder without step-*.jsonl",
+            expected="a run, its trajectories folder, or a file of it such as step-000012.jsonl",
         )
     return store.resolve()
 
 
 def _run_of(store: Path) -> RunDirectory | None:
-    """The run that a store belongs to, if it still lies in one."""
+    """Return the run whose folder contains a store; ``None`` if there is none."""
     folder = store.parent.parent if store.is_file() else store.parent
     return RunDirectory(folder) if (folder / "config.yaml").is_file() else None
 
@@ -233,17 +233,17 @@ def _trajectories(store: Path) -> Iterator[Trajectory]:
 
 
 def first_run(sources: Sequence[Path]) -> RunDirectory:
-    """The run of the first source.
+    """Return the run of the first source.
 
     Raises:
-        UsageError: it lies in none.
+        UsageError: the source is not in a run's folder.
     """
     run = _run_of(_store(sources[0]))
     if run is None:
         raise UsageError(
-            "neither a config nor a run's own episodes are given",
+            "without a config, the first source must be in a run's folder",
             got=str(sources[0]),
-            expected="a run's own trajectories, or a config",
+            expected="the trajectories of a run, or a config",
             hint="agentrl dpo CONFIG --model MODEL --from FILE",
         )
     return run

@@ -1,4 +1,4 @@
-"""The processes of a training run besides this one: ranks of the trainer, and inference servers, wherever they run.
+"""Other processes of a training run: trainer ranks and inference servers, on this machine or a cluster.
 
 config.cluster, config.trainer.processes, config.engine ─► open_processes ─► RunProcesses(ranks, pool)
 """
@@ -26,11 +26,11 @@ from agentrl.training.distributed.launch import RankProcesses, open_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProcesses:
-    """Processes that a run talks to."""
+    """Ranks and servers of a run."""
 
     ranks: Ranks
     pool: ServerPool | None
-    """Servers, or engines on a cluster; ``None`` for an engine in this process."""
+    """Pool of servers, or of engines on a cluster; ``None`` for an engine in this process."""
 
 
 @asynccontextmanager
@@ -44,20 +44,20 @@ async def open_processes(
     say: Callable[[str], None],
     on_loss: OnLoss,
 ) -> AsyncIterator[RunProcesses]:
-    """Start or join the processes of a run; those that were started end with the block.
+    """Start or join the processes of a run; started ones end with the block.
 
     Args:
-        config: The run.
-        folder: Gets logs, and the copy of the model that servers load.
+        config: Config of the run.
+        folder: Folder of the run, for logs and for the copy of the model that servers load.
         model_path: Weights of version `version`.
-        base_path: The model that the run started from.
-        version: Of the weights.
-        say: Receives the progress of the start, and messages about the processes.
-        on_loss: Called from any thread when a process is lost without which the run cannot go on.
+        base_path: Model that the run started from.
+        version: Weight version.
+        say: Called with the progress of the start and with messages about the processes.
+        on_loss: Called from any thread when a process is lost that the run needs.
 
     Raises:
-        ConfigError: numbers of processes, servers or GPUs that do not fit.
-        UsageError: no interpreter with the engine, too few GPUs, a cluster that is not there.
+        ConfigError: the numbers of processes, servers and GPUs do not match.
+        UsageError: no interpreter with the engine is found, there are too few GPUs, or the cluster cannot be reached.
         EngineError: a server does not start or does not answer.
         TrainingError: a rank does not start.
     """

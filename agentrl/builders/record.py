@@ -1,4 +1,4 @@
-"""Records of a run while it goes on: episodes into the store, updates into the metrics, times of phases."""
+"""Records of a running run: episodes in the store, metrics of updates, times of phases."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from agentrl.weights import SyncReport
 
 DIGITS = re.compile(r"\d+")
 MOST_SHOWN = 5
-"""Kinds of failures that are shown in full; the log has all."""
+"""Maximum kinds of failures that are shown in full; the log contains all."""
 LONGEST_LINE = 120
 
 
 def brief(cause: str) -> str:
-    r"""Return the first and the last line of an error, between which a traceback may stand.
+    r"""Return the first and the last line of an error, without a traceback between them.
 
     >>> brief("the program ended with 1: Traceback:\n  line 3\nKeyError: 'x'")
     "the program ended with 1: Traceback: … KeyError: 'x'"
@@ -37,12 +37,12 @@ def brief(cause: str) -> str:
 
 
 class EpisodeRecorder(RolloutObserver):
-    """The observer of a run's training episodes.
+    """Observer of a run's training episodes.
 
     Args:
-        store: Gets every turn.
-        status: Counts episodes and tokens.
-        watcher: Called when the status changes.
+        store: Store that every turn is written to.
+        status: Status with the counts of episodes and tokens.
+        watcher: Watcher to call when the status changes.
     """
 
     def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher) -> None:
@@ -50,20 +50,20 @@ class EpisodeRecorder(RolloutObserver):
         self._status = status
         self._watcher = watcher
         self._shown: set[str] = set()
-        """Kinds of failures that the user was shown."""
+        """Kinds of failures that were shown to the user."""
 
     def on_start(self, trajectory: Trajectory) -> None:
-        """An attempt begins."""
+        """Record the start of an attempt."""
         self._status.episodes_running += 1
         self._store.start(trajectory)
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
-        """A turn is complete."""
+        """Record a complete turn."""
         self._status.sampled_tokens += turn.end - turn.start
         self._store.turn(trajectory, turn)
 
     def on_end(self, trajectory: Trajectory) -> None:
-        """An attempt ended."""
+        """Record the end of an attempt."""
         self._status.episodes_running -= 1
         outcome = trajectory.outcome
         self._status.episodes_done += outcome is None or not outcome.is_infrastructure
@@ -84,12 +84,12 @@ class EpisodeRecorder(RolloutObserver):
 
 
 class UpdateLog:
-    """The run's metrics file, its trackers and its watcher, which receive every update; open as a context.
+    """Context manager that sends the metrics of every update to the run's metrics file, trackers and watcher.
 
     Args:
-        run: Its folder and config.
-        status: Of the run; kept up to date.
-        watcher: Receives every update.
+        run: Run, with its folder and config.
+        status: Status of the run, which is kept up to date.
+        watcher: Watcher to call after every update.
 
     Raises:
         UsageError: the disk is full.
@@ -97,7 +97,7 @@ class UpdateLog:
 
     def __init__(self, run: Run, status: RunStatus, watcher: RunWatcher) -> None:
         self.last: dict[str, float] = {}
-        """The metrics of the newest update."""
+        """Metrics of the latest update."""
         self._run, self._status, self._watcher = run, status, watcher
         self._stack = ExitStack()
 
@@ -114,17 +114,17 @@ class UpdateLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close them."""
+        """Close the file and the trackers."""
         self._stack.close()
 
     def record(self, update: int, metrics: Mapping[str, float], *, updates: int, skipped: bool) -> None:
-        """Write an update down.
+        """Record the metrics of an update.
 
         Args:
-            update: Its number, from 1.
-            metrics: By their final names.
-            updates: How many there will be.
-            skipped: It changed nothing, because gradients were not finite.
+            update: Number of the update, from 1.
+            metrics: Metrics by their final names.
+            updates: Total number of updates.
+            skipped: True if the update was skipped because gradients were not finite.
         """
         self.last = dict(metrics)
         self._metrics.append_step(update, self.last)
@@ -140,10 +140,10 @@ _JUDGE = ("requests", "cached", "unreadable", "without", "pairs", "agreeing", "t
 
 
 class StepClock:
-    """Starts with the step; every phase is reported when it ends.
+    """Clock of a step, which begins at construction, and of its phases.
 
     Args:
-        parts: The run; its waits, counters and engine are read.
+        parts: Parts of the run, whose waits, counters and engine are read.
     """
 
     def __init__(self, parts: TrainingParts) -> None:
@@ -155,7 +155,7 @@ class StepClock:
         self._busy_before = parts.engine.metrics().busy_s
 
     def phase_ended(self, name: str) -> None:
-        """The phase `name` ends, and the next one begins."""
+        """Record the end of the phase `name` and begin the next one."""
         now = time.perf_counter()
         self._seconds[name] = now - self._phase_began
         self._phase_began = now
@@ -163,13 +163,13 @@ class StepClock:
     def metrics(
         self, groups: Sequence[Group], report: StepReport, sync: SyncReport | None, *, version: int
     ) -> dict[str, float]:
-        """All numbers of the step: what follows from its data as it is, what a clock measured under ``time/``.
+        """Return all metrics of the step; measured times are under ``time/``.
 
         Args:
-            groups: What it was trained on.
-            report: Of the trainer.
-            sync: Of the weights; ``None`` where it was given up.
-            version: Of the new weights.
+            groups: Groups of the step.
+            report: Report of the trainer.
+            sync: Report of weight sync; ``None`` if it was abandoned.
+            version: Version of the new weights.
         """
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         counts = self._counts()
@@ -192,7 +192,7 @@ class StepClock:
         return {name: float(getattr(counters, name)) for name in names}
 
     def _judge_metrics(self) -> dict[str, float]:
-        """Return the judge's counts of the step; nothing without a judge."""
+        """Return the judge's metrics of the step; empty without a judge."""
         judge = self._parts.environments[0].config.agent.judge
         if judge is None:
             return {}
@@ -212,7 +212,7 @@ class StepClock:
         return metrics
 
     def _timings(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """Seconds of the phases, their share of the step, seconds that episodes waited, and the speed of sampling."""
+        """Return the seconds of phases, their shares of the step, the seconds of waits, and the sampling speed."""
         whole = time.perf_counter() - self._began
         waits = self._parts.waits.seconds
         sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
@@ -236,6 +236,6 @@ def _sync_metrics(sync: SyncReport | None) -> dict[str, float]:
 
 
 def _name(name: str) -> str:
-    """Timings of the trainer go with the others."""
+    """Return the final name of a trainer metric: timings go under ``time/``."""
     is_time = name.endswith(("seconds", "_per_s", "_s"))
     return TIMING_PREFIX + name if is_time else name

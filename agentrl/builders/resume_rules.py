@@ -1,4 +1,4 @@
-"""Rules of `agentrl train --resume`: which config keys may change, and why."""
+"""Rules of `agentrl train --resume`: config keys that may change, with reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ResumeRule:
-    """Permission to change a key when a run is resumed, with the reason."""
+    """Permission to change a config key on resume, with the reason."""
 
     may_change: bool
     why: str
@@ -20,28 +20,28 @@ class ResumeRule:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A key that a resumed run has with another value than before."""
+    """Config key whose value changes on resume."""
 
     key: str
     old: Any
     new: Any
 
     def __str__(self) -> str:
-        return f"{self.key}: {_shown(self.old)} -> {_shown(self.new)}"
+        return f"{self.key}: {_format_value(self.old)} -> {_format_value(self.new)}"
 
 
-_FOLDER = ResumeRule(False, "the run's folder has this name, and its tasks and sampling this seed")
+_FOLDER = ResumeRule(False, "the run's folder has this name, and its tasks and sampling depend on this seed")
 _MODEL = ResumeRule(False, "the weights and the optimizer's state belong to this model")
-_TASKS = ResumeRule(False, "other tasks make another run")
-_PLAY = ResumeRule(False, "episodes would be played by other rules")
+_TASKS = ResumeRule(False, "it changes the tasks")
+_PLAY = ResumeRule(False, "it changes the rules of episodes")
 _OBJECTIVE = ResumeRule(False, "it changes the loss of the same episodes")
-_UPDATE = ResumeRule(False, "it decides what an update consists of, and the optimizer's state belongs to it")
-_CONTEXT = ResumeRule(False, "episodes end there")
+_UPDATE = ResumeRule(False, "it changes what an update consists of, which the optimizer's state depends on")
+_CONTEXT = ResumeRule(False, "it changes where episodes end")
 _UNREAD = ResumeRule(False, "training does not read it")
-_LENGTH = ResumeRule(True, "how long the run is; a cosine schedule is computed anew over the new length")
-_RATE = ResumeRule(True, "how far an update goes: an unstable run may need less; it holds from now on")
-_PLACE = ResumeRule(True, "where and how fast the same thing is computed")
-_WATCH = ResumeRule(True, "what is measured, saved and shown")
+_LENGTH = ResumeRule(True, "length of the run; a cosine schedule is recomputed for the new length")
+_RATE = ResumeRule(True, "size of the updates from now on: an unstable run may need smaller ones")
+_PLACE = ResumeRule(True, "placement and speed of the same computation")
+_WATCH = ResumeRule(True, "measurements, checkpoints and output")
 
 RULES: Mapping[str, ResumeRule] = {
     "run": _FOLDER,
@@ -64,7 +64,7 @@ RULES: Mapping[str, ResumeRule] = {
     ),
     "agent.judge.engine.max_concurrent": _PLACE,
     "agent.judge.cache": _PLACE,
-    "agent.judge.budget": ResumeRule(True, "how much the judge may use; what was used before counts"),
+    "agent.judge.budget": ResumeRule(True, "limits of the judge; earlier use counts"),
     "sampling": _PLAY,
     "engine": _PLACE,
     "engine.max_context": _CONTEXT,
@@ -115,14 +115,14 @@ RULES: Mapping[str, ResumeRule] = {
     "cluster": _PLACE,
     "trackers": _WATCH,
 }
-"""The rule of a key is that of the longest of these that it is or begins with; every key has one."""
+"""Rules by key or key prefix. The longest matching one applies, and every config key has a match."""
 
 
 def rule_of(key: str) -> ResumeRule:
-    """The rule of a config key, such as ``trainer.steps``.
+    """Return the rule of a config key, such as ``trainer.steps``.
 
-    ``adapters.planner.learning_rate`` follows ``adapters.learning_rate``. Of several environments,
-    ``environments.maze.workers`` follows ``environment.workers``.
+    ``adapters.planner.learning_rate`` uses the rule of ``adapters.learning_rate``, and ``environments.maze.workers``
+    that of ``environment.workers``.
 
     Raises:
         KeyError: the table has no rule for this key.
@@ -140,24 +140,24 @@ def rule_of(key: str) -> ResumeRule:
 
 
 def changes(saved: Config, config: Config) -> tuple[Change, ...]:
-    """The keys that differ, in the order of their names."""
+    """Return the keys whose values differ, sorted by name."""
     before, after = dict(_flat(saved.model_dump(mode="json"))), dict(_flat(config.model_dump(mode="json")))
     keys = sorted(before.keys() | after.keys())
     return tuple(Change(key, before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key))
 
 
 def check_same_run(found: tuple[Change, ...]) -> None:
-    """Check that a resumed run stays the run that it is.
+    """Check that all changes are allowed on resume.
 
     Raises:
-        ConfigError: a change would make it another one; the message gives the reason for each.
+        ConfigError: some are not; the message gives the reason for each.
     """
     refused = [change for change in found if not rule_of(change.key).may_change]
     if refused:
         reasons = "; ".join(f"{change} ({rule_of(change.key).why})" for change in refused)
         raise ConfigError(
-            "a resumed run keeps what it is",
-            got=f"a change of {reasons}",
+            "these keys cannot change on resume" if len(refused) > 1 else "this key cannot change on resume",
+            got=reasons,
             expected="changes of its length, learning rate, placement, speed, evaluations, checkpoints or trackers",
             hint="to train with other settings, start a new run from this one's model: "
             "agentrl train CONFIG model.path=RUN",
@@ -172,5 +172,5 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "not set" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""The scorers of a run's episodes: reward functions, a judge or a reward model, as the config says."""
+"""Scorers of a run's episodes: reward functions, a judge, or a reward model."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from agentrl.training.reward_model import RewardModel
 from agentrl.trajectory import Trajectory
 
 JUDGE_FILE = "judge.jsonl"
-"""In the run's folder: every answer of its judge, and its tokens."""
+"""File in the run's folder with the judge's answers and token counts."""
 
 
 def build_judge(
     config: AgentConfig, *, folder: Path | None = None, counters: RolloutCounters | None = None
 ) -> JudgeClient | None:
-    """Connect the judge that all episodes of a run share, if the config has one.
+    """Build the client of the judge that all episodes of a run share; ``None`` if the config has no judge.
 
     Args:
-        config: Who scores.
-        folder: Of the run; keeps answers, and what was spent.
-        counters: Get the judge's counts.
+        config: The ``agent`` section.
+        folder: Folder of the run, for the judge's answers and spent budget.
+        counters: Counters that the judge updates.
     """
     judge = config.judge
     if judge is None:
@@ -66,19 +66,19 @@ def build_scorer(
     *,
     judge: JudgeClient | None = None,
 ) -> Scorer:
-    """The scorer of an ``agent`` section; what it opened is closed with the pool.
+    """Build the scorer of an ``agent`` section; its resources are closed with the pool.
 
     Args:
-        config: Who scores.
-        model: Device and number format of a reward model.
-        pool: Of the environment.
-        policy: Who plays.
-        judge: Shared by the run; one that keeps its answers in memory when left out.
+        config: The ``agent`` section.
+        model: Section with the device and number format of a reward model.
+        pool: Pool of the environment.
+        policy: Policy that plays.
+        judge: Judge shared by the run; by default a new one that keeps its answers in memory.
 
     Raises:
-        ConfigError: two are asked for, or the judge's prompt is no template.
-        UsageError: there is no such reward model.
-        UnknownNameError: no such reward function.
+        ConfigError: the section sets several scorers, or the judge's prompt is not a valid template.
+        UsageError: the reward model does not exist.
+        UnknownNameError: a reward function does not exist.
     """
     _check_one(config)
     if config.judge is not None:
@@ -95,30 +95,30 @@ def build_scorer(
 
 
 def _check_one(config: AgentConfig) -> None:
-    asked = {
+    scorers = {
         "reward": config.reward != AgentConfig().reward,
         "judge": config.judge is not None,
         "reward_model": config.reward_model is not None,
     }
-    if sum(asked.values()) > 1:
+    if sum(scorers.values()) > 1:
         raise ConfigError(
-            "an episode has one scorer",
-            got=" and ".join(f"agent.{name}" for name, is_asked in asked.items() if is_asked),
+            "an episode can have only one scorer",
+            got=" and ".join(f"agent.{name}" for name, is_set in scorers.items() if is_set),
             expected="one of them",
             hint="environment_weight of a judge or a reward model adds the environment's own reward",
         )
 
 
 class RewardModelScorer(Scorer):
-    """Lets a reward model read episodes, one at a time, in a thread.
+    """Scorer that runs a reward model on episodes, one at a time, in a thread.
 
     Args:
-        settings: Which.
-        model: Its device and number format.
-        decode: Text of the policy's tokens.
+        settings: Section of the reward model.
+        model: Section with the device and number format.
+        decode: Converts the policy's tokens to text.
 
     Raises:
-        UsageError: there is no such model, or it has no output for a reward.
+        UsageError: the model does not exist, or has no reward output.
     """
 
     def __init__(self, settings: RewardModelConfig, model: ModelConfig, decode: Decode) -> None:
@@ -129,10 +129,10 @@ class RewardModelScorer(Scorer):
         self._one_at_a_time = asyncio.Lock()
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Its reward, plus the weighted reward of the environment.
+        """Return the model's reward plus the weighted reward of the environment.
 
         Raises:
-            UsageError: the episode has no tokens to be read.
+            UsageError: the episode has no tokens.
         """
         require_tokens(trajectory, "a reward model")
         earned = trajectory.environment_reward
@@ -146,18 +146,18 @@ class RewardModelScorer(Scorer):
 
 
 def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
-    """Find what ``agent.reward`` names: one scorer alone, or the weighted sum of several rewards.
+    """Build the scorer of ``agent.reward``: a single scorer, or the weighted sum of several rewards.
 
     Args:
-        config: Names, weights and options.
-        thread: Runs functions that block.
+        config: Section with names, weights and options.
+        thread: Thread for functions that block.
 
     Raises:
-        UnknownNameError: no such reward function.
-        ConfigError: something that is no reward function, options that it does not take, or two of one name.
+        UnknownNameError: a reward function does not exist.
+        ConfigError: an object is not a reward function, does not accept an option, or has the name of another one.
     """
     entries = [{"name": entry} if isinstance(entry, str) else entry for entry in config.reward]
-    found = [_found(entry, thread) for entry in entries]
+    found = [_make_scorer(entry, thread) for entry in entries]
     if len(found) == 1 and not isinstance(found[0], FunctionReward) and entries[0].get("weight", 1) == 1:
         return found[0]
     labels = _labels([str(entry["name"]) for entry in entries])
@@ -169,35 +169,35 @@ def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
     )
 
 
-def _found(entry: Mapping[str, Any], thread: ThreadWorker) -> Scorer:
+def _make_scorer(entry: Mapping[str, Any], thread: ThreadWorker) -> Scorer:
     name = str(entry["name"])
     options = {key: value for key, value in entry.items() if key not in ("name", "weight")}
     target = lookup(Kind.REWARD, name)
     if isinstance(target, Scorer):
         if options:
-            raise ConfigError(f"reward {name} takes no options", got=", ".join(options), expected="none")
+            raise ConfigError(f"reward {name} does not accept options", got=", ".join(options), expected="none")
         return target
     if inspect.isclass(target) and issubclass(target, Scorer):
         try:
             return target(**options)
         except TypeError as error:
-            raise ConfigError(f"options of reward {name} do not fit", got=error) from error
+            raise ConfigError(f"options of reward {name} are invalid", got=error) from error
     return FunctionReward(name, target, options, thread)
 
 
 def _labels(names: Sequence[str]) -> list[str]:
-    """Short names, or whole ones where two of them would be the same."""
+    """Return short names, or full ones where the short ones are equal."""
     short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
     return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
 
 
 def check_rewards(config: Config) -> None:
-    """Check, before a run has a folder, what scores the episodes of all environments.
+    """Check the scorers of all environments.
 
     Raises:
-        UnknownNameError: no such reward function.
-        ConfigError: a function that takes other arguments or asks for columns that a task lacks, or nothing rewards the
-            episodes of an environment that gives no rewards itself.
+        UnknownNameError: a reward function does not exist.
+        ConfigError: a function has the wrong arguments or needs a column that a task lacks, or an environment without
+            rewards has no scorer.
     """
     for part in per_environment_configs(config):
         agent, spec = part.config.agent, resolve_environment(part.config.sole_environment.name)
@@ -208,7 +208,7 @@ def check_rewards(config: Config) -> None:
         is_scored = agent.judge is not None or agent.reward_model is not None
         if spec.reward_range == (0.0, 0.0) and agent.reward == AgentConfig().reward and not is_scored:
             raise ConfigError(
-                f"environment {spec.name} gives no rewards of its own",
+                f"environment {spec.name} does not give rewards",
                 got="agent.reward environment",
                 expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
                 hint="see docs/reward-functions.md",
@@ -216,16 +216,16 @@ def check_rewards(config: Config) -> None:
 
 
 def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
-    """Check that tasks have the columns that reward functions ask for by the names of their parameters.
+    """Check that tasks have the columns that reward functions request as parameters.
 
     Args:
-        agent: Names the functions.
-        tasks: Finds the tasks, where a function asks for columns. All rows of a file are checked, and the first task of
-            those that are generated.
+        agent: Section with the reward functions.
+        tasks: Returns the tasks; called only if a function requests columns. All rows of a file are checked, or the
+            first generated task.
 
     Raises:
-        UnknownNameError: no such reward function.
-        ConfigError: something that is not a reward function, or a task lacks a column.
+        UnknownNameError: a reward function does not exist.
+        ConfigError: an object is not a reward function, or a task lacks a column.
         UsageError: the tasks cannot be read.
     """
     scorer = find_reward(agent, ThreadWorker())
@@ -239,7 +239,7 @@ def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
 
 
 def judge_rows(config: Config) -> list[tuple[str, str, str]]:
-    """Return what a dry run says about the judge: what, how many, from."""
+    """Return a dry run's rows about the judge: name, value, source."""
     judge, algorithm = config.agent.judge, config.algorithm
     if judge is None:
         return []
@@ -253,7 +253,7 @@ def judge_rows(config: Config) -> list[tuple[str, str, str]]:
             f"{each:,}",
             f"algorithm.group_size {algorithm.group_size}, if all are readable",
         ),
-        ("judge's requests", f"{each * tasks * steps:,}", f"{steps:,} steps of {tasks:,} groups, without evaluations"),
+        ("judge's requests", f"{each * tasks * steps:,}", f"{steps:,} steps of {tasks:,} groups, no evaluations"),
     ]
     budget = judge.budget
     limits = {"requests": budget.max_requests, "tokens": budget.max_tokens_total, "cost": budget.max_cost}
@@ -262,7 +262,10 @@ def judge_rows(config: Config) -> list[tuple[str, str, str]]:
 
 
 def requests_per_group(judge: JudgeConfig, size: int) -> int:
-    """Count the requests about a group, where each is readable and none is known; items of tasks are not known."""
+    """Return the number of judge requests per group if all answers are readable and none is cached.
+
+    Rubric items from tasks are not counted.
+    """
     if judge.compare is None:
         items = len(judge.rubric.items) if judge.rubric is not None else 1
         return size * (items if judge.rubric_requests == "each" else 1)
@@ -272,10 +275,10 @@ def requests_per_group(judge: JudgeConfig, size: int) -> int:
 
 
 def check_comparison(config: Config) -> None:
-    """Check that the episodes that a judge compares come in groups, which the policy alone plays.
+    """Check that a judge which compares episodes gets groups of several episodes of the policy only.
 
     Raises:
-        ConfigError: groups or evaluations of one episode; other rollouts than the policy's, which would have no rank.
+        ConfigError: groups or evaluations have one episode, or groups have rollouts that the judge does not rank.
     """
     judge, algorithm = config.agent.judge, config.algorithm
     if judge is None or judge.compare is None:
@@ -301,10 +304,10 @@ def check_comparison(config: Config) -> None:
 
 
 def check_reward_weights(config: Config) -> None:
-    """Check that an estimator which normalises the components of rewards is not expected to read their weights.
+    """Check that reward weights are not set if the advantage estimator ignores them.
 
     Raises:
-        ConfigError: it would ignore them.
+        ConfigError: weights are set, and the estimator weighs reward components itself.
     """
     if Input.COMPONENTS not in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
         return
@@ -315,10 +318,9 @@ def check_reward_weights(config: Config) -> None:
             labels = dict(zip(_labels(list(weighted)), weighted.values(), strict=True))
             words = ", ".join(f"{label}: {weight:g}" for label, weight in labels.items())
             raise ConfigError(
-                f"{config.algorithm.advantage} weighs the components of a reward itself, and ignores weights in "
-                "agent.reward",
+                f"{config.algorithm.advantage} weighs reward components itself and ignores weights in agent.reward",
                 got=", ".join(f"weight {weight:g} of {name}" for name, weight in weighted.items()),
-                expected="no weights there",
+                expected="no weights in agent.reward",
                 hint=f"set algorithm.advantage_options={{weights: {{{words}}}}}",
             )
 
@@ -337,7 +339,7 @@ def _settings(judge: JudgeConfig) -> ServiceSettings:
 
 
 def _decoder(policy: EpisodePolicy) -> Decode:
-    """Decode the policy's tokens; a policy without tokens is never asked."""
+    """Return the decoder of the policy's tokens; it is never called for a policy without tokens."""
     renderer = _renderer(policy)
     return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain
 

@@ -1,4 +1,4 @@
-"""Several adapters of a run: their models and trainers, and how an engine gets them and answers with them."""
+"""Several adapters of a run: models, trainers, weight sync, and an engine for evaluation."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from agentrl.weights import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterModels:
-    """A frozen base, and models with one adapter each around its tensors."""
+    """Frozen base model, and one model per adapter that shares the base's tensors."""
 
     base: PreTrainedModel
     adapted: Mapping[str, PreTrainedModel]
 
 
 def load_adapters(config: Config, base_path: str, saved: Path | None) -> AdapterModels:
-    """Load the base, and make the adapters or read them.
+    """Load the base, and load or create the adapters.
 
     Args:
-        config: The run.
-        base_path: The model that the adapters belong to.
-        saved: A model folder that holds the adapters of a checkpoint; those of ``adapters.NAME.path``, or new ones,
-            when left out.
+        config: Config of the run.
+        base_path: Base model of the adapters.
+        saved: Model folder of a checkpoint with the adapters; by default they are loaded from ``adapters.NAME.path`` or
+            created.
 
     Raises:
-        UsageError: an adapter that is not there, is of another base, or does not fit ``model.lora``.
+        UsageError: an adapter does not exist, has another base, or does not match ``model.lora``.
     """
     base = load_model(base_path, dtype=config.model.dtype, device=config.model.device).requires_grad_(False)
     adapted = {}
@@ -74,9 +74,9 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
             lora = lora_of(folder)
         elif folder is not None and lora_of(folder).scale != lora.scale:
             raise UsageError(
-                f"adapters.{name}.path holds an adapter of another scale",
+                f"adapters.{name}.path has an adapter with another scale",
                 got=f"alpha / rank of {lora_of(folder).scale:g}",
-                expected=f"{lora.scale:g}, as model.lora says",
+                expected=f"{lora.scale:g}, from model.lora",
             )
         seed = derive_seed(config.run.seed, "adapter", name)
         adapted[name] = with_adapter(base, lora, path=base_path, seed=seed, folder=folder)
@@ -87,15 +87,15 @@ def _check_base(name: str, folder: Path, base_path: str) -> None:
     own = base_of(folder)
     if own != base_path and not _same_weights(Path(own), Path(base_path)):
         raise UsageError(
-            f"adapters.{name}.path is an adapter of another base",
+            f"adapters.{name}.path is an adapter of another base model",
             got=own,
             expected=base_path,
-            hint=f"start from its base: model.path={own}",
+            hint=f"start from its base model: model.path={own}",
         )
 
 
 def _same_weights(first: Path, second: Path) -> bool:
-    """Compare the weights' files of two folders byte by byte."""
+    """Return True if the weight files of two folders are equal, byte by byte."""
     files = sorted(file.name for file in first.glob("*.safetensors"))
     if not files or files != sorted(file.name for file in second.glob("*.safetensors")):
         return False
@@ -104,7 +104,7 @@ def _same_weights(first: Path, second: Path) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterParts:
-    """The trainers of a run with several adapters, and what weight sync needs from them."""
+    """Models and trainers of a run with several adapters, and their weights for weight sync."""
 
     models: AdapterModels
     trainer: AdapterTrainers
@@ -112,16 +112,16 @@ class AdapterParts:
 
 
 def build_adapter_trainers(config: Config, base_path: str, saved: Path | None) -> AdapterParts:
-    """Load the adapters, and make the trainer of each that learns.
+    """Load the adapters, and build the trainer of each trained one.
 
     Args:
-        config: The run.
-        base_path: The model that the adapters belong to.
-        saved: A model folder that holds the adapters of a checkpoint, if the run goes on from one.
+        config: Config of the run.
+        base_path: Base model of the adapters.
+        saved: Model folder of a checkpoint with the adapters, if the run resumes from one.
 
     Raises:
-        ConfigError: an algorithm that does not fit.
-        UsageError: an adapter that does not fit, or is not there.
+        ConfigError: the algorithm's options are invalid.
+        UsageError: an adapter does not exist or does not match.
     """
     models, images = load_adapters(config, base_path, saved), load_images(base_path)
     trainers, runs = {}, {}
@@ -151,10 +151,8 @@ def _teacher(config: Config) -> dict[str, PreTrainedModel]:
     return {"teacher": model.requires_grad_(False)}
 
 
-def copied(models: AdapterModels) -> AdapterModels:
-    """Return models with copies of the adapters' tensors, around the same base: they can be sampled from while the
-    others train.
-    """
+def copy_adapters(models: AdapterModels) -> AdapterModels:
+    """Copy the adapters' tensors, around the same base, so that the copies can be sampled from during training."""
     shared = {id(tensor): tensor for tensor in [*models.base.parameters(), *models.base.buffers()]}
     adapted = {name: copy.deepcopy(model, memo=dict(shared)) for name, model in models.adapted.items()}
     return AdapterModels(base=models.base, adapted=adapted)
@@ -171,7 +169,7 @@ def adapters_probe(probe: Probe, source: AdaptersWeights) -> AdaptersProbe:
 
 
 class AdapterSource:
-    """One adapter as a `WeightSource`: its own tensors, and log-probabilities with it."""
+    """Weight source of one adapter: its tensors, and log-probabilities computed with it."""
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
@@ -185,20 +183,20 @@ def adapters_transport(
     source: AdaptersWeights,
     versions: Callable[[], Mapping[str, int]],
 ) -> AdaptersTransport:
-    """Make the transport by which the adapters reach servers; `versions` gives those of the adapters."""
+    """Make the transport that sends adapters to servers; `versions` returns the adapters' versions."""
     own = {name: adapter_transport(section, shared_folder, weights) for name, weights in source.sources.items()}
     return AdaptersTransport(own, versions)
 
 
 class AdaptersSync(WeightSync):
-    """Weight sync of several adapters, which tells episodes the version of each before the engine samples with it.
+    """Weight sync of several adapters, which publishes each adapter's version before the engine samples with it.
 
     Args:
-        inner: Brings the weights to the engine, all under one count of updates.
-        engine: Gets them.
-        trainer: Of the adapters.
-        versions: Read by episodes.
-        probe: Of `inner`.
+        inner: Sync that sends the weights to the engine, with one version for all.
+        engine: Engine that gets the weights.
+        trainer: Trainers of the adapters.
+        versions: Published versions, which episodes read.
+        probe: Probe of `inner`.
     """
 
     def __init__(
@@ -212,28 +210,28 @@ class AdaptersSync(WeightSync):
         self._inner, self._engine, self._trainer, self._versions, self._probe = inner, engine, trainer, versions, probe
 
     async def sync(self, version: int) -> SyncReport:
-        """Serve all adapters as they are, and verify each of them."""
+        """Send the current adapters to the engine, and verify each of them."""
         self._versions.publish(version, self._trainer.versions)
         report = await self._inner.sync(version)
         return replace(report, adapters=dict(self._probe.differences))
 
     async def verify(self) -> float:
-        """Compare engine and trainers as they are."""
+        """Compare the current weights of engine and trainers."""
         self._versions.publish(self._engine.version, self._trainer.versions)
         return await self._inner.verify()
 
     async def release_memory(self) -> None:
-        """Let the engine give its memory to the trainer until the next sync."""
+        """Let the engine release its memory for the trainer until the next sync."""
         await self._inner.release_memory()
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Release all resources."""
         await self._inner.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterEngine:
-    """An engine with adapters that nothing trains, and the roles that they play."""
+    """Engine with adapters for evaluation, and the adapters' roles."""
 
     engine: PolicyEngine
     roles: RoleAdapters
@@ -243,26 +241,26 @@ class AdapterEngine:
 async def open_adapters(
     config: Config, path: str, folder: Path, renderer: Renderer, *, say: Callable[[str], None]
 ) -> AsyncIterator[AdapterEngine]:
-    """Open an engine with the adapters of a run's checkpoint, for an evaluation; closed afterwards.
+    """Open an engine with the adapters of a checkpoint, for an evaluation; it is closed after the block.
 
     Args:
-        config: Adapters, roles and engine.
-        path: The model folder of a checkpoint.
-        folder: Gets logs of servers.
-        renderer: Reads the tokens, and prepares images.
-        say: Receives messages about servers.
+        config: Config with adapters, roles and engine.
+        path: Model folder of a checkpoint.
+        folder: Folder for the servers' logs.
+        renderer: Renderer that decodes tokens and prepares images.
+        say: Called with messages about servers.
 
     Raises:
-        ConfigError: roles or servers that do not fit the adapters.
-        UsageError: an adapter that is not there.
+        ConfigError: roles or servers do not match the adapters.
+        UsageError: an adapter does not exist.
     """
     check_role_adapters(config)
     if missing := [name for name in config.named_adapters if name not in adapters_in(path)]:
         raise UsageError(
-            f"there is no adapter {missing[0]} in {path}",
+            f"no adapter {missing[0]} found in {path}",
             got=", ".join(adapters_in(path)) or "none",
             expected=", ".join(config.named_adapters),
-            hint="name a run or a checkpoint with these adapters",
+            hint="choose a run or a checkpoint with these adapters",
         )
     base = base_of(adapter_folder(Path(path), next(iter(config.named_adapters))))
     models = await asyncio.to_thread(load_adapters, config, base, Path(path))

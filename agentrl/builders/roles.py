@@ -1,4 +1,4 @@
-"""The roles of an agent loop, as ``agent.roles`` says: prompts, tools, and policies of their own."""
+"""Roles of an agent loop from ``agent.roles``: prompts, tools, and separate policies."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from agentrl.trajectory import SOLE_ROLE
 
 
 def build_roles(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str] = ()) -> list[RoleSetup]:
-    """Make what the roles of a loop and of its environment play with, for those that the config names.
+    """Build the configured roles of a loop and its environment: prompts, tools and policies.
 
     Args:
-        agent: The section.
-        loop: Its loop.
-        environment_roles: Roles that the runtime plays for the environment. They do not train.
+        agent: The ``agent`` section.
+        loop: Agent loop of the section.
+        environment_roles: Roles that the runtime plays for the environment. They are not trained.
 
     Raises:
-        ConfigError: there is no such role, or the loop ignores its tools; or one name stands for different tools.
-        UnknownNameError: no such tool.
+        ConfigError: a role does not exist, the loop ignores its tools, or a tool has two different configurations.
+        UnknownNameError: a tool does not exist.
     """
     _check_fits(agent, loop, environment_roles)
     _check_one_tool_of_a_name(agent)
@@ -54,7 +54,7 @@ def _role_tool(name: str, config: RoleToolConfig) -> RoleTool:
 
 
 def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence[str]) -> None:
-    """Check that there are the roles that the config names, and nothing is ignored that is said about them."""
+    """Check that the configured roles exist, and that none of their settings is ignored."""
     names = role_names(loop, agent.called_roles)
     if environment_roles and not names and SOLE_ROLE in (agent.roles or {}):
         names = [SOLE_ROLE]
@@ -62,9 +62,9 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence
         _check_environment_role(name, agent, names)
     if names and agent.shots:
         raise ConfigError(
-            f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, and it has several",
+            f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, but it has several",
             got=f"{agent.shots}, with the roles {', '.join(names)}",
-            expected="agent.shots=0, or a loop of one agent",
+            expected="agent.shots=0, or a loop with one agent",
         )
     for name, role in (agent.roles or {}).items():
         if name in environment_roles:
@@ -75,18 +75,18 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence
                 if role.as_tool is None
                 else f"agent.roles.{name}.as_tool: a role of the agent loop {agent.loop} cannot be called by others",
                 expected=", ".join([*names, *environment_roles])
-                or "a loop of several agents, or as_tool: {description: …}",
+                or "a loop with several agents, or as_tool: {description: …}",
                 hint=did_you_mean(name, [other for other in [*names, *environment_roles] if other != name]),
             )
         if role.as_tool is not None and not TOOL_NAME.fullmatch(name):
             raise ConfigError(
-                f"agent.roles.{name}.as_tool: a role that others call needs the name of a tool",
+                f"agent.roles.{name}.as_tool: a role that others call needs a valid tool name",
                 got=repr(name),
                 expected="1 to 64 letters, digits, _ and -",
             )
         if role.as_tool is not None and not loop.offers_tools:
             raise ConfigError(
-                f"agent.roles.{name}.as_tool: the agent loop {agent.loop} lets nobody call tools",
+                f"agent.roles.{name}.as_tool: the agent loop {agent.loop} does not offer tools",
                 got=f"agent.loop={agent.loop}",
                 expected="agent.loop=tool_calling, or another loop that offers tools",
             )
@@ -94,23 +94,23 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence
             raise ConfigError(
                 f"agent.roles.{name}.tools is ignored by the agent loop {agent.loop}",
                 got=role.tools,
-                expected="a loop that lets roles call tools, or no tools",
+                expected="a loop that offers tools, or no tools",
             )
 
 
 def _check_environment_role(name: str, agent: AgentConfig, names: Sequence[str]) -> None:
-    """Check what the config says about a role that the runtime plays for the environment."""
+    """Check the settings of a role that the runtime plays for the environment."""
     role = (agent.roles or {}).get(name, RoleConfig())
     if role.trained:
         raise ConfigError(
-            f"agent.roles.{name} is a role of the environment, and does not train: no reward says how well it plays,"
-            " and with the agent's it would learn to make the task easy",
+            f"agent.roles.{name} is a role of the environment and cannot be trained: it has no reward of its own, and "
+            "with the agent's reward it would learn to make the task easy",
             got="trained true",
             expected=f"no agent.roles.{name}.trained",
         )
     if role.as_tool is not None or role.tools:
         raise ConfigError(
-            f"agent.roles.{name} is a role of the environment: nobody calls it, and it calls nothing",
+            f"agent.roles.{name} is a role of the environment: it cannot be called as a tool, and cannot call tools",
             got="as_tool" if role.as_tool is not None else f"tools {role.tools}",
             expected=f"no agent.roles.{name}.{'as_tool' if role.as_tool is not None else 'tools'}",
         )
@@ -118,7 +118,7 @@ def _check_environment_role(name: str, agent: AgentConfig, names: Sequence[str])
         raise ConfigError(
             f"both the environment and the agent loop {agent.loop} have a role {name}",
             got=", ".join(names),
-            expected="roles of other names",
+            expected="different role names",
         )
 
 
@@ -146,20 +146,20 @@ def _build_policy(config: RoleConfig) -> EpisodePolicy | None:
 
 
 class RolePolicy(ChatEpisodePolicy):
-    """A text service that speaks for a role; it starts with its first answer, and ends with the run."""
+    """Policy of a role that is played by a chat service, which starts with its first answer."""
 
     def __init__(
         self, service: ChatPolicy, sampling: SamplingParams, *, break_up: Callable[[str], str] = broken_up
     ) -> None:
-        super().__init__(_StartedWhenAsked(service, break_up), sampling)
+        super().__init__(_LazyChatService(service, break_up), sampling)
 
     async def close(self) -> None:
-        """Release the service."""
+        """Close the service."""
         await self.service.close()
 
 
-class _StartedWhenAsked(ChatPolicy):
-    """A service that nobody starts before it is asked."""
+class _LazyChatService(ChatPolicy):
+    """Chat service that starts with its first request."""
 
     def __init__(self, service: ChatPolicy, break_up: Callable[[str], str]) -> None:
         self.max_context = service.max_context
@@ -184,15 +184,15 @@ class _StartedWhenAsked(ChatPolicy):
     ) -> ChatAnswer:
         """Answer a conversation.
 
-        What others say in it has no special tokens: some services would read them as such, and the policy that trains
-        may gain by what a role answers.
+        Special tokens in messages are broken up. Some services would interpret them, and the trained policy could use
+        them to influence the role's answer.
         """
         await self.start()
         shown = [broken_up_message(message, self._break_up) for message in messages]
         return await self._service.chat(shown, tools, params, request_id)
 
     async def close(self) -> None:
-        """Release everything."""
+        """Close the service, if it has started."""
         if self._is_started:
             await self._service.close()
 
@@ -204,14 +204,14 @@ def _check_one_tool_of_a_name(agent: AgentConfig) -> None:
             name = entry if isinstance(entry, str) else str(entry["name"])
             if known.setdefault(name, entry) != entry:
                 raise ConfigError(
-                    f"tool {name} is configured in two ways in one episode",
+                    f"tool {name} has two configurations in the same episode",
                     got=f"{known[name]} and {entry}",
                     expected="the same options in agent.tools and in every agent.roles.ROLE.tools",
                 )
 
 
 def _check_calls_end(agent: AgentConfig) -> None:
-    """Check that no role can call itself, through others or at once: such calls would go on until the turns end."""
+    """Check that no role can call itself, directly or through others: such calls would use up all turns."""
     roles, called = agent.roles or {}, agent.called_roles
     calls = {name: [other for other in called if other in (roles[name].tools or ())] for name in called}
     for first in called:
@@ -230,11 +230,10 @@ def _check_calls_end(agent: AgentConfig) -> None:
 
 
 def check_roles(config: Config) -> None:
-    """Check what a config says about roles, before anything is played.
+    """Check the roles of a config.
 
     Raises:
-        ConfigError: a role that its loop does not have, a weight of one that no loop has, or an expert where there are
-            several agents.
+        ConfigError: a role or the role of a weight does not exist in any loop, or an expert with several agents.
     """
     roles: list[str] = []
     for part in per_environment_configs(config):
@@ -244,7 +243,7 @@ def check_roles(config: Config) -> None:
         _check_fits(agent, loop, environment_roles)
         if environment_roles and config.algorithm.expert is not None:
             raise ConfigError(
-                "algorithm.expert adds an expert's episodes to groups, in which another user would speak",
+                "algorithm.expert does not work with environment roles: the expert's episodes would have another user",
                 got=f"an environment with the roles {', '.join(environment_roles)}",
                 expected="an environment that plays its user itself, or no algorithm.expert",
             )
@@ -253,12 +252,12 @@ def check_roles(config: Config) -> None:
         if name not in roles:
             raise ConfigError(
                 f"algorithm.role_weights.{name}: no agent loop of the run has this role",
-                expected=", ".join(roles) or "a loop of several agents, or no algorithm.role_weights",
+                expected=", ".join(roles) or "a loop with several agents, or no algorithm.role_weights",
                 hint=did_you_mean(name, roles),
             )
     if roles and config.algorithm.expert is not None:
         raise ConfigError(
-            "algorithm.expert adds an expert's episodes to groups, and an expert plays one agent",
+            "algorithm.expert does not work with several agents: an expert plays only one",
             got=f"a loop with the roles {', '.join(roles)}",
-            expected="a loop of one agent, or no algorithm.expert",
+            expected="a loop with one agent, or no algorithm.expert",
         )

@@ -1,4 +1,4 @@
-"""The start, resumption and end of a run: its folder, the signals that stop it, and its result.
+"""Start, resume and end of a run: folder, stop signals and result.
 
 The first Ctrl-C or SIGTERM asks the run to stop; the second one ends it at once.
 """
@@ -43,31 +43,30 @@ from agentrl.observe.run_folder import RunDirectory
 _log = logging.getLogger(__name__)
 
 MIXED = "mixed"
-"""Stands for the environment in the made-up name of a run that has several."""
+"""Environment part of the generated name of a run with several environments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's folder and its config."""
+    """Folder and config of a run."""
 
     folder: RunDirectory
     config: Config
     changes: tuple[Change, ...] = ()
-    """What is different from the config in the folder, which takes it over once the run has begun."""
+    """Differences from the config in the folder, which is replaced once the run has started."""
 
 
 def start_run(config: Config, *, kind: str) -> Run:
-    """Make the folder of a new run and save the resolved config in it.
+    """Create the folder of a new run and save the resolved config in it.
 
     Args:
-        config: The run; its environment, its tasks, those of its evaluations, and its model must be there.
-        kind: What the run does, for its made-up name: ``grpo``, ``sft``.
+        config: Config of the run. Its environments, tasks and model must exist.
+        kind: Kind of run for its generated name, such as ``grpo`` or ``sft``.
 
     Raises:
-        UsageError: something that the config names is not there, or the folder holds a run already.
-        ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
-            holds.
-        TemplateError: the model's chat template does not fit the agent loop.
+        UsageError: something that the config names does not exist, or the folder already contains a run.
+        ConfigError: the agent loop or a tool does not accept an option, or a split has too few tasks for evaluations.
+        TemplateError: the model's chat template does not support the agent loop.
     """
     name = check_tasks(config) if config.has_environment else ENVIRONMENT
     check_trackers(config.trackers)
@@ -87,7 +86,7 @@ def start_run(config: Config, *, kind: str) -> Run:
 
 
 def check_tasks(config: Config) -> str:
-    """Check tasks, loops, tools, rewards and evaluations of a run that plays, and return its part of the made-up name.
+    """Check tasks, loops, tools, rewards and evaluations, and return the environment part of the generated name.
 
     Raises:
         UsageError: an unknown name or option, or too few tasks.
@@ -104,13 +103,13 @@ def check_tasks(config: Config) -> str:
 
 
 def check_environments(config: Config) -> None:
-    """Make each environment once and close it, so that one that cannot be made is found before the run begins.
+    """Create and close each environment once, to report failures before the run starts.
 
-    Environments that live in processes of their own are not tried: a process takes seconds to start, and their first
-    episode tells the same.
+    Environments in separate processes are skipped: a process takes seconds to start, and their first episode reports
+    the same failure.
 
     Raises:
-        UsageError: an environment cannot be made.
+        UsageError: an environment cannot be created.
     """
     for part in per_environment_configs(config):
         spec, environment = resolve_environment(part.config.sole_environment.name), part.config.sole_environment
@@ -129,9 +128,9 @@ def check_environments(config: Config) -> None:
             if isinstance(error, UsageError):
                 raise
             raise UsageError(
-                f"environment {spec.name} cannot be made",
+                f"environment {spec.name} cannot be created",
                 got=error.got,
-                expected="a constructor that takes environment.options",
+                expected="a constructor that accepts environment.options",
                 hint=f"try: agentrl env check {shlex.quote(spec.name)}",
             ) from error
 
@@ -144,29 +143,29 @@ def _check_panels(config: Config) -> None:
 
 def _check_panel(config: Config) -> None:
     spec = resolve_environment(config.sole_environment.name)
-    split, asked = config.evaluation.split, config.evaluation.tasks
+    split, requested = config.evaluation.split, config.evaluation.tasks
     source = task_source(spec, config.sole_environment, split=split)
     check_columns(config.agent, lambda: source)
-    held = len(source)
-    if asked > held:
+    available = len(source)
+    if requested > available:
         raise ConfigError(
             "evaluation.tasks exceeds the split of evaluations",
-            got=f"{asked:,} tasks of {spec.name}/{split}",
-            expected=f"at most {held:,}",
-            hint=f"set evaluation.tasks={held} and more evaluation.samples, or another evaluation.split",
+            got=f"{requested:,} tasks of {spec.name}/{split}",
+            expected=f"at most {available:,}",
+            hint=f"set evaluation.tasks={available} and more evaluation.samples, or another evaluation.split",
         )
 
 
 def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """An existing run, to go on with. Its folder is left as it is until the run has begun.
+    """Open an existing run to resume it. Its folder does not change until the run has started.
 
     Args:
-        path: Its folder, or ``runs/latest``.
+        path: Folder of the run, or ``runs/latest``.
         overrides: Changes of the config, such as ``trainer.steps=200``.
 
     Raises:
-        UsageError: no run lies there.
-        ConfigError: a wrong override, one that would make it another run, or changes of a run that has no step left.
+        UsageError: the folder contains no run.
+        ConfigError: an override is invalid or not allowed on resume, or the run has no step left.
     """
     folder = RunDirectory.open(path)
     config = load_config(folder.config_file, overrides)
@@ -182,11 +181,11 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
 
 def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Change]) -> None:
-    """Refuse changes that no step would ever see."""
+    """Raise `ConfigError` if the config changes and no step is left."""
     newest = Checkpoints(folder.checkpoints, keep=1).newest() if found else None
     if newest is not None and newest.step >= config.trainer.steps:
         raise ConfigError(
-            "the run has no step left that the change could act on",
+            "the change has no effect, as the run has no step left",
             got=f"{', '.join(map(str, found))}; {newest.step} steps are done",
             expected=f"trainer.steps above {newest.step}",
             hint=f"add trainer.steps={2 * newest.step}",
@@ -199,18 +198,18 @@ class RunResult:
 
     folder: Path
     step: int
-    """Training steps done, over the whole life of the run; updates, of a run that only learns."""
+    """Number of training steps since the start of the run, or of updates in SFT, DPO and reward model training."""
     checkpoint: str
-    """Its newest checkpoint: a model path for evaluation."""
+    """Newest checkpoint: a model path for evaluation."""
     metrics: Mapping[str, float]
-    """Of the last step."""
+    """Metrics of the last step."""
     interrupted: bool
-    """It was asked to stop before its last step; `resume` continues it."""
+    """True if the run was asked to stop before its last step; `resume` continues it."""
     problems: tuple[Problem, ...] = ()
     """The worst problems of the run, at most three."""
 
     def __repr__(self) -> str:
-        """Return one line: where the run is, how far it came, and its last results."""
+        """Return one line with the folder, the last step and its results."""
         words = [f"{'stopped' if self.interrupted else 'done'} after step {self.step}", *self._results()]
         return f"RunResult({str(self.folder)!r}, {', '.join(words)})"
 
@@ -233,11 +232,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on the first signal inside the block; after it, signals mean what they meant before.
+    """Call `stop` on the first stop signal inside the block; the second one is handled as before the block.
 
-    The second one counts also while code blocks the event loop, and `stop` cannot be called.
-
-    Only the main thread receives signals; in others nothing changes.
+    The second signal also works while code blocks the event loop and `stop` cannot run. Only the main thread receives
+    signals; in other threads, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -250,7 +248,7 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
     def first(number: int, frame: FrameType | None) -> None:
-        put_back()  # at once: code that blocks the event loop can still be ended by the second signal
+        put_back()  # at once, so that the second signal can end code that blocks the event loop
         loop.call_soon_threadsafe(stop)
 
     for number in _SIGNALS:
@@ -262,7 +260,7 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 class StopRequest:
-    """Ctrl-C for work whose event loop runs in another thread: the first asks it to stop, the second cancels it."""
+    """Ctrl-C handler for work in another thread's event loop: the first call asks it to stop, the second cancels it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -272,10 +270,10 @@ class StopRequest:
 
     @contextmanager
     def stops(self, stop: Callable[[], object] | None = None) -> Iterator[None]:
-        """Inside the block, the running task is what is interrupted.
+        """Make the running task the target of interruptions inside the block.
 
         Args:
-            stop: Asks the work to stop; it is cancelled at once when left out.
+            stop: Function that asks the work to stop; by default the first call cancels it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -288,9 +286,9 @@ class StopRequest:
             self._loop = None
 
     def __call__(self) -> None:
-        """Interrupt, from any thread."""
+        """Interrupt the work; may be called from any thread."""
         self.count += 1
         loop = self._loop
         if loop is not None:
-            with suppress(RuntimeError):  # it has ended meanwhile
+            with suppress(RuntimeError):  # the loop has closed meanwhile
                 loop.call_soon_threadsafe(self._stop if self.count == 1 else self._cancel)

@@ -1,4 +1,4 @@
-"""The text on which a new model's tokenizer is trained: episodes of the environment itself, in the agent's words."""
+"""Text for the tokenizer of a new model: episodes of the environment with the agent's messages."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from agentrl.task import TaskCursor
 from agentrl.tool import Tool
 
 EPISODES = 512
-"""Episodes of the corpus, of all environments together; the tokenizer spells what they do not contain."""
+"""Episodes of the corpus, over all environments. The tokenizer encodes all other text by bytes or characters."""
 
 MAX_FAILED = 8
-"""After so many failed episodes in a row no more are played: each may have cost the deadline of a step."""
+"""Maximum failed episodes in a row before playing stops, as each may take a whole step timeout."""
 
 
 class TextCollector(EpisodePolicy):
-    """Lets a scripted policy act, and writes down every text that is said.
+    """Policy that acts as a scripted policy and collects all text of its conversations.
 
     Args:
-        policy: Who acts.
+        policy: Scripted policy.
     """
 
     def __init__(self, policy: ScriptedPolicy) -> None:
@@ -45,14 +45,14 @@ class TextCollector(EpisodePolicy):
         self.texts: list[str] = []
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        """A conversation that is written down, with the tools that it begins with."""
+        """Open a conversation whose messages and tools are collected."""
         self.texts.extend(_json(tool.schema) for tool in tools)
-        conversation = _WrittenDown(self, episode)
+        conversation = _RecordedConversation(self, episode)
         conversation.add(*messages)
         return conversation
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """Cut by an estimate: there is no tokenizer yet."""
+        """Truncate by an estimate, as there is no tokenizer yet."""
         return cut_characters(text, max_tokens)
 
     def split(self, text: str, max_tokens: int) -> list[str]:
@@ -60,24 +60,24 @@ class TextCollector(EpisodePolicy):
         return split_characters(text, max_tokens)
 
 
-class _WrittenDown(Conversation):
-    def __init__(self, scribe: TextCollector, episode: EpisodeView) -> None:
-        self._scribe = scribe
+class _RecordedConversation(Conversation):
+    def __init__(self, collector: TextCollector, episode: EpisodeView) -> None:
+        self._collector = collector
         self._episode = episode
 
     def add(self, *messages: Message) -> None:
-        """Write them down."""
-        self._scribe.texts.extend(text for message in messages for text in _texts_of(message))
+        """Collect the text of messages."""
+        self._collector.texts.extend(text for message in messages for text in _texts_of(message))
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """A rewritten history is text of its own."""
-        return self._scribe.open(self._episode, messages, ())
+        """Open another conversation for a rewritten history."""
+        return self._collector.open(self._episode, messages, ())
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
-        """Act, and write the answer down."""
+        """Act, and collect the answer."""
         turns = self._episode.turns
         seed = turns.begin(is_counted=not options.for_environment)
-        message, _ = await demonstration(self._scribe.policy, self._episode, seed, options)
+        message, _ = await demonstration(self._collector.policy, self._episode, seed, options)
         turn = append_textual_turn(turns, StopReason.STOP, options.role)
         turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
         self.add(message)
@@ -85,7 +85,7 @@ class _WrittenDown(Conversation):
 
 
 class RawActionLoop(AgentLoop):
-    """Plays with bare actions, in place of an agent loop that has no `demonstrate`."""
+    """Agent loop with raw actions, used in place of a loop without `demonstrate`."""
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -95,12 +95,12 @@ class RawActionLoop(AgentLoop):
             conversation.add(user(result.observation))
 
     def demonstrate(self, action: str) -> Message:
-        """The action itself."""
+        """Return the action as an assistant message."""
         return Message(role="assistant", content=action)
 
 
 def _texts_of(message: Message) -> Iterator[str]:
-    """Write a message's text, and its calls as the new model's template writes them."""
+    """Yield a message's text, and its tool calls in the format of the new model's template."""
     yield message.text
     for call in message.tool_calls:
         yield _json({"name": call.name, "arguments": dict(call.arguments)})
@@ -111,20 +111,20 @@ def _json(value: object) -> str:
 
 
 def ignore(_: str) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[str], None] = ignore) -> None:
-    """Make a new model in `folder`, its tokenizer trained on expert episodes (random ones where there is no expert).
+    """Write a new model, with a tokenizer trained on episodes of the expert (of random actions without an expert).
 
     Args:
-        config: Describes the model, the environments and the agent.
-        folder: The new model's.
-        say: Called with a line for the user when an episode fails.
+        config: Config with model, environments and agent.
+        folder: Folder to write the model to.
+        say: Called with a message for the user when an episode fails.
 
     Raises:
         UsageError: the environment cannot be played.
-        ConfigError: sizes that do not fit together.
+        ConfigError: the model's sizes are incompatible.
     """
     corpus = await scratch_corpus(config, say=say)
     sizes = config.model.scratch or ScratchModelConfig()
@@ -132,7 +132,7 @@ async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[st
 
 
 async def scratch_corpus(config: Config, *, say: Callable[[str], None] = ignore) -> list[str]:
-    """Every text of a few episodes, in the order of tasks; the same for the same config."""
+    """Return all text of some episodes, in the order of tasks; equal for equal configs."""
     parts = per_environment_configs(config)
     return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)), say)]
 
@@ -141,36 +141,36 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     """Collect the texts of one environment."""
     spec = resolve_environment(config.sole_environment.name)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
-    scribe = TextCollector(ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM)
+    collector = TextCollector(ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM)
     pool = build_env_pool(config, spec=spec)
-    failed, in_a_row = None, 0
+    failed, consecutive = None, 0
     try:
-        runner = build_runner(config, pool, scribe)
+        runner = build_runner(config, pool, collector)
         if problem := runner.loop.demonstration_problem():
             say(f"{problem}: the new model's vocabulary is built from the environment's text and bare actions")
             runner.loop, runner.role_names = RawActionLoop(), []
-        runner.scorer = EnvironmentReward()  # these returns are not read, and a judge would be asked about each
+        runner.scorer = EnvironmentReward()  # rewards are not read, so no judge or reward model is used
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
             played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
             if played.outcome is None or not played.outcome.is_infrastructure:
-                in_a_row = 0
+                consecutive = 0
                 continue
             if failed is None:
                 say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
-            failed, in_a_row = failed or played, in_a_row + 1
-            if in_a_row >= MAX_FAILED:
-                say(f"{in_a_row} episodes in a row failed; the vocabulary is built from the text collected until then")
+            failed, consecutive = failed or played, consecutive + 1
+            if consecutive >= MAX_FAILED:
+                say(f"{consecutive} episodes in a row failed; the vocabulary is built from the text collected so far")
                 break
     finally:
         await pool.close()
-    if failed is not None and not scribe.texts:
+    if failed is not None and not collector.texts:
         raise UsageError(
-            "no episode can be played to learn the vocabulary from",
+            "no episode can be played for the vocabulary",
             got=f"{spec.name}: {failed.error}",
             hint=f"run: agentrl env check {shlex.quote(spec.name)}",
         )
-    return scribe.texts
+    return collector.texts
 
 
 def has_expert(spec: EnvironmentSpec, config: Config) -> bool:

@@ -1,4 +1,4 @@
-"""The inference servers of a run as one engine: launched, or attached to.
+"""Inference servers of a run as one engine: launched, or already running.
 
 config.engine.servers = launch         a copy of the model ─► Launcher ─► servers ─► ServerPool
 config.engine.servers = [http://…, …]                                     servers ─► ServerPool
@@ -49,7 +49,7 @@ Dtype: TypeAlias = Literal["float32", "bfloat16"]
 SERVED_MODEL = "served-model"
 LOGS = "logs"
 BUCKET_BYTES = 128 * 2**20
-"""Of weights that go to local engines in other processes."""
+"""Size of the buckets of weights that are sent to local engines in other processes."""
 SAID_EVERY_S = 10.0
 
 
@@ -58,10 +58,10 @@ class ServedModel:
     """Model that the servers of a run serve."""
 
     path: str
-    """Folder or name of the model that they start with."""
+    """Folder or name of the initial model."""
     dtype: Dtype
     vocab_size: int
-    """Rows of the model's embedding."""
+    """Number of rows of the model's embedding."""
 
 
 @asynccontextmanager
@@ -74,18 +74,18 @@ async def open_pool(
     trainer_gpus: Sequence[int] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[ServerPool]:
-    """The servers, ready to serve; launched ones end with the block, attached ones go on.
+    """Start or connect to a run's servers. Launched servers end with the block; others keep running.
 
     Args:
-        section: Which servers.
-        model: What launched ones serve.
-        folder: Gets the copy of the model that is served, and the servers' logs.
-        version: Of the weights that the first sync will bring.
-        trainer_gpus: GPUs that the trainer computes on; launched servers avoid them where enough others are left.
-        say: Receives the progress of the start, and messages about the servers.
+        section: Engine section of the config.
+        model: Model for launched servers.
+        folder: Folder for the served copy of the model and the servers' logs.
+        version: Weight version that the first sync will send.
+        trainer_gpus: GPUs of the trainer; launched servers avoid them if enough others are left.
+        say: Called with the progress of the start and with messages about the servers.
 
     Raises:
-        UsageError: no interpreter with the engine, too few GPUs, a server that cannot work.
+        UsageError: no interpreter with the engine is found, there are too few GPUs, or a server is unsuitable.
         EngineError: a server does not start or does not answer.
     """
     if isinstance(section.servers, list):
@@ -117,11 +117,11 @@ async def open_pool(
 
 
 async def check_served(pool: ServerPool, model: ServedModel) -> None:
-    """Check that servers have the weights of a model, whatever version they call them.
+    """Check that servers have the weights of a model, under any version.
 
     Raises:
-        UsageError: they serve something else, or not all of them the same.
-        EngineError: they do not answer.
+        UsageError: the servers have other weights, or different versions.
+        EngineError: the servers do not answer.
     """
     versions = {server.url: await server.weight_version() for server in pool.servers}
     if len(set(versions.values())) > 1:
@@ -138,16 +138,16 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
         raise UsageError(
             f"the servers do not serve {model.path}",
             got=f"{error.got}, expected {error.expected}",
-            hint="name the model that they serve, or let agentrl launch servers",
+            hint="give the model that they serve, or let agentrl launch servers",
         ) from error
 
 
 def make_transport(section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path) -> Transport:
-    """Make the transport by which weights reach the servers of a config.
+    """Make the transport that sends weights to the servers of a config.
 
     Args:
-        section: Which servers; local engines in other processes hear broadcasts.
-        shared_folder: Where weights are written that go by disk.
+        section: Engine section. Local engines in other processes receive broadcasts.
+        shared_folder: Folder for weights that are sent through the disk.
     """
     if isinstance(section, LocalEngineConfig):
         return CollectiveTransport(bucket_bytes=BUCKET_BYTES)
@@ -177,21 +177,22 @@ def make_launcher(
     host: str = THIS_MACHINE,
     names: Sequence[str] | None = None,
 ) -> Launcher:
-    """Make the launcher of a config's servers; nothing runs yet.
+    """Make the launcher of a config's servers, without starting them.
 
     Args:
-        section: Which servers.
-        model: Folder or name; one whose head is its embedding is written out with a head of its own.
-        folder: Gets that copy, and the servers' logs.
+        section: Engine section of the config.
+        model: Folder or name of the model; if head and embedding are tied, a copy with a separate head is written.
+        folder: Folder for that copy and the servers' logs.
         dtype: Number format of the weights.
-        trainer_gpus: GPUs that the trainer computes on; servers avoid them where enough others are left.
-        say: Receives the progress of the start.
-        ports: One for each server; free ones when left out.
-        host: Address on which they listen.
-        names: What they are called; ``server-0`` and so on when left out.
+        trainer_gpus: GPUs of the trainer; servers avoid them if enough others are left.
+        say: Called with the progress of the start.
+        ports: Port of each server; free ports by default.
+        host: Address on which the servers listen.
+        names: Names of the servers; ``server-0`` and so on by default.
 
     Raises:
-        UsageError: no interpreter with the engine, too few GPUs, no such model, no key.
+        UsageError: no interpreter with the engine is found, there are too few GPUs, the model does not exist, or the
+            API key is not set.
     """
     return Launcher(
         _command_maker(section, model, folder, dtype=dtype, host=host),
@@ -205,10 +206,10 @@ def make_launcher(
 
 
 def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype, host: str) -> CommandMaker:
-    """Return the maker of each server's command.
+    """Return the function that builds each server's command.
 
     Raises:
-        UsageError: no interpreter with the engine, no such model, no key.
+        UsageError: no interpreter with the engine is found, the model does not exist, or the API key is not set.
     """
     kind = server_kind(section)
     python = engine_python(kind.name, section.python)
@@ -232,7 +233,7 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
 
 
 def untie_embeddings(found: str, copy: Path, *, dtype: Dtype) -> Path:
-    """Return a folder or name with the output head as a separate tensor: `found`, or a copy made of it."""
+    """Return the path of a model with a separate output head: `found` itself, or a copy written to `copy`."""
     settings, is_whole = Path(found) / "config.json", not is_adapter_folder(found)
     if (
         is_whole
@@ -248,7 +249,7 @@ def untie_embeddings(found: str, copy: Path, *, dtype: Dtype) -> Path:
 
 
 def make_server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:
-    """The client of a server."""
+    """Make the client of a server."""
     return server_kind(section).client(url, section, vocab_size=vocab_size)
 
 
@@ -257,20 +258,20 @@ def _api_key(section: ServerEngineConfig) -> str | None:
     if variable is None:
         return None
     if not (key := os.environ.get(variable)):
-        raise UsageError(f"the environment variable {variable} is empty", expected="the key of the servers")
+        raise UsageError(f"the environment variable {variable} is not set", expected="the API key of the servers")
     return key
 
 
 class StartupLog:
-    """Says now and then how far the starts are."""
+    """Log of the servers' starts, with a message every `SAID_EVERY_S` seconds per server."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._said: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def __call__(self, progress: StartProgress) -> None:
-        """A server is not ready yet."""
-        if progress.seconds - self._said.get(progress.name, 0.0) >= SAID_EVERY_S:
-            self._said[progress.name] = progress.seconds
-            said = f": {progress.line}" if progress.line else ""
-            self._say(f"{progress.name} is starting, {progress.seconds:.0f} s{said}")
+        """Report the progress of a server, unless its last message is recent."""
+        if progress.seconds - self._reported.get(progress.name, 0.0) >= SAID_EVERY_S:
+            self._reported[progress.name] = progress.seconds
+            line = f": {progress.line}" if progress.line else ""
+            self._say(f"{progress.name} is starting, {progress.seconds:.0f} s{line}")

@@ -1,4 +1,4 @@
-"""The control tokens of models behind services, as far as their tokenizers are on this machine."""
+"""Control tokens of models behind services, if their tokenizers are on this machine."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 def token_breaker(model: str, renderer: Renderer | None = None) -> TokenBreaker:
-    """Return what breaks up the control tokens of a service's model.
+    """Make the function that breaks up the control tokens of a service's model in text.
 
     Args:
-        model: Its name at the service: vLLM and SGLang serve a model under the path of its folder by default.
-        renderer: Of the policy, whose tokens are broken up as well: a judge is often of its family.
+        model: Name of the model at the service: vLLM and SGLang use the path of its folder by default.
+        renderer: Renderer of the policy, whose tokens are broken up as well: a judge is often of the same family.
     """
     tokens = set() if renderer is None else set(renderer.encoder.special_tokens)
     file = Path(model) / TOKENIZER_FILE

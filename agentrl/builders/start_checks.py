@@ -1,6 +1,6 @@
-"""Checks of a start that need the run's model, tools or roles. The start of a run and its dry run make the same ones.
+"""Checks that need the run's model, tools or roles, for the start of a run and for a dry run.
 
-They come before the run's folder is made: what they refuse leaves nothing behind.
+They run before the run's folder is created, so a failed check leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from agentrl.render.tokens import read_chat_template
 from agentrl.tool import Tool
 
 SFT, DPO, REWARD_MODEL = "sft", "dpo", "reward-model"
-"""Kinds of runs that only learn."""
+"""Kinds of runs that train on fixed data."""
 
 
 def check_start(config: Config, *, kind: str, fetch: bool = True, say: Callable[[str], None] = ignore) -> None:
-    """Check what a run would refuse once it has begun.
+    """Check for errors that would otherwise end the run after its start.
 
     Args:
-        config: The run, with the agent loop that it will play.
-        kind: What the run does: `SFT`, `DPO`, `REWARD_MODEL`, or anything else for reinforcement learning.
-        fetch: Whether a model that is not on this machine is fetched for the checks; else its template is not checked.
-        say: Called with what the user should know before the run begins.
+        config: Config of the run, with its agent loop.
+        kind: Kind of run: `SFT`, `DPO`, `REWARD_MODEL`, or any other value for reinforcement learning.
+        fetch: Download a model that is not on this machine; otherwise its template is not checked.
+        say: Called with messages for the user before the run starts.
 
     Raises:
-        UsageError: A role, a tool, a model or a file that does not fit.
-        TemplateError: The chat template does not fit the agent loop or the conversations.
+        UsageError: a role, a tool, a model or a file is invalid.
+        TemplateError: the chat template does not support the agent loop or the conversations.
     """
     if kind == REWARD_MODEL:
         return
@@ -69,7 +69,7 @@ def check_agents(config: Config) -> None:
     """Check roles, their tools, and the names of all tools.
 
     Raises:
-        UsageError: A role that cannot be played, an unknown tool, or a tool whose name the agent loop needs.
+        UsageError: a role is invalid, a tool is unknown, or a tool has a name that the agent loop reserves.
     """
     check_roles(config)
     for part in per_environment_configs(config):
@@ -81,11 +81,11 @@ def check_agents(config: Config) -> None:
 
 
 def check_model(config: Config) -> None:
-    """Check that the chat template of a model fits the agent loop that is to be played.
+    """Check that the chat template of a model supports the agent loop.
 
     Raises:
-        UsageError: The model has no tokenizer, or reads no images where the environment shows some.
-        TemplateError: The chat template does not fit the agent loop.
+        UsageError: the model has no tokenizer, or does not accept the environment's images.
+        TemplateError: the chat template does not support the agent loop.
     """
     renderer = start_renderer(config)
     if renderer is not None:
@@ -93,7 +93,7 @@ def check_model(config: Config) -> None:
 
 
 def start_renderer(config: Config, *, fetch: bool = True) -> Renderer | None:
-    """Return the renderer of the model that a run starts from; ``None`` if it is yet to be made, or to be fetched."""
+    """Return the renderer of a run's initial model; ``None`` if the model does not exist on this machine yet."""
     path = config.model.path
     if path == SCRATCH:
         return None

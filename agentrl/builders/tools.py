@@ -1,4 +1,4 @@
-"""The tools of a run, and the sandbox that they work in, as the config says."""
+"""Tools of a run and the sandbox that they use."""
 
 from __future__ import annotations
 
@@ -19,31 +19,33 @@ from agentrl.tool import Tool, Toolset, tool
 from agentrl.tool_schema import Arguments, WrongArguments
 
 LIMITS = ("timeout_s", "max_tokens", "max_concurrent", "max_per_second")
-"""Rules of a tool that a config may change."""
+"""Limits of a tool that a config may change."""
 
 
 def build_tools(agent: AgentConfig) -> list[Tool | Toolset]:
-    """The configured tools, with their options.
+    """Build the configured tools, with their options.
 
     Raises:
-        ConfigError: options that a tool does not take, or two tools of one name.
-        UnknownNameError: no such tool.
+        ConfigError: a tool does not accept an option, or two tools have the same name.
+        UnknownNameError: a tool does not exist.
     """
     found = [find_tool(entry) for entry in agent.tools]
     counts = Counter(one.name for one in found if isinstance(one, Tool))
     if twice := sorted(name for name, count in counts.items() if count > 1):
-        raise ConfigError("agent.tools holds two tools of one name", got=", ".join(twice), expected="one of a name")
+        raise ConfigError(
+            "agent.tools has two tools with the same name", got=", ".join(twice), expected="different names"
+        )
     return found
 
 
 def find_tool(entry: str | Mapping[str, Any]) -> Tool | Toolset:
-    """Find what an entry of ``agent.tools`` names: a registry name or ``module:attr``, alone or with options.
+    """Build the tool of an entry of ``agent.tools``: a registry name or ``module:attr``, with or without options.
 
-    A plain function becomes a tool. Limits of calls (`LIMITS`) may be among the options of any tool.
+    A plain function becomes a tool. The options of any tool may include limits on calls (`LIMITS`).
 
     Raises:
-        ConfigError: options that it does not take.
-        UnknownNameError: no such tool.
+        ConfigError: the tool does not accept an option.
+        UnknownNameError: the tool does not exist.
     """
     options = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "name"}
     name = entry if isinstance(entry, str) else str(entry["name"])
@@ -51,7 +53,7 @@ def find_tool(entry: str | Mapping[str, Any]) -> Tool | Toolset:
     if inspect.isclass(found) and issubclass(found, Toolset):
         return _make_toolset(name, found, options)
     if not callable(found):
-        raise ConfigError(f"{name} is no tool", got=type(found).__name__, expected="a function with @agentrl.tool")
+        raise ConfigError(f"{name} is not a tool", got=type(found).__name__, expected="a function with @agentrl.tool")
     made = found if isinstance(found, Tool) else tool(found)
     limits = {name: options.pop(name) for name in LIMITS if name in options}
     if limits:
@@ -66,14 +68,14 @@ def _make_toolset(name: str, kind: type[Toolset], options: Mapping[str, Any]) ->
     try:
         return kind(**arguments.read(options))
     except WrongArguments as error:
-        raise ConfigError(f"options of tools {name} do not fit: {error}", expected=arguments.described()) from error
+        raise ConfigError(f"options of tools {name} are invalid: {error}", expected=arguments.described()) from error
 
 
 def sandbox_maker(agent: AgentConfig) -> Callable[[], Sandbox] | None:
-    """Makes the sandboxes of episodes, as ``agent.sandbox`` says.
+    """Return the function that opens an episode's sandbox, from ``agent.sandbox``; ``None`` without the section.
 
     Raises:
-        ConfigError: the section is not understood.
+        ConfigError: the section is invalid.
     """
     if agent.sandbox is None:
         return None
@@ -85,26 +87,26 @@ def sandbox_maker(agent: AgentConfig) -> Callable[[], Sandbox] | None:
 
 
 def uses_sandbox(tools: Sequence[Tool | Toolset]) -> bool:
-    """Check whether one of the tools works in the episode's sandbox."""
+    """Return True if one of the tools uses the episode's sandbox."""
     return any(isinstance(one, Tool) and one.needs_sandbox for one in tools)
 
 
 def agents_of(agent: AgentConfig) -> list[AgentConfig]:
-    """Return the ``agent`` section, and for each role with tools of its own the section with those."""
+    """Return the ``agent`` section, and one with the role's tools for each role that has its own tools."""
     own = [without_roles(agent, role.tools) for role in (agent.roles or {}).values() if role.tools is not None]
     return [agent, *(agent.model_copy(update={"tools": tools, "roles": None}) for tools in own)]
 
 
 def without_roles(agent: AgentConfig, entries: ToolEntries) -> ToolEntries:
-    """Return the entries of a role's ``tools`` that are tools themselves, without the roles that it may call."""
+    """Return the entries of a role's ``tools`` without the roles that it may call."""
     return [entry for entry in entries if entry not in agent.called_roles]
 
 
 def check_tools(config: Config) -> None:
-    """Check the tools of all environments before anything is played.
+    """Check the tools of all environments.
 
     Raises:
-        ConfigError: a tool needs a sandbox that is not configured, or none needs the one that is.
+        ConfigError: a tool needs a sandbox and none is configured, or no tool uses the configured one.
     """
     agents = [agent for part in per_environment_configs(config) for agent in agents_of(part.config.agent)]
     users = [agent for agent in agents if uses_sandbox(build_tools(agent))]
@@ -120,6 +122,6 @@ def check_tools(config: Config) -> None:
     if config.agent.sandbox is not None and not users:
         raise ConfigError(
             "agent.sandbox is ignored: no tool uses it",
-            expected="a tool that does, such as python, bash or read_file, in agent.tools",
+            expected="a tool that uses it in agent.tools, such as python, bash or read_file",
             hint="or remove agent.sandbox",
         )

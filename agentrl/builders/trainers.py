@@ -1,4 +1,4 @@
-"""The trainer of a run, as every rank builds it."""
+"""Trainer of a run, as built on every rank."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
 
 BUILD = "build"
-"""The call of rank 0 that lets every rank build its part of a training."""
+"""Name of rank 0's call that builds the trainer's parts on every rank."""
 
 
 class RankParts(Protocol):
-    """One rank's part of a training."""
+    """Parts of a training run on one rank."""
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
 
 
 Parts = TypeVar("Parts", bound=RankParts)
 
 
 def build_on_ranks(ranks: Ranks, build: Callable[..., Parts], *arguments: Any) -> Parts:
-    """Build on every rank what `build`, a function of a module, builds of the arguments and ``ranks=``."""
+    """Call `build`, a module-level function, with the arguments and ``ranks=`` on every rank."""
     with ranks.broadcast_call(BUILD, build, *arguments):
         return build(*arguments, ranks=ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerParts:
-    """A rank's trainer, and what weight sync needs from it."""
+    """Trainer of a rank, and its weights for weight sync."""
 
     trainer: Trainer
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
         return {**self.trainer.calls(), **self.source.calls()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerParts:
-    """A rank's learner of a warm start, and its weights."""
+    """SFT learner of a rank, and its weights."""
 
     learner: SupervisedLearner
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
         return {**self.learner.calls(), **self.source.calls()}
 
 
 def build_trainer(config: Config, model_path: str, reference_path: str | None, *, ranks: Ranks) -> TrainerParts:
-    """Load the policy and the models of its signals, whole or in shards.
+    """Load the policy and the models of its signals, whole or sharded.
 
     Args:
-        config: The run.
-        model_path: Weights to start from.
-        reference_path: The model that KL is measured from, when it is not the one to start from.
-        ranks: Train together.
+        config: Config of the run.
+        model_path: Initial weights.
+        reference_path: Reference model of the KL penalty, if it differs from the initial weights.
+        ranks: Ranks that train together.
 
     Raises:
-        ConfigError: options of the algorithm that do not fit, or ranks that do not fit the machine.
-        UsageError: a model that is not there.
+        ConfigError: the algorithm's options are invalid, or the parallelism settings do not match the number of ranks.
+        UsageError: a model does not exist.
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
@@ -98,9 +98,9 @@ def build_trainer(config: Config, model_path: str, reference_path: str | None, *
 def _load_signal_models(
     config: Config, model_path: str, reference_path: str | None, ranks: Ranks
 ) -> dict[str, PreTrainedModel]:
-    """Load the models of signals; those are left out that the trainer makes of the policy, or that have servers."""
+    """Load the models of signals, except those that are derived from the policy or served."""
     lora, start = config.model.lora, reference_path or model_path
-    is_free = lora is not None and not lora.modules_to_save  # the policy without its adapters is what it started from
+    is_free = lora is not None and not lora.modules_to_save  # without its adapters, the policy is the initial model
     models = {}
     if reads_reference(config.algorithm) and not is_free and (reference_path is not None or ranks.are_many):
         models["reference"] = _load(config, start, ranks).requires_grad_(False)
@@ -118,18 +118,18 @@ def _load_signal_models(
 def build_learner(
     config: Config, demonstrations: Sequence[Trajectory], model_path: str, pad_id: int, *, ranks: Ranks
 ) -> LearnerParts:
-    """Load the model of a warm start, whole or in shards.
+    """Load the model for SFT, whole or sharded.
 
     Args:
-        config: The run.
-        demonstrations: Episodes to learn from.
-        model_path: Weights to start from.
+        config: Config of the run.
+        demonstrations: Episodes to train on.
+        model_path: Initial weights.
         pad_id: Any id of the vocabulary.
-        ranks: Train together.
+        ranks: Ranks that train together.
 
     Raises:
-        ConfigError: ranks that do not fit the machine.
-        UsageError: a model that is not there.
+        ConfigError: the parallelism settings do not match the number of ranks.
+        UsageError: the model does not exist.
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, ranks=ranks)
@@ -149,17 +149,17 @@ def build_learner(
 def load_policy(
     config: Config, model_path: str, *, base_path: str | None = None, ranks: Ranks | None = None
 ) -> PreTrainedModel:
-    """A model that is trained, with its adapters where the config asks for them.
+    """Load a model to train, with adapters if the config has them.
 
     Args:
-        config: The run.
-        model_path: A model, or, with a `base_path`, a checkpoint's adapter.
-        base_path: The model that the adapter belongs to.
-        ranks: Share the model; left out, or alone, the model is whole.
+        config: Config of the run.
+        model_path: Model; with `base_path`, it may be the adapter of a checkpoint.
+        base_path: Base model of the adapter.
+        ranks: Ranks that share the model; with none or one, the model is whole.
 
     Raises:
-        ConfigError: adapters that do not fit the model.
-        UsageError: a model that is not there, or a missing extra.
+        ConfigError: the adapters do not match the model.
+        UsageError: the model does not exist, or an extra is not installed.
     """
     ranks, lora = ranks or Ranks(), config.model.lora
     if lora is None:
@@ -185,7 +185,7 @@ def _adapt(model: PreTrainedModel, *, config: Config, base: str, adapter: str | 
 def _load(
     config: Config, path: str, ranks: Ranks, adapt: Callable[[PreTrainedModel], None] = lambda model: None
 ) -> PreTrainedModel:
-    """A model as it is in its files, whole or in shards."""
+    """Load a model from its files, whole or sharded."""
     section = config.model
     if not ranks.are_many:
         return load_model(path, dtype=section.dtype, device=section.device)

@@ -1,4 +1,4 @@
-"""The parts of a training run, built from a config: trainer, engine, weight sync, environments, scheduler."""
+"""Parts of a training run, built from a config: trainer, engine, weight sync, environments, scheduler."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from agentrl.builders.role_adapters import (
     adapters_probe,
     adapters_transport,
     build_adapter_trainers,
-    copied,
+    copy_adapters,
 )
 from agentrl.builders.scratch import ignore
 from agentrl.builders.servers import make_transport
@@ -52,7 +52,7 @@ from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingParts:
-    """The parts of a training run, connected."""
+    """Connected parts of a training run."""
 
     environments: tuple[RunEnvironment, ...]
     tokenizer: PreTrainedTokenizerFast
@@ -65,23 +65,23 @@ class TrainingParts:
     sync: WeightSync
     extras: GroupExtras
     teaches: Callable[[Group], bool]
-    """Says whether an estimator tells the episodes of a group apart."""
+    """Returns True if a group has a learning signal."""
     idle_while_training: bool
-    """True if nothing else happens in this process during a training step."""
+    """True if nothing else runs in this process during a training step."""
 
     @property
     def pad_id(self) -> int:
-        """An id to fill batches with."""
+        """Id used for padding."""
         return pad_id(self.tokenizer)
 
     @property
     def waits(self) -> WaitTracker:
-        """Record of what episodes wait for, in all environments."""
+        """Wait times of episodes in all environments."""
         return self.environments[0].pool.waits
 
     @property
     def counters(self) -> RolloutCounters:
-        """Counts of all environments together."""
+        """Counts over all environments."""
         return self.environments[0].runner.counters
 
     async def close(self) -> None:
@@ -105,23 +105,23 @@ def build_training(
     folder: Path | None = None,
     say: Callable[[str], None] = ignore,
 ) -> TrainingParts:
-    """Build the parts. Nothing runs yet.
+    """Build the parts, without starting them.
 
     Args:
-        config: The run.
-        model_path: Weights to start from.
-        reference_path: The model that KL is measured from, when it is not the one to start from (a resumed run).
+        config: Config of the run.
+        model_path: Initial weights.
+        reference_path: Reference model of the KL penalty, if it differs from the initial weights (in a resumed run).
         version: Version of the weights at `model_path`.
-        observer: Called after every turn.
-        pool: The engine, where the config asks for servers, or for engines on a cluster.
-        ranks: Train together.
-        folder: Of the run; a judge keeps its answers there.
-        say: Called with what the user should know before the run begins.
+        observer: Observer of turns and episode ends.
+        pool: Engine, if the config uses servers or engines on a cluster.
+        ranks: Ranks that train together.
+        folder: Folder of the run, where a judge stores its answers.
+        say: Called with messages for the user before the run starts.
 
     Raises:
-        ConfigError: options that do not fit, or an engine or sampling that cannot be trained with.
+        ConfigError: options are invalid, or the engine or sampling is not suitable for training.
         TemplateError: the chat template rewrites history.
-        UsageError: a model, an environment or a file that is not there.
+        UsageError: a model, an environment or a file does not exist.
     """
     check_training(config)
     tasks = build_task_sampler(config, curriculum=config.curriculum)
@@ -172,13 +172,13 @@ def build_training(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningParts:
-    """What trains, with the engine that it brings its weights to."""
+    """Trainer, weight source and engine."""
 
     trainer: Trainer | AdapterTrainers
     source: ModelWeights | AdaptersWeights
     engine: EngineParts
     roles: RoleAdapters | None = None
-    """Where there are several adapters."""
+    """Adapters of roles, if the run has several adapters."""
 
 
 def _build_learning(
@@ -223,7 +223,7 @@ def _build_adapters(
     else:
         assert isinstance(config.engine, LocalEngineConfig)
         shared = config.rollout.max_staleness == 0
-        models = built.models if shared else copied(built.models)
+        models = built.models if shared else copy_adapters(built.models)
         engine = LocalEngine(
             models.base,
             config.engine,
@@ -245,7 +245,7 @@ def _build_adapters(
 
 
 def _judge_groups(config: Config) -> Callable[[Group], bool]:
-    """Make what says whether a group teaches the policy, or one of several adapters, anything."""
+    """Return the function that tells if a group has a learning signal for the policy or one of several adapters."""
     adapters = trained_roles(config)
     learners = [Learner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters]
     sampling = DynamicSampling(learners or [Learner(algorithm=config.algorithm)])
@@ -280,7 +280,7 @@ def _build_scheduler(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """An engine and what brings it new weights."""
+    """Engine and its weight sync."""
 
     engine: PolicyEngine
     sync: WeightSync
@@ -296,16 +296,16 @@ def build_engine(
     version: int,
     renderer: Renderer,
 ) -> EngineParts:
-    """Connect an engine with a trainer: the pool, or one in this process that shares the trainer's weights if it can.
+    """Connect an engine to a trainer: the pool, or a local engine, which shares the trainer's weights if possible.
 
     Args:
-        config: The run.
+        config: Config of the run.
         built: Trainer and weights.
-        pool: The engine, where the config asks for servers, or for engines on a cluster.
-        model_path: Weights to start from.
-        base_path: The model that a checkpoint's adapter belongs to.
+        pool: Engine, if the config uses servers or engines on a cluster.
+        model_path: Initial weights.
+        base_path: Base model of a checkpoint's adapter.
         version: Version of the weights at `model_path`.
-        renderer: Reads the tokens, and prepares images.
+        renderer: Renderer that decodes tokens and prepares images.
 
     Raises:
         ConfigError: the engine does not report what the trainer needs.
@@ -336,7 +336,7 @@ def _local_engine(
     version: int,
     renderer: Renderer,
 ) -> EngineParts:
-    assert isinstance(config.engine, LocalEngineConfig), "an engine of servers needs its pool"
+    assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
     trainer, source = built.trainer, built.source
     shared = config.rollout.max_staleness == 0 and not trainer.ranks.are_many
     model = trainer.model
@@ -350,7 +350,7 @@ def _local_engine(
         decode=renderer.encoder.decode,
         routed_experts=config.trainer.router_replay,
     )
-    few = config.model.lora is not None  # the frozen weights are there already
+    few = config.model.lora is not None  # the engine has the frozen weights already
     sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     return EngineParts(engine=engine, sync=sync)
 

@@ -1,9 +1,9 @@
-"""Ranks 1, 2, … of a trainer: they do what rank 0 says until it says that this was all, or is gone.
+"""Ranks 1, 2, … of a trainer, which run rank 0's calls until shutdown or until rank 0 exits.
 
     python -m agentrl.builders.workers
 
-is how a run with ``trainer.processes`` starts them; under torchrun every process runs the same command line, and those
-that are not rank 0 come here.
+A run with ``trainer.processes`` starts them with this command. Under torchrun, every process runs the same command
+line, and the ranks other than 0 use `serve_launched_rank`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentrl.training.distributed.group import leave
 from agentrl.training.distributed.launch import launched_ranks, meet_starter
 
 
-def followed_launcher() -> bool:
-    """Serve as a rank to the end, if torchrun has started this process as another one than rank 0.
+def serve_launched_rank() -> bool:
+    """Serve as a rank until shutdown, if torchrun has started this process and it is not rank 0.
 
     Returns:
-        True if it did: only rank 0 runs the command.
+        True if it served: only rank 0 runs the command.
     """
     if launched_ranks() <= 1 or not (rank := int(os.environ["RANK"])):
         return False
@@ -33,11 +33,11 @@ def followed_launcher() -> bool:
 
 
 def serve(ranks: Ranks) -> None:
-    """Run rank 0's calls until there are no more; an exception ends this rank, and with it the run."""
+    """Run rank 0's calls until shutdown; an exception ends this rank and the run."""
     calls: Mapping[str, Callable[..., object]] = {}
     while (call := ranks.receive()) is not None:
         if call.name == BUILD:
-            calls = {}  # what was built before is gone before there is more
+            calls = {}  # frees the previous parts before new ones are built
             build, *arguments = call.arguments
             calls = build(*arguments, ranks=ranks).calls()
         else:
@@ -49,14 +49,14 @@ def main() -> None:
     threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
     serve(meet_starter())
     leave()
-    # not by return: threads of torch may still want the interpreter, which ends the process by abort where it is gone
+    # exit without interpreter shutdown: threads of torch that still use the interpreter would abort the process
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 def _end_with_standard_input() -> None:
-    """End this process when the one that started it ends, which holds the other end of standard input."""
+    """Exit when standard input closes, which means that the parent process has exited."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

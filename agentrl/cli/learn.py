@@ -13,7 +13,7 @@ from agentrl.builders.checks import check_preferences, check_reward_training, ch
 from agentrl.builders.pairs import check_sources, first_run
 from agentrl.builders.run import RunResult, start_run
 from agentrl.builders.start_checks import DPO, REWARD_MODEL, SFT, check_start
-from agentrl.builders.workers import followed_launcher
+from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import message_when_interrupted
 from agentrl.cli.help import examples
@@ -54,7 +54,7 @@ def sft(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
 ) -> None:
     """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says."""
-    if followed_launcher():
+    if serve_launched_rank():
         return
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
     config = read_config(words, shortcuts=shortcuts)
@@ -85,7 +85,7 @@ def dpo(
 
     Without a config it is that of the first run, and its model is where the training starts.
     """
-    if followed_launcher():
+    if serve_launched_rank():
         return
     config = _pairs_config(words, sources or [], model)
     check_preferences(config)
@@ -114,7 +114,7 @@ def reward_model(
 
     Without a config it is that of the first run, and its model gets a new output.
     """
-    if followed_launcher():
+    if serve_launched_rank():
         return
     config = _pairs_config(words, sources or [], model)
     check_reward_training(config)

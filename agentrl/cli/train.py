@@ -19,7 +19,7 @@ from agentrl.builders.models import SCRATCH
 from agentrl.builders.rewards import judge_rows
 from agentrl.builders.run import Run, RunResult, check_environments, check_tasks, resume_run, start_run
 from agentrl.builders.start_checks import check_start
-from agentrl.builders.workers import followed_launcher
+from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
@@ -81,7 +81,7 @@ def train(
 
     Ctrl-C saves a checkpoint; --resume goes on from it exactly.
     """
-    if followed_launcher():
+    if serve_launched_rank():
         return
     has_environment = env is not None or names_environment(config_words(words or []).source)
     shortcuts = [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from agentrl.builders.chat_file import lessons, read_chats
+from agentrl.builders.chat_file import build_sft_dataset, read_chats
 from agentrl.builders.episodes import RunEnvironment, build_run_environments, build_task_sampler, close_run_environments
 from agentrl.builders.models import (
     build_renderer,
@@ -153,7 +153,7 @@ class WarmStart(LearningRun):
 
     def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
         """Read the conversations of a file that fit."""
-        found = lessons(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
+        found = build_sft_dataset(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
         if found.too_long:
             self.say(f"{found.too_long} conversations are longer than agent.max_tokens, and left out")
         return found.trajectories

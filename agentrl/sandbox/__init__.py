@@ -1,6 +1,6 @@
 """Sandboxes, which run untrusted code. `open_sandbox` makes one from a spec.
 
-A back end is a subclass of `Sandbox` that is made with a `SandboxSpec`, registered under its name
+A back end is a subclass of `Sandbox` whose constructor takes a `SandboxSpec`, registered under its name
 (`agentrl.registry.Kind.SANDBOX`, or a plugin's table).
 """
 
@@ -25,25 +25,26 @@ from agentrl.sandbox.spec import read_spec as read_spec
 
 
 def open_sandbox(spec: SandboxSpec | Mapping[str, Any] | str = "local", *, has_gateway: bool = False) -> Sandbox:
-    """Make the sandbox that a spec describes, to be entered with ``async with`` (or started and closed by hand).
+    """Make the sandbox of a spec; enter it with ``async with``, or call its `start` and `close`.
 
     Args:
-        spec: A `SandboxSpec`, the same as plain data, or a back end's name.
-        has_gateway: The caller lets its programs reach the gateway (`Sandbox.forward`), where the spec says so.
+        spec: A `SandboxSpec`, its fields as a mapping, or the name of a back end.
+        has_gateway: True if the caller forwards the gateway into the sandbox (`Sandbox.forward`) when the spec asks
+            for it.
 
     Raises:
-        UsageError: the spec is not understood, or asks for what the back end cannot give.
+        UsageError: the spec is invalid, or the back end does not support it.
     """
     settings = read_spec(spec)
     if settings.uses_gateway and not has_gateway:
         raise UsageError(
-            "the gateway is reached from the sandbox of the external loop's program only",
+            "only the sandbox of the external loop's program can reach the gateway",
             got=f"network {settings.network}",
             expected="network none, a list of hosts, or all",
-            hint="take agent.options.sandbox of the external loop for a program that asks the policy",
+            hint="for a program that calls the policy, use agent.options.sandbox of the external loop",
         )
     make = lookup(Kind.SANDBOX, settings.type)
     sandbox = make(settings) if callable(make) else make
     if not isinstance(sandbox, Sandbox):
-        raise UsageError(f"{settings.type} makes no sandbox", got=type(sandbox).__name__, expected="a Sandbox")
+        raise UsageError(f"{settings.type} is not a sandbox type", got=type(sandbox).__name__, expected="a Sandbox")
     return sandbox

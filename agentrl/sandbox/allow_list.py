@@ -1,4 +1,4 @@
-"""The hosts that a sandbox may reach: a list of names and addresses, and what is a public address.
+"""Allow-list of the hosts that a sandbox may reach, and the check for public addresses.
 
 >>> hosts = AllowList.read(["example.org", "*.example.com:8443", "10.0.0.5:5432"])
 >>> hosts.permits(read_host("Example.org."), 443), hosts.permits(read_host("a.example.com"), 443)
@@ -17,9 +17,9 @@ from agentrl.errors import UsageError
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 Host: TypeAlias = str | Address
-"""A name in lower case without a dot at its end, or an address."""
+"""Name in lower case without a final dot, or an IP address."""
 WEB_PORTS = frozenset({80, 443})
-"""Ports of entries that name none."""
+"""Ports of entries without a port."""
 LONGEST_NAME = 253
 EXPECTED = "HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT, an IP address, or gateway"
 LOOPBACK = ipaddress.IPv4Address("127.0.0.1")
@@ -27,34 +27,35 @@ _PLACE = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:@/?#\\\s]+)(?::([0-9]{1,5}))?")
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
-"""Addresses that a network with NAT64 makes of those of IPv4."""
+"""Addresses that NAT64 translates from IPv4 addresses."""
 _NOT_PUBLIC = tuple(map(ipaddress.IPv4Network, ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24")))
-"""Azure's metadata, Oracle's metadata among addresses for protocols, and relays that lead on to other addresses."""
+"""Azure's metadata service, protocol assignments (with Oracle's metadata service), and 6to4 relays."""
 
 
 def read_place(text: str) -> tuple[Host, int | None]:
-    """Read ``HOST`` or ``HOST:PORT``; an address of IPv6 stands in brackets.
+    """Read ``HOST`` or ``HOST:PORT``; IPv6 addresses must be in brackets.
 
     Raises:
-        ValueError: it is neither, or a number in another notation than four decimals (``2130706433``, ``0x7f.1``).
+        ValueError: the text is neither, or an IPv4 address in another notation than four decimals (``2130706433``,
+            ``0x7f.1``).
     """
     found = _PLACE.fullmatch(text)
     if found is None:
-        raise ValueError(f"no host: {text[:80]!r}")
+        raise ValueError(f"not a host: {text[:80]!r}")
     port = None if found[2] is None else int(found[2])
     if port is not None and not 0 < port < 2**16:
-        raise ValueError(f"no port: {port}")
+        raise ValueError(f"not a port: {port}")
     return read_host(found[1]), port
 
 
 def read_host(text: str) -> Host:
-    """Read a name or an address into the form in which they are compared.
+    """Read a name or an address into its normal form.
 
     >>> read_host("EXAMPLE.com."), read_host("[::ffff:127.0.0.1]")
     ('example.com', IPv4Address('127.0.0.1'))
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if text.startswith("["):
         address = ipaddress.IPv6Address(text[1:-1])
@@ -62,11 +63,11 @@ def read_host(text: str) -> Host:
     name = text.removesuffix(".").lower()
     labels = name.split(".")
     if not name.isascii() or len(name) > LONGEST_NAME:
-        raise ValueError(f"no host name: {text[:80]!r}")
+        raise ValueError(f"not a host name: {text[:80]!r}")
     if _NUMBER.fullmatch(labels[-1]):
         return ipaddress.IPv4Address(name)
     if not all(map(_LABEL.fullmatch, labels)):
-        raise ValueError(f"no host name: {text[:80]!r}")
+        raise ValueError(f"not a host name: {text[:80]!r}")
     return name
 
 
@@ -77,10 +78,10 @@ class Entry:
     host: Host
     port: int | None
     is_wildcard: bool
-    """It stands for all names below `host`, and not for that itself."""
+    """True if the entry matches all subdomains of `host`, but not `host` itself."""
 
     def permits(self, host: Host, port: int) -> bool:
-        """Return True if it stands for this host and port."""
+        """Return True if the entry matches a host and port."""
         if port not in (WEB_PORTS if self.port is None else (self.port,)):
             return False
         if self.is_wildcard:
@@ -90,7 +91,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """The hosts and ports that may be reached."""
+    """Hosts and ports that may be reached."""
 
     entries: tuple[Entry, ...]
 
@@ -99,21 +100,21 @@ class AllowList:
         """Read the entries of a config.
 
         Raises:
-            UsageError: one is not understood.
+            UsageError: an entry is invalid.
         """
         return cls(tuple(map(_read_entry, texts)))
 
     def permits(self, host: Host, port: int) -> bool:
-        """Return True if an entry stands for this host and port."""
+        """Return True if an entry matches a host and port."""
         return any(entry.permits(host, port) for entry in self.entries)
 
     @property
     def own_ports(self) -> tuple[int, ...]:
-        """The ports of this machine's 127.0.0.1 that are listed by that address."""
+        """Listed ports of this machine's 127.0.0.1."""
         return tuple(entry.port for entry in self.entries if entry.host == LOOPBACK and entry.port is not None)
 
     def permits_address(self, address: Address, port: int) -> bool:
-        """Return True if a name that is listed may lead to this address: a public one, or one that is itself listed."""
+        """Return True if a listed name may resolve to this address: it is public, or listed itself."""
         address = getattr(address, "ipv4_mapped", None) or address
         return is_public(address) or self.permits(address, port)
 
@@ -125,19 +126,19 @@ def _read_entry(text: str) -> Entry:
             text = f"[{text}]"
         host, port = read_place(text[2:] if is_wildcard else text)
         if is_wildcard and not isinstance(host, str):
-            raise ValueError("an address has no names below it")
+            raise ValueError("an address has no subdomains")
     except ValueError as error:
-        hint = "write names of other alphabets as xn--…" if not text.isascii() else "write no scheme and no path"
+        hint = "write non-ASCII names as xn--…" if not text.isascii() else "remove any scheme and path"
         raise UsageError(
-            "a host that a sandbox may reach is not understood", got=f"{text!r} ({error})", expected=EXPECTED, hint=hint
+            "a host of a sandbox's allow-list is invalid", got=f"{text!r} ({error})", expected=EXPECTED, hint=hint
         ) from error
     return Entry(host, port, is_wildcard)
 
 
 def is_public(address: Address) -> bool:
-    """Return True for an address that the internet routes: no private, local, reserved or metadata one.
+    """Return True for an address that is routed on the internet, and not private, local, reserved or for metadata.
 
-    Addresses of IPv6 that carry one of IPv4 are public when that is.
+    IPv6 addresses that contain an IPv4 address are public if that is.
     """
     if isinstance(address, ipaddress.IPv4Address):
         special = address.is_multicast or address.is_reserved
@@ -146,6 +147,6 @@ def is_public(address: Address) -> bool:
         return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     if address.ipv4_mapped is not None:
         return is_public(address.ipv4_mapped)
-    carried = address.sixtofour is not None or address.teredo is not None  # through relays that nobody runs any more
+    carried = address.sixtofour is not None or address.teredo is not None  # their relays are no longer operated
     special = address.is_multicast or address.is_reserved or address.is_site_local
     return address.is_global and not special and not carried

@@ -1,4 +1,4 @@
-"""The socket to a supervisor (`agentrl.sandbox.supervisor`): numbered requests, answers in any order."""
+"""Channel to a supervisor (`agentrl.sandbox.supervisor`): numbered requests, answers in any order."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from agentrl.sandbox.spec import ExecResult
 from agentrl.sandbox.supervisor import ANSWER, BROKEN, OUT_OF_MEMORY, REQUEST, TIMED_OUT, TRUNCATED
 
 READY = 0
-"""The number under which the supervisor says that it is ready."""
+"""Number of the answer with which the supervisor reports that it is ready."""
 LARGEST_PAYLOAD = 2**30
 
 
 ReadExactly: TypeAlias = Callable[[int], Awaitable[bytes]]
-"""Reads the next bytes of the supervisor's answers; `asyncio.IncompleteReadError` when they end before."""
+"""Function that reads that many bytes of the supervisor's answers; `asyncio.IncompleteReadError` at their end."""
 
 
 class Channel:
-    """The host's end.
+    """Host's end of the channel.
 
     Args:
-        why_lost: Called when the other end is gone; says why.
+        why_lost: Returns the reason when the other end is lost.
     """
 
     def __init__(self, why_lost: Callable[[], str]) -> None:
@@ -48,13 +48,13 @@ class Channel:
         """Send the opening and wait until the supervisor is ready.
 
         Args:
-            end: The host's end of the socket.
-            opening: As `agentrl.sandbox.supervised` makes it; empty when it was sent already.
-            deadline_s: Seconds to get ready in.
+            end: Host's end of the socket.
+            opening: Opening from `agentrl.sandbox.supervised`; empty if it was already sent.
+            deadline_s: Seconds before the supervisor must be ready.
             unwrap: Extracts the answers from the received stream, for transports that wrap them.
 
         Raises:
-            SandboxError: it did not get ready.
+            SandboxError: the supervisor is not ready in time.
         """
         reader, self._writer = await asyncio.open_connection(sock=end, limit=2**20)
         ready = self._expect(READY)
@@ -64,17 +64,17 @@ class Channel:
             async with asyncio.timeout(deadline_s):
                 await ready
         except TimeoutError:
-            raise SandboxError("a sandbox did not start in time", got=f"nothing in {deadline_s:g} s") from None
+            raise SandboxError("a sandbox did not start in time", got=f"no answer in {deadline_s:g} s") from None
 
     def next_number(self) -> int:
-        """A number for a request."""
+        """Return the number of the next request."""
         return next(self._numbers)
 
     async def ask(self, method: str, *, body: bytes = b"", number: int | None = None, **header: Any) -> ExecResult:
-        """Send a request and wait for its answer, which has the form of a command's result.
+        """Send a request and wait for its answer, in the form of a command's result.
 
         Raises:
-            SandboxError: the sandbox is gone, or could not do it.
+            SandboxError: the sandbox is gone, or failed to serve the request.
         """
         number = self.next_number() if number is None else number
         answer = self._expect(number)
@@ -87,7 +87,7 @@ class Channel:
         finally:
             self._waiting.pop(number, None)
 
-    def tell(self, method: str, **header: Any) -> None:
+    def notify(self, method: str, **header: Any) -> None:
         """Send a request without waiting for its answer; does nothing once the sandbox is gone."""
         if self._loss is None and self._writer is not None:
             self._write({"method": method, "number": self.next_number(), **header}, b"")
@@ -129,7 +129,7 @@ class Channel:
     async def _read_answer(self, read: ReadExactly) -> None:
         number, flags, code, seconds, out, err = ANSWER.unpack(await read(ANSWER.size))
         if max(out, err) > LARGEST_PAYLOAD:
-            raise SandboxError("a sandbox sends nonsense", got=f"a payload of {max(out, err)} bytes")
+            raise SandboxError("a sandbox sent an invalid answer", got=f"a payload of {max(out, err)} bytes")
         result = ExecResult(
             exit_code=code,
             stdout=await read(out),
@@ -154,5 +154,5 @@ class Channel:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(self._loss)
-                waiting.exception()  # seen: its caller may have been cancelled
+                waiting.exception()  # marks it as retrieved: its caller may have been cancelled
         self._waiting.clear()

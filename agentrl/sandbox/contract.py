@@ -1,4 +1,4 @@
-"""The contract of a sandbox, which runs untrusted code."""
+"""Contract of a sandbox, which runs untrusted code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 
 Command: TypeAlias = str | Sequence[str]
-"""A text for ``/bin/sh -c``, or a program and its arguments."""
+"""Text for ``/bin/sh -c``, or a program and its arguments."""
 ProtocolFactory: TypeAlias = Callable[[], asyncio.BaseProtocol]
-"""Makes the protocol that serves one connection, as `asyncio.loop.create_server` takes it."""
+"""Function that makes the protocol of one connection, as for `asyncio.loop.create_server`."""
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -28,9 +28,9 @@ class CommandOptions(TypedDict, total=False):
 
 
 class SandboxFileError(ToolError):
-    """A file of a sandbox cannot be read or written: missing, a folder, no room, no permission.
+    """A sandbox's file cannot be read or written: it is missing or a folder, or there is no space or permission.
 
-    The policy can react to it, so its text is for the model.
+    The policy can react to it, so the model reads its text.
     """
 
 
@@ -43,73 +43,75 @@ class Entry:
 
 
 class SandboxProcess(ABC):
-    """A program that goes on running in a sandbox, spoken to over pipes. It dies with its sandbox at the latest.
+    """Program that keeps running in a sandbox, with pipes for input and output. It ends with its sandbox at the latest.
 
-    One task at a time reads, and one writes. A reader that is cancelled loses nothing. Every method raises
-    `SandboxError` when the sandbox is gone.
+    Only one task at a time may read, and one may write. A cancelled read loses no data. Every method raises
+    `SandboxError` if the sandbox is gone.
     """
 
     @abstractmethod
     async def write(self, data: bytes) -> None:
-        """Send to its standard input, waiting for room.
+        """Write to the program's standard input; waits while the pipe is full.
 
         Raises:
-            BrokenPipeError: it ended, or closed its input.
+            BrokenPipeError: the program has ended or closed its input.
         """
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Read the next piece of its standard output; empty at the end. A full pipe makes the program wait."""
+        """Read the next part of the program's standard output; empty at the end. A full pipe blocks the program."""
 
     @abstractmethod
     async def read_line(self, *, longest: int = 2**20) -> bytes:
-        """Read the next line of its standard output with its line feed; without one at the end, and then empty.
+        """Read the next line of standard output, including its line feed; empty at the end.
+
+        The last line may lack a line feed.
 
         Args:
-            longest: Bytes after which a line is cut into several.
+            longest: Maximum bytes of a line; longer lines are split.
         """
 
     @abstractmethod
     async def wait(self) -> ExecResult:
-        """Wait for its end. The result's `stdout` is empty, and its `stderr` the beginning of what it wrote there."""
+        """Wait until the program ends. The result's `stdout` is empty; `stderr` is the beginning of standard error."""
 
     @abstractmethod
     async def interrupt(self) -> None:
-        """Send SIGINT to it and to what it started, as Ctrl-C does; nothing when it has ended."""
+        """Send SIGINT to the program and its children, as Ctrl-C does; does nothing if it has ended."""
 
     @abstractmethod
     async def kill(self) -> None:
-        """Kill it and all that it started; idempotent."""
+        """Kill the program and all processes that it started; idempotent."""
 
 
 class Sandbox(ABC):
-    """One isolated place, used by one episode. Its own failures are `SandboxError`, never a command's exit code.
+    """Isolated environment for commands, used by one episode. Failures of the sandbox raise `SandboxError`.
 
         async with open_sandbox({"type": "local"}) as sandbox:
             await sandbox.write("main.py", b"print(6 * 7)")
             result = await sandbox.exec(["python3", "main.py"])
 
-    Relative paths start at `folder`. Several commands may run at the same time. Every method raises `SandboxError` when
+    Relative paths start at `folder`. Several commands may run at the same time. Every method raises `SandboxError` if
     the sandbox is gone.
 
     Args:
-        spec: What it is like.
+        spec: Specification of the sandbox.
     """
 
     provided_as: ClassVar[str] = "sandbox"
-    """A tool's parameter of this type is filled in (see `agentrl.tool`)."""
+    """Name under which the runtime passes the sandbox to a tool's parameter of this type (see `agentrl.tool`)."""
     folder: str = "/work"
-    """Where commands run and relative paths start."""
+    """Working folder of commands, at which relative paths start."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         self.spec = spec
 
     async def start(self) -> None:
-        """Make it ready, with the spec's files in it.
+        """Start the sandbox and write the spec's files.
 
         Raises:
-            SandboxError: it does not start.
-            UsageError: this machine lacks what it needs.
+            SandboxError: the sandbox does not start.
+            UsageError: this machine does not meet its requirements.
         """
         try:
             await self._start()
@@ -121,7 +123,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def _start(self) -> None:
-        """Make it ready, with nothing in it."""
+        """Start the sandbox, without the spec's files."""
 
     @abstractmethod
     async def exec(
@@ -133,14 +135,14 @@ class Sandbox(ABC):
         env: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> ExecResult:
-        """Run a command to its end or to a limit; whatever it started dies with it, daemons too.
+        """Run a command until it ends or exceeds a limit; then kill all processes that it started, including daemons.
 
         Args:
-            command: A text for the shell, or a program and its arguments.
-            stdin: Its standard input.
-            cwd: The folder in which it runs.
-            env: Environment variables besides the sandbox's own.
-            limits: What it may use, within the sandbox's own limits.
+            command: Text for the shell, or a program and its arguments.
+            stdin: Standard input of the command.
+            cwd: Working folder; `folder` by default.
+            env: Environment variables in addition to the sandbox's.
+            limits: Limits of the command, within the sandbox's limits.
         """
 
     @abstractmethod
@@ -152,75 +154,75 @@ class Sandbox(ABC):
         env: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> SandboxProcess:
-        """Start a program that goes on running, like an interpreter; arguments as in `exec`.
+        """Start a program that keeps running, such as an interpreter; arguments as in `exec`.
 
-        Only limits that are given count for its time: without `seconds` it may live as long as its sandbox.
+        The sandbox's time limits do not apply: without `seconds` in `limits`, it may run as long as the sandbox.
         """
 
     @abstractmethod
     async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
-        """Read a file with the rights of the code in the sandbox: no path leads out.
+        """Read a file with the rights of the code in the sandbox, so that no path leads out.
 
         Raises:
-            SandboxFileError: no such file, not a plain file, or larger than `most` bytes.
+            SandboxFileError: the file does not exist, is not a regular file, or is larger than `most` bytes.
         """
 
     @abstractmethod
     async def write(self, path: str, data: bytes, *, executable: bool = False) -> None:
-        """Create or replace a file; missing folders are made.
+        """Create or replace a file; missing folders are created.
 
         Raises:
-            SandboxFileError: it cannot be written there.
+            SandboxFileError: the file cannot be written.
         """
 
     @abstractmethod
     async def list(self, path: str = ".") -> list[Entry]:
-        """List what a folder holds, sorted by name.
+        """List the entries of a folder, sorted by name.
 
         Raises:
-            SandboxFileError: no such folder.
+            SandboxFileError: the folder does not exist.
         """
 
     @abstractmethod
     async def snapshot(self) -> bytes:
-        """Save the content of `folder` for `restore`; running programs are not in it.
+        """Save the content of `folder` for `restore`, without running programs.
 
         Raises:
-            SandboxFileError: it holds too much.
+            SandboxFileError: the content is too large.
         """
 
     @abstractmethod
     async def restore(self, snapshot: bytes) -> None:
-        """Restore `folder`, in this sandbox or in another of the same spec; running programs are killed.
+        """Restore `folder`, in this sandbox or in another one of the same spec; running programs are killed.
 
         Raises:
-            SandboxFileError: there is no room.
+            SandboxFileError: there is not enough space.
         """
 
     async def forward(self, protocol: ProtocolFactory, *, port: int = 0) -> int:
-        """Listen on a port of the sandbox's own 127.0.0.1, whose connections are served in this process.
+        """Listen on a port of the sandbox's 127.0.0.1, and serve its connections in this process.
 
-        It needs no network, and gives programs in the sandbox nothing but what the protocol serves.
+        It needs no network, and gives programs in the sandbox access only to what the protocol serves.
 
         Args:
             protocol: Makes the protocol of each connection.
-            port: 0 takes a free one.
+            port: Port to listen on; 0 for a free one.
 
         Returns:
-            The port, open until the sandbox is closed.
+            The port, which stays open until the sandbox is closed.
 
         Raises:
-            UsageError: the port is taken, or sandboxes of this type cannot do it.
+            UsageError: the port is in use, or sandboxes of this type do not support it.
         """
         raise UsageError(
-            "a sandbox of this type forwards no ports",
+            "sandboxes of this type do not forward ports",
             got=self.spec.type,
             expected="local or docker, whose network: gateway needs it",
         )
 
     @abstractmethod
     async def close(self) -> None:
-        """Kill everything and leave nothing behind; idempotent."""
+        """Kill all processes and release all resources; idempotent."""
 
     async def __aenter__(self) -> Self:
         await self.start()

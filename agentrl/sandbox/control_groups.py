@@ -1,7 +1,7 @@
-"""Control groups (cgroups v1 and v2): they count the memory and the processes of a whole sandbox.
+"""Control groups (cgroups v1 and v2), which limit the memory and the processes of a whole sandbox.
 
-A sandbox's commands get a group of their own below this process's; its first process stays outside, so that it
-survives what they do. Groups that a killed process left behind are removed when the next one starts.
+The commands of a sandbox are in one group below this process's group. The sandbox's first process is outside it, so
+that the group's limits do not kill it. Groups left by a killed process are removed when the next process starts.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Hierarchy of control groups in which this process can make some."""
+    """Hierarchy of control groups in which this process can create groups."""
 
     folders: Mapping[str, Path]
-    """This process's group, by controller; one folder for all of them under v2."""
+    """Folders of this process's group by controller; the same folder for all under v2."""
     version: int
 
 
 class ControlGroup:
-    """A group for the commands of one sandbox.
+    """Control group for the commands of one sandbox.
 
     Args:
-        hierarchy: Where.
-        limits: What is counted: memory and processes.
+        hierarchy: Hierarchy to create the group in.
+        limits: Limits of memory and processes.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: the kernel refuses to create the group.
     """
 
     def __init__(self, hierarchy: Hierarchy, limits: Limits) -> None:
@@ -56,11 +56,11 @@ class ControlGroup:
             raise
 
     def open(self) -> list[int]:
-        """File descriptors to which a process writes ``0`` to join."""
+        """Open the file descriptors to which a process writes ``0`` to join the group."""
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._all()]
 
     def memory_kills(self) -> int:
-        """Count the processes that the kernel has killed here for want of memory."""
+        """Return the number of processes in the group that the kernel has killed because of its memory limit."""
         file = "memory.events" if self._version == 2 else "memory.oom_control"
         for line in (self._folders["memory"] / file).read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -69,7 +69,7 @@ class ControlGroup:
         return 0
 
     def remove(self) -> bool:
-        """Remove it; return True if nothing is left, which takes until its last process has ended."""
+        """Try to remove the group; returns True if it is removed, which requires that all its processes have ended."""
         left = [folder for folder in self._all() if not _remove(folder)]
         return not left
 
@@ -88,7 +88,10 @@ class ControlGroup:
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Find where this process may make groups; ``None`` if nowhere. Looks once, and removes what dead ones left."""
+    """Return a hierarchy in which this process may create groups, or ``None``; removes groups of dead processes.
+
+    The result is cached.
+    """
     for found in (_version_2(), _version_1()):
         if found is not None and _works(found):
             return found
@@ -125,14 +128,14 @@ def _version_2() -> Hierarchy | None:
 
 
 def _mounts() -> Iterator[tuple[str, str, Path]]:
-    """Type, options and place of each mount."""
+    """Yield the type, options and path of each mount."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, place, kind, options, *_ = line.split(" ")
         yield kind, options, Path(place)
 
 
 def _own_group(mounted: Path, controller: str) -> Path:
-    """This process's group; the top where it is not to be seen, as in containers."""
+    """Return the folder of this process's group; the top folder if the group is not visible, as in containers."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
@@ -142,7 +145,7 @@ def _own_group(mounted: Path, controller: str) -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove groups whose makers are dead."""
+    """Remove groups whose creating process has ended."""
     for group in folder.glob(f"{PREFIX}*"):
         pid, started, _ = group.name.removeprefix(PREFIX).split("-")
         if process_start(int(pid)) != int(started):
@@ -150,7 +153,7 @@ def _sweep(folder: Path) -> None:
 
 
 def process_start(pid: int) -> int:
-    """Return when a process started, in the kernel's ticks; -1 where there is none. Its number may be used again."""
+    """Return the start time of a process in clock ticks, which distinguishes reused PIDs; -1 if there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

@@ -1,7 +1,7 @@
-"""The back end ``http``: a sandbox of another machine, behind `agentrl sandbox serve`.
+"""Back end ``http``: a sandbox on another machine, behind `agentrl sandbox serve`.
 
-Each call has an id, and the server does it once: a repeated call gets the answer of the first. The values of the
-protocol (``docs/sandboxes.md``) are written and read here, for both sides.
+Each call has an id, and the server executes it once: a repeated call gets the answer of the first one. This module
+encodes and decodes the values of the protocol (``docs/sandboxes.md``) for both sides.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ PROTOCOL = "agentrl-sandbox"
 VERSION = 1
 SANDBOXES = f"/v{VERSION}/sandboxes"
 TOKEN_VARIABLE = "AGENTRL_SANDBOX_TOKEN"
-"""Environment variable with the token that a server asks for and a client sends."""
+"""Environment variable with the token that a server requires and a client sends."""
 LARGEST_CALL = 4 * 2**20
-"""Bytes of a request that a server reads, where neither a file nor a snapshot is in it."""
+"""Maximum bytes of a request without a file, snapshot or standard input."""
 LARGEST_INPUT = 32 * 2**20
-"""Bytes of one with the standard input of a program."""
+"""Maximum bytes of a request with the standard input of a program."""
 LARGEST_REQUEST = 512 * 2**20
-"""Bytes of any request, whatever the sandbox's limits are."""
+"""Maximum bytes of any request, whatever the sandbox's limits."""
 
 
 def write_bytes(data: bytes) -> str:
-    """Bytes, as JSON can hold them."""
+    """Encode bytes as base64 text for JSON."""
     return base64.b64encode(data).decode()
 
 
 def read_bytes(text: str) -> bytes:
-    """Read what `write_bytes` wrote.
+    """Decode the output of `write_bytes`.
 
     Raises:
-        ValueError: it is not base64.
+        ValueError: the text is not base64.
     """
     return base64.b64decode(text, validate=True)
 
 
 def largest_request(method: str, limits: Limits) -> int:
-    """Bytes of a call that a server reads: what its sandboxes can hold, in base64."""
+    """Return the maximum bytes of a call: the sandbox's size limits, in base64."""
     match method:
         case "write":
             held = limits.file_bytes or LARGEST_REQUEST
@@ -62,34 +62,34 @@ def largest_request(method: str, limits: Limits) -> int:
 
 
 def write_result(result: ExecResult) -> dict[str, Any]:
-    """Write the result of a command."""
+    """Encode the result of a command."""
     return {**dataclasses.asdict(result), "stdout": write_bytes(result.stdout), "stderr": write_bytes(result.stderr)}
 
 
 def read_result(data: Mapping[str, Any]) -> ExecResult:
-    """Read what `write_result` wrote."""
+    """Decode the output of `write_result`."""
     return ExecResult(**{**data, "stdout": read_bytes(data["stdout"]), "stderr": read_bytes(data["stderr"])})
 
 
-def demanded(limits: Limits) -> list[str]:
-    """Return the limits of a spec that differ from the defaults; a server may not lower these silently."""
+def changed_limits(limits: Limits) -> list[str]:
+    """Return the names of the limits that differ from the defaults, which a server must not lower silently."""
     return [name for name, value in limits.given.items() if value != DEFAULT_LIMITS.given[name]]
 
 
 PATIENCE_S = 20.0
-"""Seconds for which a lost or full server is asked again, unless the option ``patience_s`` says otherwise."""
+"""Seconds for which calls to a lost or full server are retried; the option ``patience_s`` overrides it."""
 CLOSE_S = 5.0
-"""Seconds that closing may wait for the server, which closes what is left behind by itself."""
+"""Maximum seconds that `close` waits for the server, which closes abandoned sandboxes by itself."""
 
 
 class HttpSandbox(Sandbox):
-    """A sandbox behind a server.
+    """Sandbox behind a sandbox server.
 
     Args:
-        spec: With `url`; the server decides what cannot be asked of it.
+        spec: Specification with `url`; the server rejects what it does not support.
 
     Raises:
-        UsageError: there is no address, or an unknown option.
+        UsageError: the spec has no address, or an unknown option.
     """
 
     def __init__(self, spec: SandboxSpec) -> None:
@@ -98,7 +98,7 @@ class HttpSandbox(Sandbox):
             raise UsageError(
                 "an http sandbox needs an address",
                 expected="url: http://HOST:PORT",
-                hint="start a server there: agentrl sandbox serve --port PORT",
+                hint="start a server on that host: agentrl sandbox serve --port PORT",
             )
         if spec.uses_gateway:
             raise UsageError(
@@ -106,7 +106,7 @@ class HttpSandbox(Sandbox):
             )
         unknown = spec.options.keys() - {"patience_s"}
         if unknown:
-            raise UsageError("an option of http sandboxes is not understood", got=min(unknown), expected="patience_s")
+            raise UsageError("an option of http sandboxes is invalid", got=min(unknown), expected="patience_s")
         self._patience_s = float(spec.options.get("patience_s", PATIENCE_S))
         self._link = Link(spec.url.rstrip("/"), service="sandbox server", token_variable=TOKEN_VARIABLE)
         self._route = f"{SANDBOXES}/{secrets.token_hex(16)}"
@@ -117,7 +117,7 @@ class HttpSandbox(Sandbox):
         self._is_open = True
         wanted = {
             "limits": self.spec.limits.given,
-            "demanded": demanded(self.spec.limits),
+            "demanded": changed_limits(self.spec.limits),
             "env": dict(self.spec.env),
             "network": self.spec.network,
             "image": self.spec.image,
@@ -167,11 +167,11 @@ class HttpSandbox(Sandbox):
         await self._link.close()
 
     async def call(self, method: str, **arguments: Any) -> Any:
-        """Have the server do something; cancelling the call stops it there.
+        """Call a method of the server's sandbox; if this is cancelled, the server stops the method.
 
         Raises:
             SandboxError: the server or its sandbox is lost.
-            SandboxFileError: as the method says.
+            SandboxFileError: the method raised it.
         """
         if not self._is_open:
             raise SandboxError("the sandbox is closed")
@@ -181,7 +181,7 @@ class HttpSandbox(Sandbox):
             return await asking
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if current is not None and not current.cancelling():  # it was `close` that cancelled
+            if current is not None and not current.cancelling():  # cancelled by `close`
                 raise SandboxError("the sandbox is closed") from None
             self._start_call(self._cancel(number))
             raise
@@ -209,11 +209,11 @@ class HttpSandbox(Sandbox):
 
 
 class HttpProcess(PollingProcess):
-    """See `SandboxProcess`.
+    """Process in an `HttpSandbox`.
 
     Args:
-        sandbox: Where it runs.
-        number: The server's, for it.
+        sandbox: Sandbox of the process.
+        number: Number of the process on the server.
     """
 
     def __init__(self, sandbox: HttpSandbox, number: int) -> None:
@@ -227,7 +227,7 @@ class HttpProcess(PollingProcess):
         """See `SandboxProcess.write`."""
         answer = await self._sandbox.call("process_write", process=self._number, data=write_bytes(data))
         if answer["is_broken"]:
-            raise BrokenPipeError("the program in the sandbox reads no more")
+            raise BrokenPipeError("the program in the sandbox has closed its input")
 
     async def wait(self) -> ExecResult:
         """See `SandboxProcess.wait`."""

@@ -1,4 +1,4 @@
-"""A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next."""
+"""Python interpreter in a sandbox, which keeps its variables from one piece of code to the next."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from agentrl.sandbox.contract import Sandbox, SandboxProcess
 from agentrl.sandbox.spec import ExecResult, Limits
 
 SIGN_OF_LIFE_S = 3.0
-"""How long a sandbox may take to run nothing before it counts as lost, or its machine as too busy to judge by."""
+"""Seconds to run a trivial command before a sandbox counts as lost, or its machine as overloaded."""
 
 
 async def require_life(sandbox: Sandbox) -> None:
-    """Check that a sandbox works quickly, so that a silent or ended program is itself to blame.
+    """Check that a sandbox responds quickly, so that a hanging or ended program is at fault itself.
 
     Raises:
-        SandboxError: it does not answer, or so slowly that the program may have waited for the machine, too.
+        SandboxError: the sandbox does not answer, or is so slow that the program may have waited for the machine.
     """
     try:
         async with asyncio.timeout(SIGN_OF_LIFE_S):
             result = await sandbox.exec(["true"])
     except TimeoutError as error:
-        raise SandboxError("a sandbox hangs", got=f"no sign of life in {SIGN_OF_LIFE_S:g} s") from error
+        raise SandboxError("a sandbox hangs", got=f"no answer in {SIGN_OF_LIFE_S:g} s") from error
     if not result.succeeded:
         raise SandboxError("a sandbox cannot run anything", got=f"exit code {result.exit_code} of true")
 
@@ -36,7 +36,7 @@ PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="ut
 START_S = 20.0
 STOP_S = 5.0
 LONGEST_REPLY = 2**20
-"""Bytes."""
+"""Maximum bytes of a reply."""
 CANNOT_RUN = (126, 127)
 
 
@@ -45,29 +45,30 @@ class ExecutionResult:
     """Outcome of a piece of code."""
 
     output: str = ""
-    """What it wrote, and the value of its last line."""
+    """Output of the code, and the value of its last line."""
     raised: bool = False
-    """It raised, or had to be stopped."""
+    """True if the code raised an exception or had to be stopped."""
     lost: str = ""
-    """Why the interpreter is gone with all its variables, as a sentence; the next piece gets a new one. Else empty."""
+    """Sentence that says why the interpreter was lost with all its variables; the next piece of code gets a new one.
+    Empty if it was not lost."""
 
 
 class _Gone(Exception):
-    """The interpreter cannot be asked again; the message says why."""
+    """The interpreter cannot be used again; the message gives the reason."""
 
 
 class _Closed(_Gone):
-    """It closed its output: it is about to end, or has ended."""
+    """The interpreter closed its output: it is about to end, or has ended."""
 
 
 class Interpreter:
-    """Starts with the first piece of code, and anew after it was lost. One piece runs at a time.
+    """Interpreter that starts with the first piece of code, and again after a loss. It runs one piece at a time.
 
     Args:
-        sandbox: Where.
-        seconds: For a piece of code; then it is interrupted, as by Ctrl-C.
-        grace_s: Seconds that interrupted code has to end, before its interpreter is killed.
-        limits: Of the interpreter.
+        sandbox: Sandbox to run in.
+        seconds: Seconds before a piece of code is interrupted, as by Ctrl-C.
+        grace_s: Seconds that interrupted code has to end before the interpreter is killed.
+        limits: Limits of the interpreter.
     """
 
     def __init__(self, sandbox: Sandbox, *, seconds: float, grace_s: float, limits: Limits | None = None) -> None:
@@ -81,7 +82,7 @@ class Interpreter:
         """Run a piece of code. Its own errors are part of the outcome.
 
         Raises:
-            SandboxError: the sandbox failed; nothing is said about the code.
+            SandboxError: the sandbox failed, whatever the code did.
             UsageError: the sandbox has no Python.
         """
         process = self._process or await self._start()
@@ -93,13 +94,13 @@ class Interpreter:
             await require_life(self._sandbox)
             why = gone if ended is None else _describe_end(ended)
             return ExecutionResult(raised=True, lost=str(why))
-        except BaseException:  # cancelled while it runs, or the sandbox is gone: it cannot be asked again
+        except BaseException:  # cancelled, or the sandbox is gone: the interpreter cannot be used again
             with contextlib.suppress(SandboxError):
                 await self._end()
             raise
 
     async def close(self) -> None:
-        """End it."""
+        """End the interpreter."""
         await self._end()
 
     async def _start(self) -> SandboxProcess:
@@ -109,10 +110,10 @@ class Interpreter:
                 self._process, self._number = process, 0
                 return process
             ended = await process.wait()
-        said = ended.stderr.decode(errors="replace")[-300:].strip()
+        errors = ended.stderr.decode(errors="replace")[-300:].strip()
         if ended.exit_code in CANNOT_RUN:
-            raise UsageError("the sandbox has no python3", got=said, hint="use another image")
-        raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
+            raise UsageError("the sandbox has no python3", got=errors, hint="use another image")
+        raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {errors}")
 
     async def _ask(self, process: SandboxProcess, code: str) -> ExecutionResult:
         request = json.dumps({"id": self._number, "code": code}) + "\n"
@@ -121,7 +122,7 @@ class Interpreter:
                 await process.write(request.encode())
                 return await self._reply(process)
         except BrokenPipeError as broken:
-            raise _Closed("The interpreter does not listen any more.") from broken
+            raise _Closed("The interpreter closed its input.") from broken
         except TimeoutError:
             await process.interrupt()
         try:
@@ -138,11 +139,11 @@ class Interpreter:
             raise _Closed("The interpreter closed its output.")
         reply = _read(line)
         if reply.get("id") != self._number or not isinstance(reply.get("output"), str):
-            raise _Gone("The interpreter answered what it was not asked.")
+            raise _Gone("The interpreter sent an invalid reply.")
         return ExecutionResult(output=reply["output"], raised=bool(reply.get("raised")))
 
     async def _end(self, *, grace_s: float = 0.0) -> ExecResult | None:
-        """End it; return how it ended if it did so by itself within `grace_s`."""
+        """End the interpreter; return its result if it ended by itself within `grace_s`."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -157,7 +158,7 @@ class Interpreter:
 
 
 def _read(line: bytes) -> dict[str, Any]:
-    """Parse a reply; empty where it is none."""
+    """Parse a reply; empty if it is not valid."""
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(reply := json.loads(line), dict):
             return reply

@@ -1,10 +1,9 @@
-"""The program inside a sandbox behind `agentrl.sandbox.interpreter`: runs pieces of code in one namespace.
+"""Program inside a sandbox for `agentrl.sandbox.interpreter`: runs pieces of code in one namespace.
 
-Needs nothing but the standard library. Requests come by what was standard input, a line of JSON each
-(``{"id": 1, "code": "…"}``); replies go to what was standard output
-(``{"id": 1, "output": "…", "raised": false}``), the first one unasked and with the number 0, once the program is ready.
-The code sees neither: it reads from an empty input, and what it and its children write goes into a file that is read
-after each piece.
+It uses the standard library only. Requests arrive on the original standard input, one line of JSON each
+(``{"id": 1, "code": "…"}``); replies go to the original standard output
+(``{"id": 1, "output": "…", "raised": false}``). The first reply has id 0 and means that the program is ready. The code
+sees neither: its input is empty, and its output and that of its children go into a file that is read after each piece.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from typing import Any, BinaryIO, TextIO
 
 HEAD = 40_000
 TAIL = 20_000
-"""Bytes of output that are kept, of its beginning and its end."""
+"""Bytes that are kept of the beginning and the end of the output."""
 
 
 class Namespace:
-    """One namespace, kept over all pieces."""
+    """Namespace that all pieces of code share."""
 
     def __init__(self, capture: BinaryIO) -> None:
         self._module = types.ModuleType("__main__")
@@ -37,7 +36,7 @@ class Namespace:
         self.is_running = False
 
     def run(self, code: str) -> tuple[str, bool]:
-        """Run a piece of code; what it wrote, and whether it raised."""
+        """Run a piece of code, and return its output and True if it raised an exception."""
         self._cells += 1
         name = f"<cell {self._cells}>"
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
@@ -47,13 +46,13 @@ class Namespace:
             self._execute(code, name)
         except SystemExit:
             _open_input()  # exit() has closed it
-            sys.stderr.write("[exit() was called; the interpreter goes on]\n")
+            sys.stderr.write("[exit() was called; the interpreter keeps running]\n")
         except BaseException as error:
             raised = True
-            sys.stderr.write(_shortened(error))
+            sys.stderr.write(_format_traceback(error))
         finally:
             self.is_running = False
-        return self._taken(), raised
+        return self._take_output(), raised
 
     def _execute(self, code: str, name: str) -> None:
         tree = ast.parse(code, name)
@@ -66,8 +65,8 @@ class Namespace:
                 names["_"] = value
                 print(repr(value))
 
-    def _taken(self) -> str:
-        """Take what was written since the last time."""
+    def _take_output(self) -> str:
+        """Return and clear the output since the last call."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -76,25 +75,25 @@ class Namespace:
         written = self._capture.read(HEAD)
         if size > HEAD + TAIL:
             self._capture.seek(size - TAIL)
-            written += f"\n[… {size - HEAD - TAIL} bytes left out …]\n".encode()
+            written += f"\n[… {size - HEAD - TAIL} bytes omitted …]\n".encode()
         written += self._capture.read(TAIL)
         os.ftruncate(self._capture.fileno(), 0)
         return written.decode(errors="replace")
 
 
-def _shortened(error: BaseException) -> str:
-    """The traceback with the frames of the user's code alone; all of it where there is none."""
-    told = traceback.TracebackException.from_exception(error)
-    current: traceback.TracebackException | None = told
+def _format_traceback(error: BaseException) -> str:
+    """Format a traceback with only the frames of the user's code."""
+    formatted = traceback.TracebackException.from_exception(error)
+    current: traceback.TracebackException | None = formatted
     while current is not None:
         own = [frame for frame in current.stack if frame.filename.startswith("<cell ")]
         current.stack = traceback.StackSummary.from_list(own)
         current = current.__cause__ or current.__context__
-    return "".join(told.format())
+    return "".join(formatted.format())
 
 
 def _open_input() -> None:
-    """An input that is at its end."""
+    """Replace standard input with an empty one."""
     sys.stdin = open(0, encoding="utf-8", closefd=False)
 
 
@@ -104,7 +103,7 @@ def main() -> None:
     replies: TextIO = os.fdopen(os.dup(1), "w", encoding="utf-8")
     capture = tempfile.TemporaryFile(buffering=0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    # both streams append to one file, so that what is written last stands last and nothing is written over
+    # both streams append to one file, which keeps their order and overwrites nothing
     writer = os.open(f"/proc/self/fd/{capture.fileno()}", os.O_WRONLY | os.O_APPEND)
     os.dup2(writer, 1)
     os.dup2(writer, 2)
@@ -113,7 +112,7 @@ def main() -> None:
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
     interpreter = Namespace(capture)
 
-    def interrupted(_number: int, _frame: Any) -> None:
+    def interrupt(_number: int, _frame: Any) -> None:
         if interpreter.is_running:
             raise KeyboardInterrupt
 
@@ -121,7 +120,7 @@ def main() -> None:
         replies.write(json.dumps({"id": number, "output": output, "raised": raised}) + "\n")
         replies.flush()
 
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, interrupt)
     reply(0, "", False)
     for line in requests:
         request = json.loads(line)

@@ -1,6 +1,6 @@
-"""The isolation of a local sandbox: a command line for bubblewrap (``bwrap``), which makes namespaces and mounts.
+"""Isolation of a local sandbox: command line for bubblewrap (``bwrap``), which creates namespaces and mounts.
 
-A filter refuses the system calls that no program needs there and that kernels have been broken with.
+A seccomp filter rejects system calls that programs do not need and that have been used in kernel exploits.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _SYSTEM_FOLDERS = frozenset(
 _HIDDEN_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "config.gz")
 _HIDDEN_FOLDERS = ("acpi", "asound", "scsi")
 INSTALLED_IN = (PREFIX, Path("/usr"), Path("/usr/local"))
-"""Where Pythons that can be seen inside have their packages."""
+"""Prefixes of the Python installations that are visible inside."""
 _INSTALLED = "lib/python3*/*-packages/agentrl"
 _OWN_PACKAGES = ("agentrl", "agentrl.envs", "agentrl.tools", "agentrl.agent_loops")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
-"""What the first process needs to run commands as a user without any, and to kill them."""
+"""Capabilities that the first process needs to run commands as a user without capabilities, and to kill them."""
 
 
 def new_user() -> int:
-    """Choose a user ID for one sandbox when root runs it, so that limits per user are its own; else 0."""
+    """Choose a user ID for a sandbox if agentrl runs as root, so that limits per user apply only to it; else 0."""
     return _FIRST_USER + secrets.randbelow(_FIRST_USER) if os.geteuid() == 0 else 0
 
 
 def find_bubblewrap() -> str:
-    """Find the program and try it on this machine.
+    """Find bubblewrap and test it on this machine.
 
     Raises:
-        UsageError: it is missing, or may not make namespaces.
+        UsageError: it is missing, or cannot create namespaces.
     """
     found = shutil.which("bwrap")
     if found is None:
@@ -63,10 +63,10 @@ def find_bubblewrap() -> str:
     complaint = _try(found)
     if complaint:
         raise UsageError(
-            "bubblewrap cannot make a sandbox on this machine",
+            "bubblewrap cannot create a sandbox on this machine",
             got=complaint,
             expected="user namespaces, or root with all capabilities",
-            hint="in a container, start that with more rights (docker run --privileged); on a host, see "
+            hint="in a container, start it with more rights (docker run --privileged); on a host, see "
             "sysctl kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns; "
             "or use a docker or http sandbox",
         )
@@ -75,7 +75,7 @@ def find_bubblewrap() -> str:
 
 @functools.cache
 def _try(bubblewrap: str) -> str:
-    """Make a sandbox that does nothing; return bubblewrap's complaint, empty when it works."""
+    """Create an empty sandbox; return bubblewrap's error, or an empty text if it works."""
     command = [bubblewrap, *arguments(new_user(), NO_NETWORK, disk_bytes=MIB), "/bin/true"]
     tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
     return "" if tried.returncode == 0 else tried.stderr.decode(errors="replace").strip() or f"exit {tried.returncode}"
@@ -89,28 +89,28 @@ def arguments(
     readable: Sequence[str] = (),
     writable: Sequence[str] = (),
 ) -> list[str]:
-    """Make bubblewrap's options; the command to run comes after them.
+    """Build bubblewrap's options, which are followed by the command to run.
 
     Args:
-        user: The user ID that commands get; 0: that of the user who runs agentrl.
-        network: As in `SandboxSpec.network`.
+        user: User ID of commands; 0 for the user who runs agentrl.
+        network: Value of `SandboxSpec.network`.
         disk_bytes: Size of each writable folder.
-        readable: Folders of the host that can be read inside, under the same names.
-        writable: Further folders that can be written, empty at the start.
+        readable: Folders of the host that are readable inside, at the same paths.
+        writable: Additional writable folders, initially empty.
     """
-    words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
-    words += ["--die-with-parent", "--new-session", "--clearenv"]
-    words += [] if network == ANY_NETWORK else ["--unshare-net"]
+    options = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
+    options += ["--die-with-parent", "--new-session", "--clearenv"]
+    options += [] if network == ANY_NETWORK else ["--unshare-net"]
     if user:
-        words += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
+        options += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
     else:
-        words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
-    words += [*_system(network), *_kernel_files(), *_writable(disk_bytes, writable), *_read_only(readable)]
-    return [*words, *_without_own_code(readable), "--remount-ro", "/", "--chdir", HOME]
+        options += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
+    options += [*_system(network), *_kernel_files(), *_writable(disk_bytes, writable), *_read_only(readable)]
+    return [*options, *_without_own_code(readable), "--remount-ro", "/", "--chdir", HOME]
 
 
 def account_files(user: int) -> dict[str, bytes]:
-    """Make the files under ``/etc`` that name the user."""
+    """Return the files under ``/etc`` that define the user."""
     number = user or _PLAIN_USER
     return {
         "/etc/passwd": f"root:x:0:0:root:/:/bin/false\n{USER_NAME}:x:{number}:{number}::{HOME}:/bin/sh\n".encode(),
@@ -121,29 +121,29 @@ def account_files(user: int) -> dict[str, bytes]:
 
 
 def _system(network: str | Sequence[str]) -> list[str]:
-    words = ["--ro-bind", "/usr", "/usr"]
+    options = ["--ro-bind", "/usr", "/usr"]
     for folder in _HOST_FOLDERS:
         if os.path.islink(folder):
-            words += ["--symlink", os.readlink(folder), folder]
+            options += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
-            words += ["--ro-bind", folder, folder]
+            options += ["--ro-bind", folder, folder]
     certificates = () if isinstance(network, str) else _CERTIFICATES
     settings = (*_SETTINGS, *(_NETWORK_SETTINGS if network == ANY_NETWORK else certificates))
     shared = [path for path in settings if os.path.exists(path)]
     if not PREFIX.is_relative_to("/usr"):
         shared.append(str(PREFIX))
-    return words + _read_only(shared)
+    return options + _read_only(shared)
 
 
 def _read_only(paths: Sequence[str]) -> list[str]:
-    """Bind folders read-only. Parents are made explicitly: bubblewrap's own would admit only root."""
+    """Bind folders read-only. Their parents are created explicitly, as only root can enter those of bubblewrap."""
     parents = dict.fromkeys(str(parent) for path in paths for parent in reversed(Path(path).parents[:-1]))
     made = [word for path in parents if path not in ("/usr", "/tmp") for word in ("--perms", "0755", "--dir", path)]
     return [*made, *(word for path in paths for word in ("--ro-bind", path, path))]
 
 
 def _without_own_code(readable: Sequence[str]) -> list[str]:
-    """Put empty folders in place of agentrl, whose generators know the hidden answers of tasks."""
+    """Hide agentrl's code with empty folders, as its generators contain the hidden answers of tasks."""
     seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
     hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
     return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
@@ -151,7 +151,7 @@ def _without_own_code(readable: Sequence[str]) -> list[str]:
 
 @functools.cache
 def own_folders() -> tuple[Path, ...]:
-    """List the folders of agentrl's code: what runs now, and what is installed for the Python of sandboxes."""
+    """Return the folders of agentrl's code: of this process, and of installations for the sandbox's Python."""
     found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
     running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
     installed = [path for place in INSTALLED_IN for path in place.glob(_INSTALLED)]
@@ -160,18 +160,18 @@ def own_folders() -> tuple[Path, ...]:
 
 
 def _kernel_files() -> list[str]:
-    words = ["--proc", "/proc"]
+    options = ["--proc", "/proc"]
     for name in _HIDDEN_FILES:
         if os.path.exists(f"/proc/{name}"):
-            words += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+            options += ["--ro-bind", "/dev/null", f"/proc/{name}"]
     for name in _HIDDEN_FOLDERS:
         if os.path.isdir(f"/proc/{name}"):
-            words += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
-    return words
+            options += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    return options
 
 
 def is_free(path: str) -> bool:
-    """Return whether a folder can be made in a sandbox: its path is absolute and none of the system's."""
+    """Return True if a folder can be created in a sandbox: the path is absolute and not a system folder."""
     parts = path.strip("/").split("/")
     if not path.startswith("/") or not parts[0] or {"", ".", ".."} & set(parts) or "\0" in path:
         return False
@@ -179,14 +179,14 @@ def is_free(path: str) -> bool:
 
 
 def _writable(disk_bytes: int, further: Sequence[str]) -> list[str]:
-    """Memory file systems of a limited size; bubblewrap's own, under ``/`` and ``/dev``, become read-only."""
+    """Return options for tmpfs mounts of limited size; bubblewrap's own under ``/`` and ``/dev`` become read-only."""
     size, shared = str(disk_bytes), str(min(_SHARED_MEMORY, disk_bytes))
-    words = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    options = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     parents = dict.fromkeys(str(parent) for path in further for parent in reversed(Path(path).parents[:-1]))
     made = [word for path in parents for word in ("--perms", "0755", "--dir", path)]
-    words += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", *made]
-    words += [word for path in (HOME, *further) for word in ("--size", size, "--perms", "0755", "--tmpfs", path)]
-    return [*words, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
+    options += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", *made]
+    options += [word for path in (HOME, *further) for word in ("--size", size, "--perms", "0755", "--tmpfs", path)]
+    return [*options, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
 
 
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -194,17 +194,17 @@ _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 """Offsets in ``struct seccomp_data``."""
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _X32 = 0x40000000
-"""From this number on, x86-64 has a second table of the same calls."""
+"""First number of x86-64's second table of system calls (x32)."""
 _NAMESPACES = 0x7E020000
-"""The flags of ``clone`` that make namespaces."""
+"""Flags of ``clone`` that create namespaces."""
 _FAMILIES = (1, 2, 10)
-"""Sockets that exist only inside the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may lead out."""
+"""Socket families within the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may lead out."""
 _TERMINAL_REQUESTS = (0x5412, 0x541C)
-"""``TIOCSTI`` and ``TIOCLINUX`` type into the terminal."""
+"""``TIOCSTI`` and ``TIOCLINUX``, which insert input into the terminal."""
 
 
 def _numbers(text: str) -> dict[str, tuple[int, int]]:
-    """Parse system calls with their numbers on x86-64 and on aarch64, which lacks some (-1)."""
+    """Parse a table of system calls with their numbers on x86-64 and aarch64; -1 if aarch64 lacks a call."""
     calls = (call.split() for line in text.strip().splitlines() for call in line.partition(":")[2].split(","))
     return {name: (int(x86), int(arm)) for name, x86, arm in calls}
 
@@ -225,24 +225,24 @@ System V memory and messages, which outlive their makers: shmget 29 194, msgget 
 _UNACCOUNTED = _numbers("memory of no process: memfd_create 319 279, memfd_secret 447 447")
 _CHECKED = _numbers("by arguments: clone 56 220, clone3 435 435, socket 41 198, ioctl 16 29, prlimit64 302 261")
 _MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""The kernel's numbers of architectures, in the order of the columns above."""
+"""Architecture numbers of the kernel, in the order of the columns above."""
 
 
 def all_filter_programs() -> dict[str, bytes]:
-    """Make the filter of each known machine, for places where control groups count memory."""
+    """Build the filter of each known machine, for environments in which control groups count memory."""
     return {machine: filter_program(is_memory_counted=True, machine=machine) for machine in _MACHINES}
 
 
 def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> bytes:
-    """Make the filter as the kernel reads it (classic BPF, as in ``seccomp(2)``).
+    """Build the seccomp filter (classic BPF, see ``seccomp(2)``).
 
     Args:
-        is_memory_counted: A control group counts memory that belongs to no process; else the calls that make such
-            memory are refused.
-        machine: As `platform.machine` calls it; this one by default.
+        is_memory_counted: True if a control group counts memory that belongs to no process; otherwise the calls that
+            allocate such memory are rejected.
+        machine: Machine as in `platform.machine`; this machine by default.
 
     Raises:
-        UsageError: the numbers of this machine's system calls are not known.
+        UsageError: the system call numbers of the machine are unknown.
     """
     name = machine or platform.machine()
     if name not in _MACHINES:
@@ -264,7 +264,7 @@ def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> by
         _step(_IF_AT_LEAST, _X32, 0, 1),
         _step(_RETURN, _ERROR | errno.ENOSYS),
         *(step for number in refused for step in _refuse(number, errno.EPERM)),
-        *_refuse(clone3, errno.ENOSYS),  # its flags cannot be seen here; libraries then take clone
+        *_refuse(clone3, errno.ENOSYS),  # a filter cannot read its flags; libraries fall back to clone
         *_for_call(clone, 0, [_step(_IF_ANY_BIT, _NAMESPACES, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]),
         *_for_call(socket, 0, [*map(_allow, _FAMILIES), _step(_RETURN, _ERROR | errno.EAFNOSUPPORT)]),
         *_for_call(ioctl, 1, [step for request in _TERMINAL_REQUESTS for step in _refuse(request, errno.EPERM)]),
@@ -287,6 +287,6 @@ def _allow(value: int) -> bytes:
 
 
 def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
-    """Check an argument's lower half for one call, and allow what no step returns for."""
+    """Apply steps to an argument's lower half for one call; the call is allowed if no step returns."""
     body = b"".join([_step(_LOAD, _ARGUMENTS + 8 * argument), *steps, _step(_RETURN, _ALLOW)])
     return [_step(_IF_EQUAL, number, 0, len(body) // 8), body]

@@ -1,7 +1,7 @@
-"""The back end ``local``: Linux namespaces through bubblewrap, limits through control groups and resource limits.
+"""Back end ``local``: Linux namespaces through bubblewrap, limits through control groups and resource limits.
 
-The supervisor is the first process inside, and everything dies with it. Files are read and written inside too, so that
-no path of the sandbox is ever one of the host.
+The supervisor is the first process inside, and all other processes die with it. Files are read and written by processes
+inside, so that paths of the sandbox are never resolved on the host.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Program:
     """Process of a supervisor.
 
     Args:
-        control: The supervisor's end of the socket.
+        control: Supervisor's end of the socket.
         bubblewrap: Bubblewrap with its options; empty for a supervisor without isolation.
-        passed: Further file descriptors that it inherits.
+        passed: Additional file descriptors that the supervisor inherits.
         variables: Environment variables of a supervisor without isolation.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(
         self, control: int, bubblewrap: Sequence[str], *, passed: Sequence[int], variables: Mapping[str, str]
     ) -> None:
-        self._words = os.memfd_create("agentrl-words")
+        self._errors = os.memfd_create("agentrl-errors")
         self._first = -1
         info, write_info = os.pipe()
         command = [*bubblewrap, *SUPERVISOR]
@@ -67,45 +67,45 @@ class Program:
                 command,
                 stdin=control,
                 stdout=subprocess.DEVNULL,
-                stderr=self._words,
+                stderr=self._errors,
                 pass_fds=[*passed, write_info],
                 cwd="/",
                 env=dict(variables),
             )
         except OSError:
-            os.close(self._words)
+            os.close(self._errors)
             os.close(info)
             raise
         finally:
             os.close(write_info)
-        self._info, self._has_walls = info, bool(bubblewrap)
+        self._info, self._is_isolated = info, bool(bubblewrap)
 
-    def started(self) -> None:
-        """Get a handle of the first process inside, whose number bubblewrap writes; call it once that answers."""
-        if self._has_walls:
+    def open_handle(self) -> None:
+        """Open a handle of the first process inside, whose PID bubblewrap reports; call after the first answer."""
+        if self._is_isolated:
             text = os.read(self._info, 4096)
             pid = int(text.rpartition(b'"child-pid": ')[2].split(b",")[0].strip(b" \n}"))
             self._first = os.pidfd_open(pid)
 
-    def last_words(self) -> str:
-        """Return what the supervisor, or bubblewrap, complained about."""
-        if self._words < 0:
+    def read_errors(self) -> str:
+        """Return the error output of the supervisor or of bubblewrap."""
+        if self._errors < 0:
             return "it is closed"
-        return os.pread(self._words, 2000, 0).decode(errors="replace").strip() or "it ended without a word"
+        return os.pread(self._errors, 2000, 0).decode(errors="replace").strip() or "it ended without a message"
 
     def kill(self) -> None:
-        """Kill the first process, with which the kernel kills all others. Idempotent."""
+        """Kill the first process, which makes the kernel kill all others. Idempotent."""
         if self._first >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-        elif self._has_walls and self._process.poll() is None:
+        elif self._is_isolated and self._process.poll() is None:
             self._kill_unfinished()
 
     def _kill_unfinished(self) -> None:
-        """Kill bubblewrap while it makes the walls, together with its child.
+        """Kill bubblewrap and its child while the sandbox is being set up.
 
-        That child waits for bubblewrap before it asks to die with it, so it would wait for ever. A stopped process
-        starts no other, and while it lives its children's numbers are not used again.
+        The child waits for bubblewrap before it sets its parent-death signal, so it would wait forever. Bubblewrap is
+        stopped first: a stopped process starts no children, and the PIDs of its children are not reused.
         """
         number = self._process.pid
         os.kill(number, signal.SIGSTOP)
@@ -115,24 +115,24 @@ class Program:
         self._process.kill()
 
     async def end(self) -> None:
-        """Kill it, and wait until nothing of it is left. Without walls the supervisor ends by itself, at the hang-up.
+        """Kill the sandbox and wait until it has ended. Without isolation, the supervisor ends when its socket closes.
 
         Raises:
-            SandboxError: it goes on.
+            SandboxError: it is still running at the deadline.
         """
         self.kill()
         has_ended = await _has_ended(self._process, END_DEADLINE_S)
-        for fd in (self._first, self._info, self._words):
+        for fd in (self._first, self._info, self._errors):
             if fd >= 0:
                 os.close(fd)
-        self._first = self._info = self._words = -1
+        self._first = self._info = self._errors = -1
         if not has_ended:
             self._process.kill()
-            raise SandboxError("a sandbox cannot be killed", got=f"process {self._process.pid} goes on")
+            raise SandboxError("a sandbox cannot be killed", got=f"process {self._process.pid} is still running")
 
 
 def _memory_file(content: bytes, stack: contextlib.ExitStack) -> int:
-    """A file descriptor from which `content` can be read."""
+    """Return a file descriptor from which `content` can be read."""
     fd = os.memfd_create("agentrl")
     stack.callback(os.close, fd)
     os.write(fd, content)
@@ -161,31 +161,31 @@ async def _has_ended(process: subprocess.Popen[bytes], deadline_s: float) -> boo
 UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
 START_DEADLINE_S = 60.0
 CONTROL = 0
-"""The supervisor's file descriptor of the socket: its standard input."""
+"""File descriptor of the socket in the supervisor: its standard input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """The options of this back end."""
+    """Options of local sandboxes."""
 
     readable: tuple[str, ...] = ()
-    """Folders of the host that can be read inside, under the same names."""
+    """Folders of the host that are readable inside, at the same paths."""
     writable: tuple[str, ...] = ()
-    """Further folders that can be written, empty at the start."""
+    """Additional writable folders, initially empty."""
     folder: str = HOME
-    """Where commands start."""
+    """Working folder of commands."""
     unconfined: str = ""
-    """Run without any walls; only `UNCONFINED` does."""
+    """Run without isolation, if set to `UNCONFINED`."""
 
 
 class LocalSandbox(SupervisedSandbox):
-    """A sandbox on this machine. It dies with the thread that started it, as the kernel has it.
+    """Sandbox on this machine. The kernel kills it when the thread that started it ends.
 
     Args:
-        spec: Its `options` are `LocalOptions`.
+        spec: Specification whose `options` are `LocalOptions`.
 
     Raises:
-        UsageError: the spec asks for what this back end does not have.
+        UsageError: the spec is not supported.
     """
 
     def __init__(self, spec: SandboxSpec) -> None:
@@ -194,7 +194,7 @@ class LocalSandbox(SupervisedSandbox):
         self.folder = self._options.folder
         self._program: Program | None = None
         self._group: ControlGroup | None = None
-        self._is_open = False  # without walls, where processes of this process's own user would be counted
+        self._is_open = False  # True without isolation
         self._closing = asyncio.Lock()
 
     async def _start(self) -> None:
@@ -210,11 +210,11 @@ class LocalSandbox(SupervisedSandbox):
                 raise
         await self._channel.open(ours, opening(settings), deadline_s=START_DEADLINE_S)
         assert self._program is not None
-        self._program.started()
+        self._program.open_handle()
         await self._open_network()
 
     def _launch(self, control: socket.socket, stack: contextlib.ExitStack) -> dict[str, Any]:
-        """Start the program; return the settings that it is to be sent."""
+        """Start the supervisor's process; return the supervisor's settings."""
         if self._options.unconfined:
             self._is_open, self.counts_processes = True, False
             self.folder = tempfile.mkdtemp(prefix="agentrl-unconfined-")
@@ -250,7 +250,7 @@ class LocalSandbox(SupervisedSandbox):
         return {"user": user, "groups": groups, "folder": self.folder, "owned": owned, "answers": CONTROL}
 
     def _why_lost(self) -> str:
-        return "it is closed" if self._program is None else self._program.last_words()
+        return "it is closed" if self._program is None else self._program.read_errors()
 
     def _own_variables(self) -> dict[str, str]:
         return {"PATH": f"{PREFIX}/bin:/usr/local/bin:/usr/bin:/bin"}
@@ -262,7 +262,7 @@ class LocalSandbox(SupervisedSandbox):
         """See `Sandbox.close`."""
         self._channel.hang_up()
         if self._program is not None:
-            self._program.kill()  # before anything is awaited: closing may be cancelled
+            self._program.kill()  # before the first await, as `close` may be cancelled
         async with self._closing:
             await self._channel.close()
             await self._close_network()
@@ -283,25 +283,25 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
     lists = {name: spec.options.get(name, ()) for name in ("readable", "writable")}
     for name, paths in lists.items():
         if not isinstance(paths, list | tuple) or not all(isinstance(path, str) for path in paths):
-            raise UsageError(f"{name} folders of a sandbox are not understood", got=repr(paths), expected="a list")
+            raise UsageError(f"{name} folders of a sandbox are invalid", got=repr(paths), expected="a list")
     try:
         options = LocalOptions(**{**spec.options, **{name: tuple(paths) for name, paths in lists.items()}})
     except TypeError as error:
         expected = "readable, writable, folder, unconfined"
-        raise UsageError("an option of local sandboxes is not understood", got=error, expected=expected) from error
+        raise UsageError("an option of local sandboxes is invalid", got=error, expected=expected) from error
     if not isinstance(options.folder, str):
-        raise UsageError("the folder of a sandbox is not understood", got=repr(options.folder), expected="a path")
+        raise UsageError("the folder of a sandbox is invalid", got=repr(options.folder), expected="a path")
     _check_folders(options)
     if options.unconfined not in ("", UNCONFINED):
         raise UsageError(
-            "a sandbox without walls must be asked for in these words", got=options.unconfined, expected=UNCONFINED
+            "a sandbox without isolation needs exactly this text", got=options.unconfined, expected=UNCONFINED
         )
     if options.unconfined and spec.network != ANY_NETWORK:
         raise UsageError(
-            "a sandbox without walls has all of this machine's network",
+            "a sandbox without isolation can use this machine's whole network",
             got=f"network {spec.network}",
             expected=f"network {ANY_NETWORK}",
-            hint=f"say so (network: {ANY_NETWORK}), or remove options.unconfined",
+            hint=f"set network: {ANY_NETWORK}, or remove options.unconfined",
         )
     return options
 
@@ -309,7 +309,7 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
 def _check_folders(options: LocalOptions) -> None:
     for path in options.readable:
         if not (path.startswith("/") and os.path.exists(path)):
-            raise UsageError("a readable folder of a sandbox is not there", got=path, expected="an absolute path")
+            raise UsageError("a readable folder of a sandbox does not exist", got=path, expected="an absolute path")
     made = [*options.writable, *([] if options.folder == HOME else [options.folder])]
     for path in made:
         others = [*options.readable, *(other for other in made if other != path)]
@@ -318,12 +318,12 @@ def _check_folders(options: LocalOptions) -> None:
             raise UsageError(
                 "a folder of a sandbox cannot be made writable",
                 got=path,
-                expected="an absolute path such as /app: outside the system's folders, and not inside another of these",
+                expected="an absolute path such as /app, outside system folders and the sandbox's other folders",
             )
 
 
 async def _until(is_done: Callable[[], bool]) -> None:
-    """Try for a second; what is left then is removed when the next one starts."""
+    """Retry for a second; anything left is removed when the next process starts."""
     for _ in range(100):
         if is_done():
             return

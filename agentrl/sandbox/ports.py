@@ -2,8 +2,8 @@
 
 program ──TCP on 127.0.0.1, inside──► supervisor ══its channel══► `Ports` ──socket pair──► protocol, in this process
 
-The sandbox needs no network for it, and holds nothing that leads out but the channel that it has anyway, which commands
-cannot touch. It works wherever a supervisor runs, be its daemon on another machine.
+The sandbox needs no network for it. The only way out is the supervisor's channel, which commands cannot access. It
+works with any supervisor, even with a daemon on another machine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from agentrl.sandbox.contract import ProtocolFactory
 from agentrl.sandbox.supervisor_ports import PIECE
 
 MOST_CONNECTIONS = 128
-"""Of one port at the same time; more wait in the sandbox."""
+"""Maximum concurrent connections of one port; others wait in the sandbox."""
 RETRY_S = 0.05
 
 
 class Ports:
-    """The ports of one sandbox.
+    """Forwarded ports of one sandbox.
 
     Args:
-        channel: To its supervisor.
+        channel: Channel to the supervisor.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -37,10 +37,10 @@ class Ports:
         self._carrying: set[asyncio.Task[None]] = set()
 
     async def open(self, protocol: ProtocolFactory, port: int) -> int:
-        """Listen on a port of the sandbox's 127.0.0.1, and return it; 0 takes a free one.
+        """Listen on a port of the sandbox's 127.0.0.1, 0 for a free one, and return the port.
 
         Raises:
-            UsageError: it is taken.
+            UsageError: the port is in use.
             SandboxError: the sandbox is gone.
         """
         answer = await self._channel.ask("listen", port=port)
@@ -91,7 +91,7 @@ class Ports:
                 theirs.close()
             elif isinstance(transport, asyncio.Transport) and not transport.is_closing():
                 transport.abort()
-            self._channel.tell("drop", target=connection)
+            self._channel.notify("drop", target=connection)
 
     async def _receive(self, connection: int, ours: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -110,13 +110,13 @@ class Ports:
             answer = await self._channel.ask("send", body=data, target=connection)
             if answer.exit_code:
                 raise ConnectionResetError(answer.exit_code, "the program's connection broke")
-        self._channel.tell("shut", target=connection)
+        self._channel.notify("shut", target=connection)
         if _is_hung_up(ours):
-            inwards.cancel()  # nobody reads what the program may still send
+            inwards.cancel()  # the protocol does not read further data
 
 
 def _is_hung_up(end: socket.socket) -> bool:
-    """Return True if the other end is closed, and not only for writing."""
+    """Return True if the other end is closed for both reading and writing."""
     watch = select.poll()
     watch.register(end, 0)
     return any(events & select.POLLHUP for _, events in watch.poll(0))

@@ -1,12 +1,12 @@
-"""The program between this process and a program of somebody else, of which nothing is left once it has ended.
+"""Guard of an external program: kills all processes that the program leaves behind.
 
-Run by its file name, on the standard library alone:
+Run by file name, using the standard library only:
 
     python program_guard.py PARENT_PID COMMAND [ARGUMENT]...
 
-It is the subreaper of its descendants: whoever leaves the program's session, or is left by its parent, stays one of
-them. They are killed when the program has ended, on SIGTERM, and when the process that started this one is gone.
-Standard streams are the program's. The exit code is the program's, or 128 + N after signal N. Linux only.
+The guard is the subreaper of its descendants, so processes that leave the program's session or lose their parent remain
+its descendants. It kills them when the program ends, on SIGTERM, and when its parent process exits. The program
+inherits the standard streams. The exit code is the program's, or 128 + N after signal N. Linux only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 """Numbers of prctl(2)."""
 KILL_S = 5.0
-"""Seconds in which killed processes must be gone."""
+"""Seconds before killed processes must have ended."""
 ROUND_S = 0.005
 NOT_STARTED = 127
 """Exit code of a command that cannot be started."""
 
 
 def children_of(parent: int) -> set[int]:
-    """Return the processes below a process, of all generations."""
+    """Return the PIDs of all descendants of a process."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -45,11 +45,11 @@ def children_of(parent: int) -> set[int]:
 
 
 def kill_all() -> bool:
-    """Kill all descendants, and those that they start meanwhile; ``False`` if some are left."""
+    """Kill all descendants, including those started meanwhile; returns False if some are left."""
     until = time.monotonic() + KILL_S
     while time.monotonic() < until:
         left = children_of(os.getpid())
-        for step in (signal.SIGSTOP, signal.SIGKILL):  # who is stopped starts no others while the rest is killed
+        for step in (signal.SIGSTOP, signal.SIGKILL):  # stopped processes start no others while the rest is killed
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, step)
@@ -63,7 +63,7 @@ def kill_all() -> bool:
 
 
 def main() -> int:
-    """Run a command, and return the exit code."""
+    """Run a command and return its exit code."""
     parent, *command = sys.argv[1:]
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -79,7 +79,7 @@ def main() -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not kill_all():
-            os.kill(os.getpid(), signal.SIGKILL)  # as if it had been killed: what is left may do what it likes
+            os.kill(os.getpid(), signal.SIGKILL)  # signals to the caller that processes are left
     return code if code >= 0 else 128 - code
 
 

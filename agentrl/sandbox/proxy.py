@@ -1,10 +1,10 @@
-"""The proxy of sandboxes with an allow-list: ``CONNECT`` and plain HTTP, to the hosts of the list.
+"""Proxy of sandboxes with an allow-list: ``CONNECT`` and plain HTTP, to the hosts of the list.
 
 head read and checked ─► name resolved here ─► address checked ─► connected to that address ─► bytes both ways
 
-Programs find it in ``HTTP_PROXY`` and ``HTTPS_PROXY``; there is no other way out. It looks into no tunnel: what is
-checked is the host and port of ``CONNECT``. A plain request is written anew from what was understood of it, alone on
-its connection, and its ``Host`` is the one that was checked.
+Programs find it in ``HTTP_PROXY`` and ``HTTPS_PROXY``; there is no other way out. For a tunnel, only the host and port
+of ``CONNECT`` are checked. A plain request is rebuilt from its parsed head with the checked ``Host``, and is the only
+one on its connection.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, TypeAlias
 from agentrl.sandbox.allow_list import Address, AllowList, Host, read_place
 
 HEAD_S = 10.0
-"""Seconds in which the head of a request must arrive."""
+"""Seconds before the head of a request must have arrived."""
 CONNECT_S = 20.0
 LINGER_S = 10.0
-"""Seconds in which a server must take the last that was sent to it."""
+"""Seconds before a server must have received the last data."""
 LARGEST_HEAD = 64 * 1024
 PIECE = 65536
 LOOKUPS = 4
-"""Names that one sandbox may have looked up at the same time; others wait."""
+"""Maximum concurrent DNS lookups of one sandbox; others wait."""
 HTTP_PORT = 80
 _LINE = re.compile(rb"([A-Z]{1,20}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
@@ -40,15 +40,15 @@ _HOP_BY_HOP = frozenset(
 )
 Resolve: TypeAlias = Callable[[str, int], Awaitable[list[str]]]
 _names = ThreadPoolExecutor(8, "agentrl-names")
-"""Apart from the event loop's own threads: a name server that hangs holds up nothing else."""
+"""Threads for DNS lookups, separate from the event loop's, so that a hanging name server blocks nothing else."""
 
 
 class Refused(Exception):
-    """A request that is not passed on.
+    """The proxy refuses a request.
 
     Args:
-        status: Of HTTP.
-        text: What the program reads.
+        status: HTTP status.
+        text: Text for the program.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -64,15 +64,15 @@ class Request:
     host: Host
     port: int
     path: str
-    """Empty for a tunnel."""
+    """Path with query; empty for a tunnel."""
     headers: tuple[tuple[bytes, bytes], ...]
-    """What is passed on, without the host."""
+    """Forwarded headers, without the host."""
     size: int | None
-    """Bytes of the body; ``None``: in chunks."""
+    """Bytes of the body; ``None`` for a chunked body."""
 
     @property
     def head(self) -> bytes:
-        """As the server gets it."""
+        """Head of the request for the server."""
         shown = f"[{self.host}]" if isinstance(self.host, ipaddress.IPv6Address) else str(self.host)
         place = shown if self.port == HTTP_PORT else f"{shown}:{self.port}"
         lines = [f"{self.method} {self.path} HTTP/1.1".encode(), f"Host: {place}".encode()]
@@ -81,15 +81,15 @@ class Request:
 
 
 def read_request(head: bytes) -> Request:
-    """Read a head, strictly: what two servers could read differently is refused.
+    """Parse a head strictly: ambiguous requests, which servers could parse differently, are refused.
 
     Raises:
-        Refused: with status 400.
+        Refused: the head is invalid (status 400).
     """
     first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
     line = _LINE.fullmatch(first)
     if line is None:
-        raise Refused(400, "the request line is not understood")
+        raise Refused(400, "the request line is invalid")
     method, target = line[1].decode(), line[2].decode()
     if method == "CONNECT":
         host, port = _read_target(target)
@@ -98,11 +98,11 @@ def read_request(head: bytes) -> Request:
         return Request(method, host, port, "", (), 0)
     address = _ABSOLUTE.fullmatch(target)
     if address is None:
-        raise Refused(400, "this is a proxy: it takes CONNECT HOST:PORT, and METHOD http://HOST/PATH")
+        raise Refused(400, "this is a proxy: it accepts CONNECT HOST:PORT and METHOD http://HOST/PATH")
     host, port = _read_target(address[1])
     path = address[2] or "/"
     headers = [_read_header(one) for one in lines]
-    kept, size = _passed_on(headers)
+    kept, size = _filter_headers(headers)
     return Request(method, host, port or HTTP_PORT, path if path.startswith("/") else f"/{path}", kept, size)
 
 
@@ -116,11 +116,11 @@ def _read_target(text: str) -> tuple[Host, int | None]:
 def _read_header(line: bytes) -> tuple[bytes, bytes]:
     found = _HEADER.fullmatch(line)
     if found is None:
-        raise Refused(400, "a header is not understood")
+        raise Refused(400, "a header is invalid")
     return found[1], found[2].rstrip(b" \t")
 
 
-def _passed_on(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[bytes, bytes], ...], int | None]:
+def _filter_headers(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[bytes, bytes], ...], int | None]:
     """Return the headers for the server, and the size of the body."""
     by_name: dict[bytes, list[bytes]] = {}
     for name, value in headers:
@@ -129,7 +129,7 @@ def _passed_on(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[bytes, b
     if len(sizes) + len(codings) > 1 or len(by_name.get(b"host", [])) > 1:
         raise Refused(400, "the size of the body, or the host, is stated twice")
     if any(not re.fullmatch(rb"[0-9]{1,18}", size) for size in sizes) or any(c.lower() != b"chunked" for c in codings):
-        raise Refused(400, "the size of the body is not understood")
+        raise Refused(400, "the size of the body is invalid")
     named = {word.strip().lower() for value in by_name.get(b"connection", []) for word in value.split(b",")}
     dropped = _HOP_BY_HOP | (named - {b"content-length", b"transfer-encoding"})
     kept = tuple((name, value) for name, value in headers if name.lower() not in dropped)
@@ -137,15 +137,15 @@ def _passed_on(headers: list[tuple[bytes, bytes]]) -> tuple[tuple[tuple[bytes, b
 
 
 _LEFT = (OSError, asyncio.IncompleteReadError)
-"""One side of a connection has left."""
+"""Errors when one side has closed a connection."""
 
 
 class HostProxy:
-    """The proxy of one sandbox.
+    """Proxy of one sandbox.
 
     Args:
-        allowed: What may be reached.
-        resolve: Finds the addresses of a name; the system's resolver, unless said otherwise.
+        allowed: Hosts that may be reached.
+        resolve: Resolves a name to addresses; the system's resolver by default.
     """
 
     def __init__(self, allowed: AllowList, *, resolve: Resolve | None = None) -> None:
@@ -160,7 +160,7 @@ class HostProxy:
         return asyncio.StreamReaderProtocol(reader, lambda *ends: self._begin(self._serve(*ends)))
 
     def protocol_to(self, host: Host, port: int) -> Callable[[], asyncio.BaseProtocol]:
-        """Make the protocol of connections to one place of the list, of whatever they speak."""
+        """Return the maker of protocols for raw connections to one listed host and port."""
         request = Request("CONNECT", host, port, "", (), 0)
 
         def make() -> asyncio.BaseProtocol:
@@ -185,13 +185,15 @@ class HostProxy:
         with contextlib.closing(writer), contextlib.suppress(*_LEFT):
             try:
                 request = await _receive_head(reader)
-                async with self._connected(request) as (answers, server):
+                async with self._server(request) as (answers, server):
                     if request.method == "CONNECT":
                         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                        await _both(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
+                        await _run_pair(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
                     else:
                         server.write(request.head)
-                        await _both(_send_body(reader, server, request.size), _copy(answers, writer), is_tunnel=False)
+                        await _run_pair(
+                            _send_body(reader, server, request.size), _copy(answers, writer), is_tunnel=False
+                        )
             except Refused as refused:
                 writer.write(_answer(refused.status, str(refused)))
 
@@ -199,11 +201,11 @@ class HostProxy:
         self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with contextlib.closing(writer), contextlib.suppress(Refused, *_LEFT):
-            async with self._connected(request) as (answers, server):
-                await _both(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
+            async with self._server(request) as (answers, server):
+                await _run_pair(_copy(reader, server), _copy(answers, writer), is_tunnel=True)
 
     @contextlib.asynccontextmanager
-    async def _connected(self, request: Request) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    async def _server(self, request: Request) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         try:
             async with asyncio.timeout(CONNECT_S):
                 answers, server = await self._connect(request, f"{request.host}:{request.port}")
@@ -223,7 +225,7 @@ class HostProxy:
         addresses = await self._addresses(request)
         allowed = [one for one in addresses if self._may_lead_to(one, request.port)]
         if not allowed:
-            raise Refused(403, f"{place} leads to no public address, and that address is not listed itself")
+            raise Refused(403, f"{place} does not resolve to a public or listed address")
         problem = ""
         for address in allowed:
             try:
@@ -237,15 +239,15 @@ class HostProxy:
             return [request.host]
         await self._lookups.acquire()
         looking = asyncio.ensure_future(self._resolve(request.host, request.port))
-        looking.add_done_callback(self._looked_up)
+        looking.add_done_callback(self._release_lookup)
         try:
             found = await asyncio.shield(looking)
         except OSError as error:
             raise Refused(502, f"{request.host} has no address: {error.strerror or error}") from error
         return [ipaddress.ip_address(one) for one in found]
 
-    def _looked_up(self, looking: asyncio.Future[list[str]]) -> None:
-        """Let the next lookup begin: not before this one's thread is free, though its request may have given up."""
+    def _release_lookup(self, looking: asyncio.Future[list[str]]) -> None:
+        """Let the next lookup begin once the thread of this one is free, even if its request was abandoned."""
         self._lookups.release()
         if not looking.cancelled():
             looking.exception()
@@ -263,7 +265,7 @@ async def _look_up(name: str, port: int) -> list[str]:
 
 
 def _is_this_machine(address: Address) -> bool:
-    """Return True for an address of this machine; asks the routing table, and sends nothing."""
+    """Return True for an address of this machine, according to the routing table; no data is sent."""
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -283,8 +285,10 @@ async def _receive_head(reader: asyncio.StreamReader) -> Request:
         raise Refused(431, "the head of the request is too long") from None
 
 
-async def _both(sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None], *, is_tunnel: bool) -> None:
-    """Run both until one fails, or both have ended; a plain request is over when its answer has ended."""
+async def _run_pair(
+    sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None], *, is_tunnel: bool
+) -> None:
+    """Run both until one fails or both have ended; a plain request ends with its answer."""
     tasks = [asyncio.create_task(sending), asyncio.create_task(receiving)]
     if not is_tunnel:
         tasks[1].add_done_callback(lambda _: tasks[0].cancel())
@@ -308,25 +312,25 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _send_body(reader: asyncio.StreamReader, server: asyncio.StreamWriter, size: int | None) -> None:
-    """Send a body of the stated size, and nothing after it: what follows it would be another request."""
+    """Send a body of the given size; further data raises an error, as it would be another request."""
     if size is None:
         await _send_chunks(reader, server)
     while size:
         data = await reader.read(min(size, PIECE))
         if not data:
-            raise ConnectionError("the body is not complete")
+            raise ConnectionError("the body is incomplete")
         size -= len(data)
         server.write(data)
         await server.drain()
     if await reader.read(1):
-        raise ConnectionError("there is one request on each connection")
+        raise ConnectionError("only one request per connection is allowed")
 
 
 async def _send_chunks(reader: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
     while True:
         line = _CHUNK.fullmatch(await _line_of(reader))
         if line is None:
-            raise ConnectionError("a chunk is not understood")
+            raise ConnectionError("a chunk is invalid")
         left = int(line[1], 16)
         if left == 0:
             break
@@ -337,9 +341,9 @@ async def _send_chunks(reader: asyncio.StreamReader, server: asyncio.StreamWrite
             server.write(data)
             await server.drain()
         if await reader.readexactly(2) != b"\r\n":
-            raise ConnectionError("a chunk is not understood")
+            raise ConnectionError("a chunk is invalid")
         server.write(b"\r\n")
-    while await _line_of(reader) != b"\r\n":  # trailers are not passed on
+    while await _line_of(reader) != b"\r\n":  # trailers are not forwarded
         pass
     server.write(b"0\r\n\r\n")
 
@@ -361,7 +365,7 @@ def variables(port: int) -> Mapping[str, str]:
     """Return the environment variables with which programs find the proxy.
 
     Args:
-        port: Of the sandbox's 127.0.0.1.
+        port: Port on the sandbox's 127.0.0.1.
     """
     url, direct = f"http://127.0.0.1:{port}", "127.0.0.1,localhost,::1"
     given = {"http_proxy": url, "https_proxy": url, "no_proxy": direct}

@@ -1,6 +1,6 @@
-"""Base of sandboxes with a supervisor inside, however that got there: commands, files, snapshots, running programs.
+"""Base of sandboxes with a supervisor inside: commands, files, snapshots, running programs.
 
-The supervisor is sent into a sandbox as a few words for Python's command line, and the code that it reads first.
+The supervisor is sent into a sandbox as a short bootstrap on Python's command line, followed by its code on the socket.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 OLDEST_PYTHON = (3, 10)
 TOO_OLD = "this Python is too old"
 PACKAGE = "agentrl.sandbox"
-"""Holds the supervisor's modules inside, too, and nothing else there."""
+"""Name of the package with the supervisor's modules, also inside the sandbox."""
 _BOOT = f"""
 import sys, os
 if sys.version_info < {OLDEST_PYTHON}:
@@ -66,17 +66,17 @@ for name, code, source in modules:
 made.main(read_part())
 """
 BOOT = ("-I", "-S", "-B", "-c", _BOOT)
-"""Arguments with which Python is started; it reads an `opening`."""
+"""Arguments of the sandbox's Python, which then reads an `opening`."""
 
 
 def opening(settings: dict[str, Any]) -> bytes:
-    """Make what the supervisor reads first: its code, and its settings."""
+    """Build the supervisor's first input: its code and its settings."""
     return b"".join(struct.pack("<I", len(part)) + part for part in (_supervisor_code(), marshal.dumps(settings)))
 
 
 @functools.cache
 def _supervisor_code() -> bytes:
-    """Compiled code for a Python like this one, and its source for others."""
+    """Return the supervisor's compiled code, for this version of Python, with its source for other versions."""
     modules = [_code_of(module) for module in (supervisor_files, supervisor_ports, supervisor)]
     return marshal.dumps((importlib.util.MAGIC_NUMBER, modules))
 
@@ -88,7 +88,7 @@ def _code_of(module: ModuleType) -> tuple[str, bytes, str | None]:
 
 
 class PollingProcess(SandboxProcess):
-    """Process whose back end is asked for each next piece of output. What a cancelled reader asked for is kept."""
+    """Process whose output is requested in parts. A part that a cancelled reader requested is kept."""
 
     def __init__(self) -> None:
         self._pull: asyncio.Task[bytes] | None = None
@@ -96,7 +96,7 @@ class PollingProcess(SandboxProcess):
 
     @abstractmethod
     async def _next_piece(self) -> bytes:
-        """The next piece of its output; empty at the end.
+        """Request the next part of the output; empty at the end.
 
         Raises:
             SandboxError: the sandbox is gone.
@@ -126,10 +126,10 @@ class PollingProcess(SandboxProcess):
         return line
 
     async def _more(self) -> bool:
-        """Add the next piece to what was pulled; whether there was one."""
+        """Request the next part; returns False at the end of the output."""
         if self._pull is None:
             self._pull = asyncio.create_task(self._next_piece())
-            self._pull.add_done_callback(seen)
+            self._pull.add_done_callback(ignore_error)
         pull = self._pull
         try:
             piece = await asyncio.shield(pull)
@@ -140,31 +140,31 @@ class PollingProcess(SandboxProcess):
         return bool(piece)
 
 
-def seen(task: asyncio.Task[object]) -> None:
-    """Mark a task's error as seen, so that it is not logged when the task is never awaited."""
+def ignore_error(task: asyncio.Task[object]) -> None:
+    """Mark a task's error as retrieved, so that it is not logged if the task is never awaited."""
     if not task.cancelled():
         task.exception()
 
 
 class StreamingProcess(PollingProcess):
-    """See `SandboxProcess`.
+    """Process under a supervisor.
 
     Args:
-        channel: To the supervisor.
-        number: Of the request that started it.
-        ended: Its result, at its end.
+        channel: Channel to the supervisor.
+        number: Number of the request that started the process.
+        ended: Task that returns the result when the process ends.
     """
 
     def __init__(self, channel: Channel, number: int, ended: asyncio.Task[ExecResult]) -> None:
         super().__init__()
         self._channel, self._number, self._ended = channel, number, ended
-        self._ended.add_done_callback(seen)
+        self._ended.add_done_callback(ignore_error)
 
     async def write(self, data: bytes) -> None:
         """See `SandboxProcess.write`."""
         answer = await self._channel.ask("push", body=data, target=self._number)
         if answer.exit_code != 0:
-            raise BrokenPipeError(answer.exit_code, "the program in the sandbox reads no more")
+            raise BrokenPipeError(answer.exit_code, "the program in the sandbox has closed its input")
 
     async def _next_piece(self) -> bytes:
         return (await self._channel.ask("pull", target=self._number)).stdout
@@ -181,25 +181,25 @@ class StreamingProcess(PollingProcess):
         """See `SandboxProcess.kill`."""
         await self._channel.ask("signal", target=self._number, signal=int(signal.SIGKILL))
         await self.wait()
-        self._channel.tell("release", target=self._number)
+        self._channel.notify("release", target=self._number)
 
 
 GRACE_S = 30.0
-"""How much later than its deadline a command's answer may come before the sandbox counts as broken."""
+"""Seconds after a command's deadline before the sandbox counts as broken."""
 FILE_SECONDS = 60.0
 
 
 class SupervisedSandbox(Sandbox):
-    """A sandbox in which a supervisor (`agentrl.sandbox.supervisor`) does what is asked for.
+    """Sandbox in which a supervisor (`agentrl.sandbox.supervisor`) serves the requests.
 
     Args:
-        spec: What it is like.
+        spec: Specification of the sandbox.
     """
 
     counts_memory = False
-    """Whether a control group counts the memory of all commands together."""
+    """True if a control group counts the memory of all commands together."""
     counts_processes = True
-    """Whether the commands' user is theirs alone, so that its processes can be counted."""
+    """True if the commands have their own user, so that a limit per user counts their processes."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
@@ -214,9 +214,10 @@ class SupervisedSandbox(Sandbox):
         return await self._ports.open(protocol, port)
 
     async def _open_network(self) -> None:
-        """Let commands reach the hosts of an allow-list; called once the supervisor is ready.
+        """Open the proxy to the hosts of an allow-list; called once the supervisor is ready.
 
-        Listed ports of this machine's 127.0.0.1 are the same ports inside: clients take no proxy to that address.
+        Listed ports of this machine's 127.0.0.1 are forwarded from the same ports inside, as clients do not use a proxy
+        for that address.
         """
         if self._proxy is not None:
             self._proxy_variables = variables(await self.forward(self._proxy.protocol))
@@ -230,11 +231,11 @@ class SupervisedSandbox(Sandbox):
 
     @abstractmethod
     def _why_lost(self) -> str:
-        """Say why the supervisor is gone."""
+        """Return why the supervisor is gone."""
 
     @abstractmethod
     def _own_variables(self) -> dict[str, str]:
-        """The environment variables of this back end: ``PATH``, and what else it has."""
+        """Return the environment variables of this back end, such as ``PATH``."""
 
     def _variables(self, more: Mapping[str, str] = NO_VARIABLES) -> dict[str, str]:
         return {
@@ -251,34 +252,34 @@ class SupervisedSandbox(Sandbox):
         }
 
     def _memory_kills(self) -> int:
-        """Count the processes that the kernel has killed for want of memory, where the supervisor does not tell."""
+        """Return the number of processes killed for lack of memory, if the supervisor does not report it."""
         return 0
 
     async def exec(self, command: Command, *, stdin: bytes = b"", **options: Unpack[CommandOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
-        return await self._start_job(self._executed(command, **options), stdin)
+        return await self._start_job(self._exec_request(command, **options), stdin)
 
     async def spawn(self, command: Command, **options: Unpack[CommandOptions]) -> SandboxProcess:
         """See `Sandbox.spawn`."""
-        request = self._executed(command, **options)
+        request = self._exec_request(command, **options)
         given = options.get("limits") or Limits()
         request |= {"seconds": given.seconds or float("inf"), "spawned": True}
         if given.cpu_seconds is None:
             request["limits"] = [limit for limit in request["limits"] if limit[0] != resource.RLIMIT_CPU]
         number = self._channel.next_number()
         ended = asyncio.create_task(self._ask_start(number, request))
-        await asyncio.sleep(0)  # the request is on its way
+        await asyncio.sleep(0)  # lets the task send the request
         return StreamingProcess(self._channel, number, ended)
 
-    def _executed(self, command: Command, **options: Unpack[CommandOptions]) -> dict[str, Any]:
+    def _exec_request(self, command: Command, **options: Unpack[CommandOptions]) -> dict[str, Any]:
         own = options.get("limits")
-        allowed = self.spec.limits.narrowed(own)
+        allowed = self.spec.limits.narrow(own)
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         variables = self._variables(options.get("env", NO_VARIABLES))
         names_are_good = all(name and "=" not in name for name in variables)
         if not argv or not names_are_good or any("\0" in word for word in (*argv, *variables, *variables.values())):
             raise UsageError(
-                "a command is not understood", got=repr(argv)[:200], expected="words without NUL, NAME: value"
+                "a command is invalid", got=repr(argv)[:200], expected="arguments and variables without NUL"
             )
         return {
             "action": "exec",
@@ -292,7 +293,7 @@ class SupervisedSandbox(Sandbox):
         }
 
     def _resource_limits(self, allowed: Limits, own: Limits | None) -> list[tuple[int, int]]:
-        """Limits of each process, for ``setrlimit``; a group counts memory where there is one."""
+        """Return the limits of each process, for ``setrlimit``; with a control group, that counts the memory."""
         limits = {
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: 1024,
@@ -304,17 +305,17 @@ class SupervisedSandbox(Sandbox):
         return [(kind, most) for kind, most in limits.items() if most is not None]
 
     async def _start_job(self, request: dict[str, Any], stdin: bytes) -> ExecResult:
-        """Run it to its end; cancelling the call kills it."""
+        """Run a command until it ends; it is killed if this call is cancelled."""
         number = self._channel.next_number()
         try:
             async with asyncio.timeout(request["seconds"] + GRACE_S):
                 return await self._ask_start(number, request, stdin)
         except TimeoutError as late:
             raise SandboxError(
-                "the sandbox does not answer", got=f"nothing in {request['seconds'] + GRACE_S} s"
+                "the sandbox does not answer", got=f"no answer in {request['seconds'] + GRACE_S} s"
             ) from late
         except asyncio.CancelledError:
-            self._channel.tell("signal", target=number, signal=int(signal.SIGKILL))
+            self._channel.notify("signal", target=number, signal=int(signal.SIGKILL))
             raise
 
     async def _ask_start(self, number: int, request: dict[str, Any], stdin: bytes = b"") -> ExecResult:
@@ -338,7 +339,7 @@ class SupervisedSandbox(Sandbox):
 
     async def _on_file(self, action: str, path: str, data: bytes = b"", *, output: int = 0, **more: Any) -> bytes:
         if not path or "\0" in path or not _can_be_sent(path):
-            raise SandboxFileError("a path is not understood", got=ascii(path))
+            raise SandboxFileError("a path is invalid", got=ascii(path))
         limits = [(resource.RLIMIT_FSIZE, self.spec.limits.file_bytes)]
         request = {"action": action, "path": path, "cwd": self.folder, "seconds": FILE_SECONDS, "spawned": False}
         request |= {"limits": limits, "output": max(output, 4096), **more}
@@ -351,23 +352,23 @@ class SupervisedSandbox(Sandbox):
     async def snapshot(self) -> bytes:
         """See `Sandbox.snapshot`."""
         most = 2 * (self.spec.limits.disk_bytes or 0)
-        request = self._executed(["/bin/tar", "-cf", "-", "."])
+        request = self._exec_request(["/bin/tar", "-cf", "-", "."])
         result = await self._start_job({**request, "output": most}, b"")
         if not result.succeeded or result.truncated:
-            raise SandboxFileError("no snapshot can be made", got=result.stderr.decode(errors="replace").strip())
+            raise SandboxFileError("a snapshot cannot be made", got=result.stderr.decode(errors="replace").strip())
         return result.stdout
 
     async def restore(self, snapshot: bytes) -> None:
         """See `Sandbox.restore`."""
         await self._channel.ask("kill_all")
         script = "find . -mindepth 1 -delete && exec /bin/tar -xpf -"
-        result = await self._start_job(self._executed(script), snapshot)
+        result = await self._start_job(self._exec_request(script), snapshot)
         if not result.succeeded:
             raise SandboxFileError("a snapshot cannot be restored", got=result.stderr.decode(errors="replace").strip())
 
 
 def _can_be_sent(path: str) -> bool:
-    """Names of files that are no text come with marks, which are sent back; other halves of characters mean nothing."""
+    """Return True if a path can be encoded: undecodable file names are escaped, other lone surrogates are invalid."""
     try:
         os.fsencode(path)
     except UnicodeEncodeError:

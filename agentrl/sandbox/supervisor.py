@@ -1,11 +1,11 @@
-"""The first process inside a sandbox: runs commands for the host, which speaks to it over a socket or two pipes.
+"""Supervisor: the first process inside a sandbox, which runs commands for the host over a socket or two pipes.
 
-It is sent there as compiled code, with two modules of its own, and imports only what starts quickly. Each command runs
-below a keeper, a process that adopts what the command leaves behind. When the keeper ends, by itself or killed at the
-deadline, all that was below it becomes this process's child and is killed: stopped first, so that a fork bomb cannot
-outrun it.
+It is sent there as compiled code, with two helper modules, and imports only modules that load quickly. Each command
+runs below a keeper, a process that adopts the command's orphans. When the keeper ends, by itself or killed at the
+deadline, its descendants become this process's children and are killed; they are stopped first, so that a fork bomb
+cannot outrun this process.
 
-A request is ``<II`` (bytes of the header, of the body), a marshalled dictionary, and the body. An answer is `ANSWER`
+A request is ``<II`` (bytes of the header and the body), a marshalled dictionary, and the body. An answer is `ANSWER`
 (request, flags, exit code, seconds, bytes of the two payloads), and the payloads.
 """
 
@@ -36,11 +36,11 @@ PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 CANNOT_RUN, NOT_FOUND = 126, 127
 FILE_ERROR = 1
 THREADS = 17
-"""The field of ``/proc/PID/stat``, counted after the name."""
+"""Index of the thread count in ``/proc/PID/stat``, counted after the name."""
 ROUNDS = 100
 LONGEST_WAIT_S = 1e6
 MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
-"""Where a container sees its own control group, under v2 and v1."""
+"""Files of a container's own control group, under v2 and v1."""
 FIRST_TO_DIE = b"1000"
 
 SIGINT, SIGKILL, SIGTERM, SIGSTOP = 2, 9, 15, 19
@@ -52,7 +52,7 @@ _libc = ctypes.CDLL(None)
 
 
 class RunningCommand:
-    """A command, or an action on a file, below its keeper."""
+    """Command, or action on a file, that runs below its keeper."""
 
     def __init__(
         self, request: dict[str, Any], stdin: bytes, keeper: int, pipes: tuple[int, int, int], kills: int
@@ -74,18 +74,18 @@ class RunningCommand:
             os.set_blocking(fd, False)
 
     def keep(self, kept: bytearray, data: bytes) -> None:
-        """Add output up to the limit."""
+        """Append output up to the limit."""
         room = self.most - len(kept)
         self.truncated |= len(data) > room
         kept += data[: max(room, 0)]
 
 
 class Supervisor:
-    """Serves requests until the socket closes; then everything in the sandbox dies with it.
+    """Server of the host's requests. It ends when the socket closes, and all processes in the sandbox die with it.
 
     Args:
-        settings: Sent by the host: the user to become, control groups to join, the writable folder, the file descriptor
-            for answers. In a container, where no host kills it, also seconds to live and filters of system calls.
+        settings: Settings from the host: user of commands, control groups to join, working folder, file descriptor for
+            answers. In a container, which the host does not kill, also the lifetime in seconds and seccomp filters.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class Supervisor:
         self._watch(0, select.POLLIN, self._receive)
 
     def serve(self) -> NoReturn:
-        """Say that it is ready, and go on until the host closes its end."""
+        """Report that the supervisor is ready, and serve until the host closes its end."""
         self._answer(0)
         while True:
             for fd, _ in self.poll.poll(self._patience()):
@@ -115,7 +115,7 @@ class Supervisor:
                     self._signal(job, SIGKILL)
 
     def _patience(self) -> float:
-        """Milliseconds until the next deadline."""
+        """Return the milliseconds until the next deadline."""
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
         left: float = min([*deadlines, self.end]) - time.monotonic()
         return min(max(0.0, left), LONGEST_WAIT_S) * 1000 + 1
@@ -184,7 +184,7 @@ class Supervisor:
             theirs, ours = _pipes()
             keeper = os.fork()
         except OSError as error:
-            self._answer(request["number"], flags=BROKEN, err=f"no new process: {error}".encode())
+            self._answer(request["number"], flags=BROKEN, err=f"cannot create a process: {error}".encode())
             return
         if keeper == 0:
             _keep(request, self.settings, theirs)
@@ -210,7 +210,7 @@ class Supervisor:
         job.keep(job.err, data or b"")
 
     def _feed(self, job: RunningCommand) -> None:
-        """Write what waits for the command; an entry without data closes its input."""
+        """Write pending input of the command; an entry without data closes its input."""
         while job.to_write and job.stdin >= 0:
             number, data = job.to_write.pop(0)
             try:
@@ -257,7 +257,7 @@ class Supervisor:
             self._deliver(job)
 
     def _deliver(self, job: RunningCommand) -> None:
-        """Answer the waiting pull; a program that has ended has nothing to add to what its pipe holds."""
+        """Answer the waiting pull; once the program has ended, its pipe contains all remaining output."""
         data = _read(job.stdout)
         if data is None and not job.ended:
             return
@@ -268,7 +268,7 @@ class Supervisor:
         self._answer(number, out=data or b"")
 
     def _release(self, job: RunningCommand) -> None:
-        """Close its output, which is not read any more."""
+        """Close the output of a program, which is not read further."""
         job.stdout = self._close(job.stdout)
         if job.ended:
             self.jobs.pop(job.number, None)
@@ -283,7 +283,7 @@ class Supervisor:
             send_signal(pid, number)
 
     def _end(self, job: RunningCommand) -> None:
-        """The keeper ended: kill what it left behind, take the last output, answer."""
+        """Handle the end of a keeper: kill remaining processes, read the last output, and answer."""
         job.handle = self._close(job.handle)
         code = os.waitstatus_to_exitcode(os.waitpid(job.keeper, 0)[1])
         job.ended = True
@@ -310,7 +310,7 @@ class Supervisor:
             self._deliver(job)
 
     def _memory_kills(self) -> int:
-        """Count the processes of this container that the kernel has killed for want of memory."""
+        """Return the number of processes of this container that the kernel has killed for lack of memory."""
         for path in MEMORY_EVENTS if self.is_in_container else ():
             try:
                 with open(path, "rb") as file:
@@ -321,7 +321,7 @@ class Supervisor:
         return 0
 
     def _kill_strays(self) -> None:
-        """Kill every process below this one that is below no keeper of a running job."""
+        """Kill every descendant of this process that is not below the keeper of a running job."""
         keepers = {job.keeper for job in self.jobs.values() if not job.ended}
         stopped: set[int] = set()
         for _ in range(ROUNDS):
@@ -343,7 +343,7 @@ class Supervisor:
 
 
 def process_parents() -> dict[int, int]:
-    """The parent of each process that is there; a zombie is, when threads of it go on."""
+    """Return the parent of each living process, including zombies with running threads."""
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -358,7 +358,7 @@ def process_parents() -> dict[int, int]:
 
 
 def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
-    """The roots, and all that descend from them."""
+    """Return the roots and all their descendants."""
     found = set(roots)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
@@ -366,7 +366,7 @@ def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Send a signal; return whether the process existed."""
+    """Send a signal; returns False if the process does not exist."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -375,14 +375,14 @@ def send_signal(pid: int, number: int) -> bool:
 
 
 def _kill_all() -> None:
-    """End everything, other jobs too: some process here escapes being stopped."""
+    """Kill all processes, including other jobs, as some process cannot be stopped."""
     if os.getpid() != 1:
         os._exit(1)
     os.kill(-1, SIGKILL)
 
 
 def _reap(killed: set[int]) -> None:
-    """Wait for killed processes. Those below another one become ours when that one has ended."""
+    """Wait for killed processes. Descendants of another process become this process's children when that one ends."""
     waiting, before = set(killed), len(killed) + 1
     while len(waiting) < before:
         before = len(waiting)
@@ -390,7 +390,7 @@ def _reap(killed: set[int]) -> None:
 
 
 def _reap_any(keepers: set[int]) -> bool:
-    """Reap one dead child. A dead keeper stops this until its event has been handled."""
+    """Reap one dead child; returns False if there is none, or if it is a keeper whose event is not handled yet."""
     try:
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -407,7 +407,7 @@ def _reap_one(pid: int) -> bool:
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-    """Standard input, output and error: the command's ends, and ours."""
+    """Create pipes for standard input, output and error; returns the command's ends and this process's ends."""
     opened: list[int] = []
     try:
         for _ in range(3):
@@ -420,7 +420,7 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
 
 
 def _read(fd: int) -> bytes | None:
-    """Read what a pipe holds; empty at its end, ``None`` when nothing is there."""
+    """Read the content of a pipe; empty at its end, ``None`` if no data is available."""
     try:
         return os.read(fd, PIECE)
     except BlockingIOError:
@@ -428,7 +428,7 @@ def _read(fd: int) -> bytes | None:
 
 
 def _drain(fd: int, keep: Callable[[bytes], None]) -> None:
-    """Take what a pipe still holds, but no more than a pipe can hold: its other end may still be open elsewhere."""
+    """Read the rest of a pipe, but at most a pipe's capacity, as its other end may still be open elsewhere."""
     for _ in range(17):
         data = _read(fd) if fd >= 0 else None
         if not data:
@@ -437,7 +437,7 @@ def _drain(fd: int, keep: Callable[[bytes], None]) -> None:
 
 
 def _keep(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int, int, int]) -> NoReturn:
-    """Start the command, adopt what it leaves, end with its exit code."""
+    """Start the command, adopt its orphans, and exit with its exit code."""
     code = CANNOT_RUN
     try:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -466,7 +466,7 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         os.closerange(3, HIGHEST_FD)
         if "life" in settings:
             with open("/proc/self/oom_score_adj", "wb") as file:
-                file.write(FIRST_TO_DIE)  # rather than the supervisor, which is counted with the commands here
+                file.write(FIRST_TO_DIE)  # protects the supervisor, which is in the same control group
         for number in (SIGPIPE, SIGXFSZ, SIGINT, SIGTERM, SIGHUP):
             _libc.signal(number, DEFAULT)
         for kind, most in request["limits"]:
@@ -488,19 +488,19 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         _complain(error)
     except OSError as error:
         _complain(error)
-    except ValueError as error:  # text that cannot be encoded
+    except ValueError as error:  # a text cannot be encoded
         os.write(2, f"{error}\n".encode(errors="backslashreplace"))
     finally:
         os._exit(code)
 
 
 def _filter(program: bytes) -> None:
-    """Have the kernel refuse system calls, from here on and to all that is started."""
+    """Install a seccomp filter for this process and its descendants."""
     steps = ctypes.create_string_buffer(program, len(program))
     argument = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
     _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(argument), 0, 0) != 0:
-        raise OSError("system calls cannot be filtered")
+        raise OSError("a seccomp filter cannot be installed")
 
 
 def _complain(error: OSError) -> None:
@@ -522,7 +522,7 @@ def _run(request: dict[str, Any]) -> int:
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
-    """Become a program, found as a shell would find it."""
+    """Replace this process with a program, which is looked up as in a shell."""
     if "/" in argv[0]:
         os.execve(argv[0], argv, env)
     refused: OSError = FileNotFoundError(errno.ENOENT, "command not found", argv[0])
@@ -538,7 +538,7 @@ def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
 
 
 def main(settings: dict[str, Any]) -> NoReturn:
-    """Set up as the host's settings say, and serve."""
+    """Apply the host's settings and serve."""
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (SIGINT, SIGTERM, SIGHUP):
@@ -548,6 +548,6 @@ def main(settings: dict[str, Any]) -> NoReturn:
     for folder in settings.get("owned", [settings["folder"]]) if settings["user"] else []:
         os.chown(folder, settings["user"], settings["user"])
     if "filters" in settings and os.uname().machine not in settings["filters"]:
-        os.write(2, f"no filter of system calls for {os.uname().machine}".encode())
+        os.write(2, f"no seccomp filter for {os.uname().machine}".encode())
         os._exit(1)
     Supervisor(settings).serve()

@@ -1,6 +1,6 @@
-"""Files of a sandbox, read and written for the host; a part of the supervisor, inside the sandbox.
+"""File actions of the supervisor, inside the sandbox: files are read and written for the host.
 
-Each action runs in a process of its own, with the rights of commands.
+Each action runs in a separate process, with the rights of commands.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _require_plain(fd: int, path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "is a folder", path)
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a plain file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -1,7 +1,7 @@
-"""Ports of a sandbox's own loopback whose connections the host serves; a part of the supervisor, inside the sandbox.
+"""Port forwarding of the supervisor, inside the sandbox: ports of its loopback whose connections the host serves.
 
-The host asks for each connection and for each piece of data (`agentrl.sandbox.ports`), so that nothing piles up here.
-What flows is not looked at.
+The host requests each connection and each piece of data (`agentrl.sandbox.ports`), so that no data accumulates here.
+The data is not inspected.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ LOOPBACK = "127.0.0.1"
 
 
 class Connection:
-    """Connection of a program in the sandbox, and what the host asked of it."""
+    """Connection of a program in the sandbox, with the host's pending requests."""
 
     def __init__(self, end: _socket.socket) -> None:
         self.end = end
         self.receiving = 0
-        """The request to be answered with the next data; 0: none."""
+        """Number of the request to answer with the next data; 0 for none."""
         self.sending = 0
         self.unsent = memoryview(b"")
 
 
 class Ports:
-    """Listens for the host.
+    """Ports that listen for the host.
 
     Args:
-        watch: Has the poll loop call an action when one of the events happens to a file descriptor.
-        forget: Ends that.
+        watch: Registers a file descriptor, poll events, and an action with the poll loop.
+        forget: Unregisters a file descriptor.
         answer: Sends an answer to the host.
     """
 
@@ -53,7 +53,7 @@ class Ports:
         self._count = 0
 
     def handle(self, request: dict[str, Any], body: bytes) -> None:
-        """Do what the host asks for."""
+        """Serve a request of the host."""
         number, connection = request["number"], self._open.get(request.get("target", 0))
         match request["method"]:
             case "listen":
@@ -91,10 +91,10 @@ class Ports:
         self._answer(number, code=port)
 
     def _accept(self, number: int, listening: Any) -> None:
-        self._watch(listening.fileno(), select.POLLIN, lambda: self._accepted(number, listening))
+        self._watch(listening.fileno(), select.POLLIN, lambda: self._answer_accept(number, listening))
 
-    def _accepted(self, number: int, listening: Any) -> None:
-        """Answer with the connection's number; 0 when it is gone again, or there is no room for it."""
+    def _answer_accept(self, number: int, listening: Any) -> None:
+        """Answer with the connection's number; 0 if it was closed already, or cannot be accepted."""
         self._forget(listening.fileno())
         try:
             fd, _ = listening._accept()
@@ -109,7 +109,7 @@ class Ports:
         self._answer(number, code=self._count)
 
     def _advance(self, connection: Connection) -> None:
-        """Send and receive as far as it goes, and wait for the rest."""
+        """Send and receive as much as possible, and wait for the rest."""
         if connection.sending:
             self._send(connection)
         if connection.receiving:
@@ -133,7 +133,7 @@ class Ports:
         self._answer(number, code=code)
 
     def _receive(self, connection: Connection) -> None:
-        """Answer with data; without any at the end, and with an error number when the connection broke."""
+        """Answer with data, which is empty at the end; with an error number if the connection broke."""
         data, code = b"", 0
         try:
             data = connection.end.recv(PIECE)
@@ -147,5 +147,5 @@ class Ports:
     def _shut(self, connection: Connection) -> None:
         try:
             connection.end.shutdown(_socket.SHUT_WR)
-        except OSError:  # the other side has left
+        except OSError:  # the other side has closed the connection
             return

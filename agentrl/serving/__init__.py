@@ -1,4 +1,4 @@
-"""Policy engines, and the kinds of servers that a run launches or attaches to."""
+"""Policy engines and inference servers that a run launches or connects to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.serving.launch import LaunchCommand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerKind:
-    """One engine of servers; the signatures are those of `agentrl.serving.vllm`."""
+    """Launch command and client of one inference server; signatures as in `agentrl.serving.vllm`."""
 
     name: str
     """Name of its package."""
@@ -26,12 +26,12 @@ KINDS: Mapping[type[ServerEngineConfig], ServerKind] = {
     VLLMEngineConfig: ServerKind(name="vllm", command=vllm.launch_command, client=vllm.VLLMServer),
     SGLangEngineConfig: ServerKind(name="sglang", command=sglang.launch_command, client=sglang.SGLangServer),
 }
-"""By the section of a config that asks for them."""
+"""Server kinds by the class of their config section."""
 
 
 def server_kind(section: ServerEngineConfig) -> ServerKind:
-    """Return the engine of a config, or raise `UsageError` if it has no servers."""
+    """Return the server kind of an engine section; raises `UsageError` if the engine runs without servers."""
     if type(section) not in KINDS:
         known = " or ".join(kind.__name__ for kind in KINDS)
-        raise UsageError("there are no servers of this engine", got=type(section).__name__, expected=known)
+        raise UsageError("this engine does not run on servers", got=type(section).__name__, expected=known)
     return KINDS[type(section)]

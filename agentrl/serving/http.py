@@ -1,4 +1,4 @@
-"""JSON over HTTP to one inference server: kept connections, deadlines, failures by kind, versions of tokens."""
+"""HTTP client of one inference server: connection reuse, deadlines, classified failures, weight versions."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ from agentrl.engine import ErrorStatus, ServerLost
 from agentrl.errors import EngineError, UsageError
 
 KEEP_IDLE_S = 2.0
-"""Seconds that an idle connection is kept; less than the 5 of servers, which would close one that is used again."""
-LONGEST_QUOTE = 500
+"""Seconds before an idle connection is closed: less than the servers' 5, so that they do not close one in reuse."""
+MAX_QUOTED_CHARACTERS = 500
 ATTEMPT_S = 5.0
-"""Deadline of one attempt to reach a server that may still be starting."""
+"""Timeout of one attempt to reach a server that may still be starting."""
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0
 JSON_BODY = {"Content-Type": "application/json"}
 STREAM_BUFFER = 1 << 24
-"""Bytes of the longest event of a stream: SGLang repeats the whole answer in each."""
+"""Maximum bytes of one streamed event: SGLang repeats the whole answer in each."""
 
 
 class Refused(ErrorStatus):
     """An error status of an inference server.
 
     Attributes:
-        url: Address with the route.
-        said: The server's message.
+        url: URL of the request.
+        message: Error message of the server.
     """
 
-    def __init__(self, url: str, status: int, said: str) -> None:
-        super().__init__(f"{url} refused a request", status=status, got=f"{status}, {said!r}")
-        self.url, self.said = url, said
+    def __init__(self, url: str, status: int, message: str) -> None:
+        super().__init__(f"{url} refused a request", status=status, got=f"{status}, {message!r}")
+        self.url, self.message = url, message
 
     @property
     def may_pass(self) -> bool:
-        """True for the statuses of a server that is starting, or of a proxy before it."""
+        """True if the status is one that a starting server, or a proxy in front of it, returns."""
         return self.status in (500, 502, 503, 504)
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """One request on its way."""
+    """One attempt to send a request."""
 
     is_first: bool = False
-    """Its connection was made for it, and not kept from another request."""
+    """True if the request opened a new connection."""
 
 
 _attempt: ContextVar[_Attempt] = ContextVar("attempt")
@@ -67,7 +67,7 @@ def _make_socket(address: aiohttp.AddrInfoType) -> socket.socket:
 
 
 class _Failures:
-    """Deadline of a request, and the kinds of its failures; a class, because every turn passes one."""
+    """Context manager for a request's deadline and failures. A class, as it runs in every turn and must be fast."""
 
     __slots__ = ("_deadline_s", "_late", "_route", "_scope", "_session")
 
@@ -91,15 +91,15 @@ class _Failures:
 
 
 class HttpSession:
-    """The connections to one server. Used from one event loop; opened by the first request.
+    """Connections to one server, opened by the first request. Use from one event loop.
 
-    Failures of every request: `ServerLost` when the connection cannot be made or breaks, or when the deadline passes
-    (or another kind, which the caller names); `UsageError` for a refused or missing key; `Refused` for other error
-    statuses; `EngineError` for an answer that is not JSON, and after `close`.
+    Every request raises `ServerLost` if the connection fails, or if the deadline passes (unless the caller names
+    another error), `UsageError` for a refused or missing key, `Refused` for other error statuses, and `EngineError`
+    for an answer that is not valid JSON and after `close`.
 
     Args:
-        url: Base address, without a path.
-        api_key_variable: Environment variable that holds the server's key; ``None`` sends no key.
+        url: Base URL, without a path.
+        api_key_variable: Environment variable that holds the server's API key; ``None`` sends no key.
     """
 
     def __init__(self, url: str, *, api_key_variable: str | None = None) -> None:
@@ -109,15 +109,15 @@ class HttpSession:
         self._closed = False
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
-        """Return the JSON that a route answers; ``None`` for an empty body."""
+        """Send a GET request and return its JSON; ``None`` for an empty body."""
         return self._decode(route, await self._ask("GET", route, None, deadline_s))
 
     async def get_text(self, route: str, *, deadline_s: float) -> str:
-        """Return the text that a route answers."""
+        """Send a GET request and return its text."""
         return (await self._ask("GET", route, None, deadline_s)).decode(errors="replace")
 
     async def answers(self, route: str, *, deadline_s: float) -> bool:
-        """Return True if a route answers in time, without an error status."""
+        """Return True if a route answers before the deadline, without an error status."""
         try:
             await self.get_text(route, deadline_s=deadline_s)
         except EngineError:
@@ -125,11 +125,11 @@ class HttpSession:
         return True
 
     async def wait_until_up(self, route: str, engine: str, *, deadline_s: float) -> None:
-        """Wait until the first route that an engine is asked for answers.
+        """Wait until a route of an engine answers.
 
         Raises:
-            UsageError: something else answers.
-            ServerLost: it does not answer within the deadline.
+            UsageError: another program answers.
+            ServerLost: no answer before the deadline.
         """
         end, wait_s = time.monotonic() + deadline_s, FIRST_WAIT_S
         while True:
@@ -139,9 +139,9 @@ class HttpSession:
             except (ServerLost, Refused) as error:
                 if isinstance(error, Refused) and not error.may_pass:
                     raise UsageError(
-                        f"{error.url} is not {engine}'s",
-                        got=f"{error.status}, {error.said[:80]!r}",
-                        expected=f"{engine} behind this address",
+                        f"{error.url} is not a route of {engine}",
+                        got=f"{error.status}, {error.message[:80]!r}",
+                        expected=f"{engine} at this address",
                         hint="check engine.type, and give the address of the server itself, without a path such as /v1",
                     ) from error
                 if time.monotonic() + wait_s >= end:
@@ -159,13 +159,14 @@ class HttpSession:
         deadline_s: float | None,
         late: type[EngineError] = ServerLost,
     ) -> Any:
-        """Send JSON; the JSON of the answer, ``None`` for an empty body.
+        """Send a POST request with JSON and return the JSON of the answer; ``None`` for an empty body.
 
         Args:
-            route: Path with its query, from the slash on.
-            body: The JSON; ``None`` sends no body.
-            deadline_s: Most seconds until the whole answer is here; ``None``: the caller bounds the wait.
-            late: Error of a missed deadline. An answer that may take long says nothing about the server's health.
+            route: Path with its query, starting with a slash.
+            body: JSON body; ``None`` sends no body.
+            deadline_s: Seconds until the whole answer must have arrived; ``None`` if the caller limits the wait.
+            late: Error raised at the deadline. Pass `EngineError` for answers that may take long: their delay does
+                not mean that the server is lost.
         """
         data = None if body is None else orjson.dumps(body)
         return self._decode(route, await self._ask("POST", route, data, deadline_s, late))
@@ -174,12 +175,12 @@ class HttpSession:
         self,
         route: str,
         body: Mapping[str, Any],
-        tell: Callable[[Any], None],
+        on_event: Callable[[Any], None],
         *,
         deadline_s: float | None,
         late: type[EngineError] = ServerLost,
     ) -> None:
-        """Send JSON, and give `tell` the JSON of each server-sent event up to ``[DONE]``; else like `post`."""
+        """Call `on_event` with the JSON of each server-sent event before ``[DONE]``; otherwise like `post`."""
         session, data = self._open(), orjson.dumps(body)
         is_whole = False
         async with (
@@ -192,18 +193,18 @@ class HttpSession:
                 word, _, event = line.strip().partition(b": ")
                 is_whole = is_whole or (word, event) == (b"data", b"[DONE]")
                 if word == b"data" and not is_whole:
-                    tell(self._told(route, event))
+                    on_event(self._decode_event(route, event))
         if not is_whole:
-            raise ServerLost(f"{self.url}{route} broke off in the middle of an answer")
+            raise ServerLost(f"{self.url}{route} closed the stream before the end of an answer")
 
-    def _told(self, route: str, event: bytes) -> Any:
-        told = self._decode(route, event)
-        if isinstance(told, dict) and isinstance(failed := told.get("error"), dict):
+    def _decode_event(self, route: str, event: bytes) -> Any:
+        decoded = self._decode(route, event)
+        if isinstance(decoded, dict) and isinstance(failed := decoded.get("error"), dict):
             self._refuse(route, int(failed.get("code") or 500), error_message(event))
-        return told
+        return decoded
 
     async def order(self, route: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
-        """Send JSON to a route whose answer says nothing beyond its status."""
+        """Send JSON to a route and ignore the body of its answer."""
         await self._ask("POST", route, orjson.dumps(body), deadline_s)
 
     async def _ask(
@@ -232,7 +233,7 @@ class HttpSession:
         headers: Mapping[str, str],
         read_bufsize: int | None = None,
     ) -> aiohttp.ClientResponse:
-        """Ask, and ask again where a kept connection turns out to be closed: servers do that after an error."""
+        """Send a request; retry if a reused connection turns out to be closed, as servers close them after an error."""
         while True:
             attempt = _Attempt()
             _attempt.set(attempt)
@@ -261,12 +262,12 @@ class HttpSession:
             return {}
         key = os.environ.get(self._key_variable)
         if not key:
-            hint = f"put the key of {self.url} into it, or remove engine.api_key_variable"
+            hint = f"set it to the key of {self.url}, or remove engine.api_key_variable"
             raise UsageError(f"the environment variable {self._key_variable} is not set", hint=hint)
         return {"Authorization": f"Bearer {key}"}
 
     def classify(self, route: str, error: BaseException) -> None:
-        """Raise what a failure of a request means; errors that do not come from the connection pass."""
+        """Raise the engine error for a connection failure; return for other errors."""
         what = f"{self.url}{route} cannot be reached"
         if not isinstance(error, (aiohttp.ClientError, OSError, RuntimeError)):
             return
@@ -274,16 +275,16 @@ class HttpSession:
             raise EngineError(f"the connection to {self.url} was closed during a request") from error
         if isinstance(error, TimeoutError):
             raise ServerLost(what, got=repr(error)) from error
-        if not isinstance(error, RuntimeError):  # aiohttp's words for a session closed under it, handled above
+        if not isinstance(error, RuntimeError):  # aiohttp raises it when its session is closed, handled above
             raise ServerLost(what, got=f"{type(error).__name__}: {error}") from error
 
-    def _refuse(self, route: str, status: int, said: str) -> bytes:
+    def _refuse(self, route: str, status: int, message: str) -> bytes:
         if status == 401:
             hint = "name the environment variable that holds its key in engine.api_key_variable"
             if self._key_variable is not None:
-                hint = f"put a valid key into the environment variable {self._key_variable}"
-            raise UsageError(f"{self.url} refuses the key", got=f"{status}, {said!r}", hint=hint)
-        raise Refused(self.url + route, status, said)
+                hint = f"set the environment variable {self._key_variable} to a valid key"
+            raise UsageError(f"{self.url} refuses the key", got=f"{status}, {message!r}", hint=hint)
+        raise Refused(self.url + route, status, message)
 
     def _decode(self, route: str, answer: bytes) -> Any:
         if not answer:
@@ -292,10 +293,10 @@ class HttpSession:
             return orjson.loads(answer)
         except orjson.JSONDecodeError as error:
             got = repr(answer[:200].decode(errors="replace"))
-            raise EngineError(f"{self.url}{route} answered something that is not JSON", got=got) from error
+            raise EngineError(f"the answer of {self.url}{route} is not valid JSON", got=got) from error
 
     async def close(self) -> None:
-        """Close the connections; requests that run fail as `EngineError`. Idempotent."""
+        """Close the connections; running requests raise `EngineError`. Idempotent."""
         self._closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -303,19 +304,19 @@ class HttpSession:
 
 
 def error_message(answer: bytes) -> str:
-    """Extract a server's error message: from its JSON, or the start of the text."""
+    """Extract a server's error message from its JSON; otherwise return the start of the text."""
     try:
         body = orjson.loads(answer)
     except orjson.JSONDecodeError:
-        return answer[:LONGEST_QUOTE].decode(errors="replace")
+        return answer[:MAX_QUOTED_CHARACTERS].decode(errors="replace")
     while isinstance(body, dict) and (inner := next((body[k] for k in ("error", "message", "detail") if k in body), 0)):
         body = inner
-    return str(body)[:LONGEST_QUOTE]
+    return str(body)[:MAX_QUOTED_CHARACTERS]
 
 
 @contextmanager
 def decoding(what: str, answer: object, *, expected: str | None = None) -> Iterator[None]:
-    """Raise `EngineError` where an answer lacks what the block reads from it."""
+    """Raise `EngineError` if an answer lacks a value that the block reads."""
     try:
         yield
     except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
@@ -327,9 +328,9 @@ FIRST_VERSION = "default"
 
 
 def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Version of each of `count` tokens, from spans ``[start, end)`` that cover them one after the other.
+    """Return the weight version of each of `count` tokens, from consecutive spans ``[start, end)`` that cover them.
 
-    A span may be empty: SGLang writes one for an answer that was paused before its first token.
+    A span may be empty: SGLang sends one for an answer that was paused before its first token.
     """
     versions: list[int] = []
     is_whole = True
@@ -344,7 +345,7 @@ def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]
 
 
 def decode_version(label: str) -> int:
-    """Return the version of a label, 0 for the weights that the server started with; others raise `EngineError`."""
+    """Return the version in a label; 0 for the initial weights. Raises `EngineError` for other labels."""
     if label == FIRST_VERSION:
         return 0
     try:

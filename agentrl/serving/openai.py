@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible chat service as a policy, for evaluation."""
+"""OpenAI-compatible chat service as a policy, for evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agentrl.remote.chat import ChatService, ServiceSettings
 
 
 class OpenAIEngine(ChatService):
-    """Client of the service in the config's ``engine`` section; the arguments are those of `ChatService`."""
+    """Client of the chat service in the config's ``engine`` section; arguments as for `ChatService`."""
 
     def __init__(self, config: OpenAIEngineConfig, *, max_context: int = 131_072, first_wait_s: float = 0.5) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""Checks and seeds of requests."""
+"""Checks, seeds and common prefixes of requests."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ SEED_BITS = 63
 
 
 def check_request(request: GenerateRequest, capabilities: Capabilities, running: Container[str]) -> None:
-    """Raise `UsageError` for a request that no engine of these capabilities can serve, or whose id is running."""
+    """Raise `UsageError` for a request that the capabilities do not cover, or whose id is already running."""
     name, prompt = f"request {request.request_id}", request.prompt_ids
     if request.images and not capabilities.images:
-        raise UsageError(f"{name} holds images", got=len(request.images), expected="an engine that takes images")
+        raise UsageError(f"{name} contains images", got=len(request.images), expected="an engine that accepts images")
     if any(image.end > len(prompt) for image in request.images):
-        raise UsageError(f"{name} places an image outside its prompt", expected=f"within {len(prompt)} tokens")
+        raise UsageError(f"{name} has an image outside its prompt", expected=f"within {len(prompt)} tokens")
     if request.routed_experts_from is not None and not capabilities.routed_experts:
-        raise UsageError(f"{name} asks for experts", expected="an engine that reports them")
+        raise UsageError(f"{name} requests routed experts", expected="an engine that reports them")
     if request.params.structure is not None and not capabilities.structures:
-        raise UsageError(f"{name} asks for a structure of its answer", expected="an engine that takes structures")
+        raise UsageError(f"{name} requests a structured answer", expected="an engine that supports structured answers")
     if request.adapter is not None and request.adapter not in capabilities.adapters:
         known = ", ".join(sorted(capabilities.adapters)) or "none"
         raise UsageError(f"{name} names an adapter that the engine does not have", got=request.adapter, expected=known)
@@ -37,32 +37,32 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
     if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < capabilities.vocab_size)
         raise UsageError(
-            f"{name} has an id out of the vocabulary", got=wrong, expected=f"0 to {capabilities.vocab_size - 1}"
+            f"{name} has a token id outside the vocabulary", got=wrong, expected=f"0 to {capabilities.vocab_size - 1}"
         )
     if request.params.max_tokens < 1:
-        raise UsageError(f"{name} asks for no tokens", got=request.params.max_tokens, expected="max_tokens >= 1")
+        raise UsageError(f"{name} requests no tokens", got=request.params.max_tokens, expected="max_tokens >= 1")
     check_is_new(request, running)
 
 
 def check_is_new(request: GenerateRequest, running: Container[str]) -> None:
-    """Raise `UsageError` for a request whose id is taken."""
+    """Raise `UsageError` for a request whose id is already running."""
     if request.request_id in running:
-        raise UsageError(f"request {request.request_id} is already running", expected="a request id of its own")
+        raise UsageError(f"request {request.request_id} is already running", expected="a unique request id")
 
 
 def seed_of(request: GenerateRequest, seeds: random.Random) -> GenerateRequest:
-    """Return the request with a seed: its own, or one drawn from `seeds`."""
+    """Return the request with its own seed, or with one drawn from `seeds`."""
     if request.params.seed is not None:
         return request
     return replace(request, params=replace(request.params, seed=seeds.getrandbits(SEED_BITS)))
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading ids that two lists share."""
+    """Return the number of leading ids that two lists share."""
     low, high = 0, min(len(first), len(second))
     if first[:high] == second[:high]:
         return high
-    while high - low > 1:  # slices are compared much faster than elements
+    while high - low > 1:  # comparing slices is much faster than comparing elements
         middle = (low + high) // 2
         if first[low:middle] == second[low:middle]:
             low = middle

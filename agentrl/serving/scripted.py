@@ -1,8 +1,8 @@
-"""An engine that plays a script with the semantics of a real one; no model, a few microseconds per token.
+"""Engine that plays a script with the semantics of a real engine, without a model: a few microseconds per token.
 
-A script decides the answers, and how the engine behaves meanwhile: slow, failing, hanging, drifting. Without delays a
-request takes one turn of the event loop per `TOKENS_PER_TICK` tokens, so that aborts, pauses and updates meet requests
-in flight.
+A script decides the answers and simulates delays, failures, hangs and drifting log-probabilities. Without delays, a
+request takes one turn of the event loop per `TOKENS_PER_TICK` tokens, so that aborts, pauses and updates arrive while
+requests run.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from agentrl.serving.request import check_request, common_prefix, seed_of
 
 
 class Failure(enum.StrEnum):
-    """Failures of a scripted answer, once its tokens are played."""
+    """Failure of a scripted answer after its last token."""
 
     NONE = "none"
     RAISE = "raise"
-    """`EngineError`, as when a server dies."""
+    """Raises `EngineError`, as if a server had died."""
     HANG = "hang"
-    """Never answers: until the deadline, an abort, or `close`."""
+    """Does not answer before the deadline, an abort, or `close`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedAnswer:
-    """One answer of a script, and how the engine behaves while it gives it."""
+    """One answer of a script, with the engine's behavior while it is sampled."""
 
     token_ids: Sequence[int]
-    """Cut at the request's first stop token, at `max_tokens` and at the context's end, as an engine would."""
+    """Tokens, truncated at the request's first stop token, at `max_tokens` and at the end of the context."""
     logprobs: Sequence[float] | None = None
-    """One per token; those of a uniform distribution when left out."""
+    """Log-probability of each token; those of a uniform distribution by default."""
     drift: float = 0.0
-    """Added to every log-probability: an engine that disagrees with the trainer."""
+    """Number added to every log-probability, to simulate an engine that disagrees with the trainer."""
     stop_reason: StopReason | None = None
-    """Reported at the end of the tokens instead of the true one; with it, no stop token is appended."""
+    """Stop reason reported at the end of the tokens instead of the true one. If set, no stop token is appended."""
     version: int | None = None
-    """Stamped on every token instead of the true version: an engine that missed an update."""
+    """Version stamped on every token instead of the true one, to simulate an engine that missed an update."""
     first_delay_s: float = 0.0
-    """Seconds before the first token, besides the engine's own delay per token."""
+    """Seconds before the first token, in addition to the engine's delay per token."""
     failure: Failure = Failure.NONE
-    """Happens when the tokens are played."""
+    """Failure after the last token."""
 
 
 Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"]
@@ -59,8 +59,8 @@ Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"
 def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> Script:
     """Return a script of uniformly random tokens that end with a stop token.
 
-    The request's seed decides them; at temperature 0 they are always the same. Without stop tokens, `max_tokens` and
-    not `shortest` and `longest` decides their number.
+    The request's seed determines the tokens; at temperature 0 they are always the same. Without stop tokens, the number
+    of tokens is `max_tokens`; `shortest` and `longest` are ignored.
     """
 
     def play(request: GenerateRequest) -> Sequence[int]:
@@ -74,12 +74,12 @@ def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> S
 
 
 def cut_answer(answer: ScriptedAnswer, stops: frozenset[int], room: int) -> tuple[list[int], StopReason]:
-    """Return the tokens that an engine would have sampled of the script, and why it would have stopped.
+    """Return the part of a scripted answer that an engine would have sampled, with its stop reason.
 
     Args:
-        answer: Answer of the script. If it holds no stop token, the smallest of `stops` is appended.
+        answer: Answer of the script. If it contains no stop token, the smallest of `stops` is appended.
         stops: Stop tokens of the request.
-        room: Most tokens that `max_tokens` and the context allow.
+        room: Maximum number of tokens that `max_tokens` and the context allow.
     """
     token_ids = list(answer.token_ids)
     if answer.stop_reason is None and stops and not stops.intersection(token_ids):
@@ -112,16 +112,16 @@ class _Playing:
 
 
 class ScriptedEngine(PolicyEngine):
-    """Plays a script.
+    """Engine that plays a script.
 
     Args:
         config: Script by reference, delay per token, deadline.
-        script: The script itself; takes precedence over the config's. Random tokens when neither is given.
-        vocab_size: Ids are below it.
-        max_context: Most tokens of prompt and answer together.
-        seed: Seed of requests that bring none.
-        version: Version of the weights at the start.
-        structures: Take requests with a structure, which the script has to follow.
+        script: Script; overrides the config's. Without either, tokens are random.
+        vocab_size: Number of token ids.
+        max_context: Maximum tokens of prompt and answer together.
+        seed: Seed for requests without one.
+        version: Initial weight version.
+        structures: Accept requests for structured answers, which the script has to follow.
     """
 
     def __init__(
@@ -148,16 +148,16 @@ class ScriptedEngine(PolicyEngine):
         self._closed = False
         self._playing: dict[str, _Playing] = {}
         self._sessions: dict[str, list[int]] = {}
-        """Token ids that each session left behind, as a prefix cache would hold them."""
+        """Token ids of each session, as a prefix cache would hold them."""
         self._totals = EngineMetrics()
 
     @property
     def version(self) -> int:
-        """Version that stamps tokens now."""
+        """Version stamped on the next tokens."""
         return self._version
 
     async def start(self) -> None:
-        """Do nothing: a script needs no start."""
+        """Do nothing."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Play the script's answer to the request."""
@@ -183,7 +183,7 @@ class ScriptedEngine(PolicyEngine):
         token_ids, reason = cut_answer(answer, request.params.stop_token_ids, room)
         if answer.logprobs is not None and len(answer.logprobs) < len(token_ids):
             raise UsageError(
-                "a script gave too few log-probabilities", got=len(answer.logprobs), expected=len(token_ids)
+                "a script returned too few log-probabilities", got=len(answer.logprobs), expected=len(token_ids)
             )
         known = self._sessions.get(request.session_id, [])
         cached = min(common_prefix(known, list(request.prompt_ids)), len(request.prompt_ids) - 1)
@@ -206,7 +206,7 @@ class ScriptedEngine(PolicyEngine):
             self._advance(playing, per_tick)
             await self._wait(playing, self.config.delay_s)
         if not playing.aborted and playing.answer.failure is Failure.RAISE:
-            raise EngineError(f"request {playing.request.request_id} failed", got="a failure that the script asked for")
+            raise EngineError(f"request {playing.request.request_id} failed", got="a failure set by the script")
         while not playing.aborted and playing.answer.failure is Failure.HANG:
             await self._sleep(playing, None)
         return self._finish(playing)
@@ -237,7 +237,7 @@ class ScriptedEngine(PolicyEngine):
         )
 
     async def _wait(self, playing: _Playing, delay_s: float) -> None:
-        """Let time pass: the delay, or one turn of the loop; then as long as the engine is paused."""
+        """Wait for the delay, or for one turn of the event loop without a delay; then until the engine is resumed."""
         if delay_s:
             await self._sleep(playing, delay_s)
         else:
@@ -263,7 +263,7 @@ class ScriptedEngine(PolicyEngine):
             playing.wake.set()
 
     async def abort(self, request_id: str) -> bool:
-        """End a request at its next token; ``False`` when it is not running."""
+        """End a request at its next token; returns False if it is not running."""
         playing = self._playing.get(request_id)
         if playing is None:
             return False
@@ -276,23 +276,23 @@ class ScriptedEngine(PolicyEngine):
         self._paused = True
 
     async def resume(self) -> None:
-        """Let requests go on."""
+        """Resume all requests."""
         self._paused = False
         self._wake_all()
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Stamp a new version from the next token on, and forget the simulated caches."""
+        """Stamp the new version from the next token on, and clear the simulated caches."""
         if version <= self._version:
-            raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
+            raise EngineError("weight versions must increase", got=version, expected=f"more than {self._version}")
         self._version = version
         self._sessions.clear()
 
     async def end_session(self, session_id: str) -> None:
-        """Forget a session's simulated cache."""
+        """Clear a session's simulated cache."""
         self._sessions.pop(session_id, None)
 
     def metrics(self) -> EngineMetrics:
-        """Counts since the start; `busy_s` stays 0: nothing is computed."""
+        """Return the counts since the start; `busy_s` is always 0."""
         waiting = sum(playing.waiting for playing in self._playing.values())
         return EngineMetrics(
             running=len(self._playing) - waiting,
@@ -303,6 +303,6 @@ class ScriptedEngine(PolicyEngine):
         )
 
     async def close(self) -> None:
-        """End what runs as `EngineError`."""
+        """Close the engine; running requests raise `EngineError`."""
         self._closed = True
         self._wake_all()

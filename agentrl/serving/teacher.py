@@ -1,4 +1,4 @@
-"""Servers of a frozen teacher model, which score given tokens."""
+"""Servers of a frozen teacher model that return log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decoding
 
 ATTEMPTS = 3
-"""Of a sequence, each on the next server."""
+"""Attempts per sequence, each on the next server."""
 BAD_REQUEST = 400
 NO_LOGPROBS = "a teacher's server does not report log-probabilities"
 CONTEXT_RESERVE = 8
-"""Tokens by which a server's context must be longer than what it is asked about: it samples one, and SGLang reserves a
-few."""
+"""Tokens by which a server's context must exceed the scored sequence: the server samples one token, and SGLang reserves
+a few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,44 +31,44 @@ class TeacherScore:
     """Teacher's log-probabilities of a sequence, at temperature 1."""
 
     logp: npt.NDArray[np.float32]
-    """Log p of each token after those before it: [T]; NaN for the first."""
+    """Log-probability of each token given the tokens before it: [T]; NaN for the first."""
     top: TopTokens | None = None
-    """Where ``algorithm.teacher.top_k`` asks for it."""
+    """Most probable tokens, if ``algorithm.teacher.top_k`` is set."""
 
 
 class TeacherServers:
-    """Servers of the teacher, which are asked in turn. Used from one event loop."""
+    """Teacher's servers, used in turn. Use from one event loop."""
 
     def __init__(self, settings: TeacherConfig) -> None:
         self._settings = settings
         self._servers = [HttpSession(url, api_key_variable=settings.api_key_variable) for url in settings.servers]
         self._turns = itertools.cycle(range(len(self._servers)))
-        self._places = asyncio.Semaphore(settings.max_concurrent)
+        self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._names: dict[int, str] = {}
 
-    async def words(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
-        """Ask the teacher for its log-probabilities of each sequence of token ids.
+    async def score(self, sequences: Sequence[Sequence[int]]) -> list[TeacherScore]:
+        """Request the teacher's log-probabilities of each sequence of token ids.
 
         Raises:
-            UsageError: a key is missing or refused, or a server does not take a sequence.
-            EngineError: all attempts of a sequence failed, or an answer is of no use.
+            UsageError: a key is missing or refused, or a server rejects a sequence.
+            EngineError: all attempts of a sequence failed, or an answer is invalid.
         """
-        asked = [asyncio.create_task(self._one(list(ids))) for ids in sequences]
+        tasks = [asyncio.create_task(self._score_one(list(ids))) for ids in sequences]
         try:
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*tasks)
         finally:
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, ids: list[int]) -> TeacherScore:
-        async with self._places:
+    async def _score_one(self, ids: list[int]) -> TeacherScore:
+        async with self._slots:
             for attempt in range(ATTEMPTS):
                 try:
                     return await self._ask(next(self._turns), ids)
                 except (ServerLost, Refused) as error:
                     if isinstance(error, Refused) and error.status == BAD_REQUEST:
-                        raise _too_long(error, len(ids)) from error
+                        raise _context_error(error, len(ids)) from error
                     if attempt == ATTEMPTS - 1 or (isinstance(error, Refused) and not error.may_pass):
                         raise
         raise AssertionError("the last attempt returns or raises")
@@ -83,7 +83,7 @@ class TeacherServers:
                 "logprob_start_len": 0,
                 **({"top_logprobs_num": top_k} if top_k else {}),
             }
-            return _of_sglang(await server.post("/generate", body, deadline_s=deadline_s), ids, top_k)
+            return _decode_sglang(await server.post("/generate", body, deadline_s=deadline_s), ids, top_k)
         if number not in self._names:
             models = await server.get("/v1/models", deadline_s=deadline_s)
             self._names[number] = str(models["data"][0]["id"])
@@ -94,23 +94,23 @@ class TeacherServers:
             "temperature": 0.0,
             "prompt_logprobs": top_k,
         }
-        return _of_vllm(await server.post("/v1/completions", body, deadline_s=deadline_s), ids, top_k)
+        return _decode_vllm(await server.post("/v1/completions", body, deadline_s=deadline_s), ids, top_k)
 
     async def close(self) -> None:
         """Close the connections."""
         await asyncio.gather(*(server.close() for server in self._servers))
 
 
-def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
-    """Decode ``prompt_logprobs``: per token log-probabilities by id, its own among them; nothing for the first."""
+def _decode_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
+    """Decode ``prompt_logprobs``: for each token but the first, log-probabilities by id, including its own."""
     with decoding(NO_LOGPROBS, answer, expected="choices[0].prompt_logprobs"):
         rows = answer["choices"][0]["prompt_logprobs"]
         values = [row and row[str(token)]["logprob"] for row, token in zip(rows, ids, strict=True)]
         known = [{int(token): one["logprob"] for token, one in (row or {}).items()} for row in rows]
-    return TeacherScore(logp=_checked(values, ids), top=_best(known, top_k))
+    return TeacherScore(logp=_check_values(values, ids), top=_best(known, top_k))
 
 
-def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
+def _decode_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
     """Decode ``input_token_logprobs`` (log-probability, id and text per token) and ``input_top_logprobs``."""
     expected = "meta_info.input_token_logprobs" + (" and input_top_logprobs" if top_k else "")
     with decoding(NO_LOGPROBS, answer, expected=expected):
@@ -118,11 +118,11 @@ def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherScore:
         values = [row[0] for row in meta["input_token_logprobs"]]
         rows = meta["input_top_logprobs"] if top_k else []
         known = [{int(one[1]): one[0] for one in row or ()} for row in rows]
-    return TeacherScore(logp=_checked(values, ids), top=_best(known, top_k))
+    return TeacherScore(logp=_check_values(values, ids), top=_best(known, top_k))
 
 
 def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
-    """Return the k most probable tokens of each row but the first, which has none."""
+    """Return the k most probable tokens of each row except the first."""
     if not top_k:
         return None
     ids, logp = np.zeros((len(rows), top_k), np.int64), np.full((len(rows), top_k), math.nan, np.float32)
@@ -130,8 +130,8 @@ def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
         best = sorted(row.items(), key=lambda one: -one[1])[:top_k]
         if len(best) < top_k:
             raise EngineError(
-                "the teacher names too few tokens",
-                got=f"{len(best)} in the place of token {place}",
+                "the teacher reported too few tokens",
+                got=f"{len(best)} at position {place}",
                 expected=f"algorithm.teacher.top_k {top_k}",
                 hint="vLLM returns at most its --max-logprobs, which is 20 by default",
             )
@@ -139,21 +139,21 @@ def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
     return TopTokens(ids=ids, logp=logp)
 
 
-def _checked(values: Sequence[Any], ids: Sequence[int]) -> npt.NDArray[np.float32]:
+def _check_values(values: Sequence[Any], ids: Sequence[int]) -> npt.NDArray[np.float32]:
     known = values[1:]
     if len(values) != len(ids) or not all(isinstance(v, int | float) and math.isfinite(v) for v in known):
         raise EngineError(
-            "the teacher's log-probabilities are of no use",
+            "the teacher's log-probabilities are invalid",
             got=f"{len(values)} for {len(ids)} tokens, {sum(v is None for v in known)} missing",
             expected="a finite number for each token after the first",
         )
     return np.array([math.nan, *known], dtype=np.float32)
 
 
-def _too_long(refused: Refused, length: int) -> UsageError:
+def _context_error(refused: Refused, length: int) -> UsageError:
     return UsageError(
-        f"{refused.url} does not take a sequence of {length} tokens",
-        got=f"{refused.status}, {refused.said!r}",
-        expected=f"a teacher with a context of {length + CONTEXT_RESERVE} tokens or more, and the policy's tokens",
+        f"{refused.url} rejects a sequence of {length} tokens",
+        got=f"{refused.status}, {refused.message!r}",
+        expected=f"a teacher with the policy's tokenizer and a context of at least {length + CONTEXT_RESERVE} tokens",
         hint=f"serve it with a context that is {CONTEXT_RESERVE} tokens longer than agent.max_tokens",
     )

@@ -18,7 +18,7 @@ def config_of(lora, rank):
         (None, "got no model.lora"),
         ({"rank": 9}, "model.lora.rank 9 with engine.adapter_rank 8.*engine.adapter_rank=9"),
         ({"rank": 8, "modules_to_save": ["embed_tokens"]}, "modules are trained whole"),
-        ({"rank": 8, "quantize": "nf4"}, "rounded to 4 bits"),
+        ({"rank": 8, "quantize": "nf4"}, "trainer's are in 4 bits"),
     ],
 )
 def test_more_than_an_adapter_is_refused(lora, told):

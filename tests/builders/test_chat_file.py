@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 from support.tokenizers import build_tokenizer
 
-from agentrl.builders.chat_file import lessons, read_chats
+from agentrl.builders.chat_file import build_sft_dataset, read_chats
 from agentrl.data_file import read_rows
 from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import _append
@@ -62,7 +62,7 @@ def learnt(trajectory, renderer):
 
 
 def test_what_the_assistant_says_is_learnt_with_the_end_of_its_turn(tmp_path, renderer):
-    found = lessons(read_chats(write(tmp_path, PLAIN)), renderer, max_tokens=1000)
+    found = build_sft_dataset(read_chats(write(tmp_path, PLAIN)), renderer, max_tokens=1000)
     (trajectory,) = found.trajectories
     assert learnt(trajectory, renderer) == ["A door.<|im_end|>", "No.<|im_end|>"]
     text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
@@ -75,7 +75,7 @@ def test_what_the_assistant_says_is_learnt_with_the_end_of_its_turn(tmp_path, re
 
 
 def test_tool_calls_are_learnt_as_the_template_writes_them(tmp_path, renderer):
-    (trajectory,) = lessons(read_chats(write(tmp_path, CALLING)), renderer, max_tokens=2000).trajectories
+    (trajectory,) = build_sft_dataset(read_chats(write(tmp_path, CALLING)), renderer, max_tokens=2000).trajectories
     call, answer = learnt(trajectory, renderer)
     assert '{"name": "look", "arguments": {"at": "door"}}' in call
     assert answer == "It is shut.<|im_end|>"
@@ -89,7 +89,7 @@ def test_calls_are_numbered_over_the_conversation_where_the_family_numbers_them(
     again = [{**CALLING["messages"][1], "tool_calls": [{**CALL, "id": "c2"}]}, {"role": "tool", "tool_call_id": "c2"}]
     rows = [*CALLING["messages"][:3], *again, CALLING["messages"][3]]
     renderer = Renderer(build_tokenizer("kimi_k2"))
-    found = lessons(read_chats(write(tmp_path, {**CALLING, "messages": rows})), renderer, max_tokens=2000)
+    found = build_sft_dataset(read_chats(write(tmp_path, {**CALLING, "messages": rows})), renderer, max_tokens=2000)
     first, second, _ = learnt(found.trajectories[0], renderer)
     assert "functions.look:0" in first
     assert "functions.look:1" in second
@@ -102,7 +102,9 @@ def test_what_is_spelled_in_a_file_ends_no_message_and_thinking_stays_thinking(t
         {"role": "user", "content": spelled},
         {"role": "assistant", "content": f"<think>\nOf {spelled}\n</think>\n\n{spelled}"},
     ]
-    (trajectory,) = lessons(read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=1000).trajectories
+    (trajectory,) = build_sft_dataset(
+        read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=1000
+    ).trajectories
     (turn,), ids = trajectory.turns, trajectory.sequences[0].ids_list()
     count = lambda token: ids[turn.start :].count(renderer.encoder.added_id(token))  # noqa: E731
     assert [count(token) for token in ("<|im_end|>", "<|im_start|>", "<think>", "</think>")] == [1, 0, 1, 1]
@@ -112,11 +114,11 @@ def test_what_is_spelled_in_a_file_ends_no_message_and_thinking_stays_thinking(t
 
 def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
     chats = read_chats(write(tmp_path, PLAIN, CALLING))
-    lengths = [len(t.sequences[0]) for t in lessons(chats, renderer, max_tokens=2000).trajectories]
-    found = lessons(chats, renderer, max_tokens=min(lengths))
+    lengths = [len(t.sequences[0]) for t in build_sft_dataset(chats, renderer, max_tokens=2000).trajectories]
+    found = build_sft_dataset(chats, renderer, max_tokens=min(lengths))
     assert (len(found.trajectories), found.too_long) == (1, 1)
-    with pytest.raises(UsageError, match=r"no conversation fits agent.max_tokens: got 2 conversations"):
-        lessons(chats, renderer, max_tokens=3)
+    with pytest.raises(UsageError, match=r"all conversations are longer than agent.max_tokens: got 2 conversations"):
+        build_sft_dataset(chats, renderer, max_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -127,8 +129,8 @@ def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
         ({"messages": [{"role": "boss", "content": "x"}]}, "no known role"),
         ({"messages": [{"role": "user", "content": "x"}]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]}, "an empty answer"),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, "an answer answers nothing"),
-        ({"messages": [*PLAIN["messages"][:3], {"role": "assistant", "content": "x"}]}, "an answer answers nothing"),
+        ({"messages": [{"role": "assistant", "content": "x"}]}, "an answer follows no message"),
+        ({"messages": [*PLAIN["messages"][:3], {"role": "assistant", "content": "x"}]}, "an answer follows no message"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *PLAIN["messages"][2:]]}, "is not text"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{"}}]}]},
          "call cannot be read"),
@@ -139,7 +141,7 @@ def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
         ({**PLAIN, "tools": {"function": {"name": "look"}}}, "not a list of schemas"),
         ({**PLAIN, "images": ["a.png"]}, "has a column images: got images, which the model would not see"),
         ({**PLAIN, "image": "a.png"}, "has a column image"),
-        ({**PLAIN, "functions": [{"name": "look"}]}, "has functions"),
+        ({**PLAIN, "functions": [{"name": "look"}]}, "has a column functions"),
         ({"messages": [{"role": "assistant", "function_call": {"name": "x"}}]}, "has a function_call"),
         ({"messages": [{"role": "assistant", "tool_calls": {"function": {}}}]}, "tool_calls are not a list"),
         ({"messages": [{"role": "tool", "tool_call_id": ["c"]}]}, "tool_call_id of a message is not text"),
@@ -165,7 +167,9 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path, renderer):
         {"role": "user", "content": "again", "weight": None},
         {"role": "assistant", "content": "good", "weight": 1},
     ]
-    (trajectory,) = lessons(read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=500).trajectories
+    (trajectory,) = build_sft_dataset(
+        read_chats(write(tmp_path, {"messages": rows})), renderer, max_tokens=500
+    ).trajectories
     (sequence,), ids = trajectory.sequences, trajectory.sequences[0].ids_list()
     texts = {
         source: renderer.encoder.decode([i for i, s in zip(ids, sequence.sources, strict=True) if s == source])
@@ -185,7 +189,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path, renderer):
         ([None, 0.5], "weight of a message cannot be used: got assistant: 0.5, expected 0 .context only. or 1"),
         ([None, "1"], "weight of a message cannot be used"),
         ([1, 1], "weight of a message cannot be used: got user: 1"),
-        ([None, 0], "nothing to learn: got weight 0 for every answer"),
+        ([None, 0], "nothing to learn: got weight: 0"),
     ],
 )
 def test_weights_that_cannot_be_used_are_refused(tmp_path, weights, message):
@@ -337,7 +341,7 @@ def test_nulls_of_merged_data_sets_are_keys_of_other_rows(tmp_path, renderer):
         assert [message.name for message in chat.messages] == [None, None, "look", None]
         assert chat.messages[1].tool_calls[0].arguments == {"at": "door", "near": None}
         assert "null" not in json.dumps(chat.tools[0]).replace('{"type": "null"}', "")
-        lessons([chat], renderer, max_tokens=2000)
+        build_sft_dataset([chat], renderer, max_tokens=2000)
 
 
 def test_an_argument_without_a_declared_type_may_be_null(tmp_path):

@@ -42,8 +42,8 @@ def test_a_cluster_that_cannot_be_meant(override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["engine=vllm", "engine.transport=cuda_ipc"], "gives each its own"),
-        (["engine=vllm", "engine.gpus=[0]"], "engine.gpus is ignored with cluster"),
+        (["engine=vllm", "engine.transport=cuda_ipc"], "assigns separate GPUs"),
+        (["engine=vllm", "engine.gpus=[0]"], "engine.gpus is ignored on a cluster"),
         (["engine=vllm", "cluster.engines=2"], "cluster.engines is ignored with engine vllm: got 2"),
         (["engine=vllm", "engine.servers=[http://a:1]", "cluster.engine={CPU: 1}"], "cluster.engine is ignored"),
         (["engine=vllm", "engine.tensor_parallel=2", "cluster.engine={GPU: 1}"], "expected GPU 2"),
@@ -95,7 +95,7 @@ def test_what_a_node_does_not_see_is_refused(tmp_path):
     )
     mark = str(tmp_path / ".cluster-0")
     check_shared({mark: "share it"}, place, [])
-    said = rf"rank 1 does not see {tmp_path}: got nothing there on node 10.0.0.2 \(abcdef01\).*Share it"
+    said = rf"rank 1 does not see {tmp_path}: got nothing at this path on node 10.0.0.2 \(abcdef01\).*Share it"
     with pytest.raises(UsageError, match=said):
         check_shared({mark: "share it"}, place, [mark])
 

@@ -50,5 +50,5 @@ def test_the_dry_run_counts_groups_and_steps() -> None:
     rows = {name: (value, source) for name, value, source in judge_rows(config)}
     assert rows["judge"] == ("pairwise", "m at http://127.0.0.1:1/v1")
     assert rows["judge's requests per group"][0] == "12"
-    assert rows["judge's requests"] == ("2,520", "70 steps of 3 groups, without evaluations")
+    assert rows["judge's requests"] == ("2,520", "70 steps of 3 groups, no evaluations")
     assert rows["judge's budget"] == ("9,000 requests", "then stop")

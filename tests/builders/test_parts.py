@@ -90,7 +90,7 @@ def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tin
     check_rendering(tiny_run(f"agent={{{agent}}}", name="forks").config, renderer, say=said.append)
     assert renderer.rewrites_history
     assert len(said) == 1
-    assert "come back changed): conversations fork where it does. A turn after that is a sequence of its own" in said[0]
+    assert "come back changed): conversations fork at these turns. A turn after that starts a new sequence" in said[0]
 
 
 def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):
@@ -241,7 +241,7 @@ def _settings(run):
 def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
     run = tiny_run()
     before = run.folder.config_file.read_bytes()
-    with pytest.raises(ConfigError, match=rf"got a change of {override.split('=')[0]}"):
+    with pytest.raises(ConfigError, match=rf"got {override.split('=')[0]}"):
         resume_run(run.folder.path, [override])
     assert run.folder.config_file.read_bytes() == before
 

@@ -96,7 +96,7 @@ def test_a_template_that_forgets_is_trained_in_forks_with_a_warning(
     assert "rewrites history" in refused.err
     ended = agentrl(*words, "agent.options.format=plain", "trainer.steps=2", "run.name=forks")
     assert ended.code == 0, ended.err
-    assert "conversations fork where it does" in ended.err
+    assert "conversations fork at these turns" in ended.err
     run = workplace / "runs" / "forks"
     steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(step["mismatch/prob_abs_mean"] < 1e-4 for step in steps)

@@ -65,15 +65,15 @@ def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("dpo quickstart", "no episodes to train on are named"),
-        ("dpo quickstart --from nowhere", "there are no trajectories in"),
+        ("dpo quickstart", "no source of episodes is given"),
+        ("dpo quickstart --from nowhere", "no trajectories found in"),
         ("dpo --from PLAYED preferences.loss=ppo", "does not learn from pairs of episodes"),
         ("dpo --from PLAYED preferences.loss=spin", "preferences.pairs=demonstrations"),
         ("reward-model quickstart --from PLAYED", "starts from a language model"),
         ("reward-model --from PLAYED preferences.loss_options.beta=1", "preferences.loss is ignored"),
         (
             "reward-model --from PLAYED trainer.processes=2 trainer.tensor_parallel=2",
-            "a reward model is shared by shards alone",
+            "a reward model supports only sharding",
         ),
     ],
 )

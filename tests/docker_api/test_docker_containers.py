@@ -120,7 +120,7 @@ async def test_a_container_that_ends_says_why(opened, daemon):
 async def test_a_container_whose_time_is_over_says_so(opened, daemon):
     async with opened(life_s=1e-6) as sandbox:
         daemon.running[0].end()
-        with pytest.raises(SandboxError, match="its 1e-06 s are over"):
+        with pytest.raises(SandboxError, match="its lifetime of 1e-06 s is over"):
             await sandbox.exec(["hang"])
 
 

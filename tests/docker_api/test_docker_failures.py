@@ -49,7 +49,7 @@ async def test_without_the_extra_the_back_end_says_so(monkeypatch, supply):
 
 async def test_without_a_daemon_the_back_end_says_so(monkeypatch, supply, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(UsageError, match=r"no daemon of Docker or Podman answers.*none\.sock.*url=unix"):
+    with pytest.raises(UsageError, match=r"no Docker or Podman daemon answers.*none\.sock.*url=unix"):
         await check_sandbox("docker")
 
 
@@ -73,7 +73,7 @@ async def test_an_image_is_pulled_once_and_tells_how_far_it_is(opened, daemon, c
 async def test_an_image_that_cannot_be_pulled_is_the_users_matter(opened, daemon):
     with pytest.raises(UsageError, match=r"no such image.*access denied for secret:1\.2"):
         await opened(image="secret:1.2").start()
-    with pytest.raises(UsageError, match=r"an image is not there.*docker pull secret"):
+    with pytest.raises(UsageError, match=r"an image does not exist.*docker pull secret"):
         await opened(image="secret", pull="never").start()
 
 

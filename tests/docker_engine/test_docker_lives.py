@@ -78,7 +78,7 @@ async def test_a_container_ends_itself_when_its_time_is_over(spec, url):
     spec["options"]["life_s"] = 1.0
     sandbox = open_sandbox(spec)
     await sandbox.start()
-    with pytest.raises(SandboxError, match=r"its 1 s are over"):
+    with pytest.raises(SandboxError, match=r"its lifetime of 1 s is over"):
         await sandbox.exec("sleep 50")
     await until_gone(url)
     await sandbox.close()
@@ -123,7 +123,7 @@ async def test_the_working_folder_holds_what_the_image_has_there(spec):
 
 async def test_too_large_a_folder_is_refused(spec):
     spec["limits"] = {"file_bytes": 2}
-    with pytest.raises(UsageError, match=r"what an image holds in /app does not fit.*options.folder=/work"):
+    with pytest.raises(UsageError, match=r"the image's content of /app does not fit.*options.folder=/work"):
         await open_sandbox(spec).start()
 
 

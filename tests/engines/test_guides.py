@@ -77,7 +77,7 @@ async def test_a_sequence_as_long_as_the_servers_context_is_refused_with_what_to
     teacher = TeacherServers(settings)
     try:
         await teacher.logprobs([ids[:-1]])
-        with pytest.raises(UsageError, match="does not take a sequence of 1024 tokens: got 400"):
+        with pytest.raises(UsageError, match="rejects a sequence of 1024 tokens: got 400"):
             await teacher.logprobs([ids])
     finally:
         await teacher.close()

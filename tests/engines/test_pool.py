@@ -16,7 +16,7 @@ import pytest_asyncio
 from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.engines import SGLangEngineConfig, VLLMEngineConfig
 from agentrl.engine import GenerateRequest, SamplingParams, StopReason
-from agentrl.serving.launch.guard import descendants, segments_of, segments_there
+from agentrl.serving.launch.guard import descendants, find_mapped_segments, list_segments
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.weights import FolderTransport, Probe, RemoteSync
 
@@ -198,9 +198,9 @@ def test_nothing_is_left_of_vllm_when_the_process_that_launched_it_is_killed(
     with subprocess.Popen([program, *words, "engine.max_running=8"], stdout=subprocess.PIPE, text=True) as launcher:
         url = launcher.stdout.readline().strip()
         processes = descendants(launcher.pid)
-        segments = segments_of(processes) & set(segments_there())
+        segments = find_mapped_segments(processes) & set(list_segments())
         launcher.kill()
     assert len(processes) >= 4
     assert all_gone(processes)
-    assert segments.isdisjoint(segments_there())
+    assert segments.isdisjoint(list_segments())
     assert url.startswith("http://127.0.0.1:")

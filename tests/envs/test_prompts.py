@@ -247,7 +247,7 @@ def test_a_data_set_without_a_reward_function_is_refused_before_there_is_a_folde
         assert agentrl("train", "--tasks", file, "--model", "scratch", *words) == 2
     assert not (workplace / "runs").exists()
     told = capsys.readouterr().err
-    assert "environment prompts gives no rewards of its own" in told
+    assert "environment prompts does not give rewards" in told
     assert "expected def reward(trajectory, task) -> float" in told
 
 

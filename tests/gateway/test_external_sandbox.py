@@ -165,7 +165,7 @@ async def test_a_lost_sandbox_is_not_the_policys_fault(run_loop, agent, monkeypa
         ({"sandbox": {"network": ["example.org"]}}, "a list in which gateway stands"),
         ({"sandbox": "local"}, "expected {type: local}"),
         ({"sandbox": {"type": "http", "url": "http://127.0.0.1:1"}}, "cannot be reached from an http sandbox"),
-        ({"sandbox": {"options": {"unconfined": UNCONFINED}}}, "has all of this machine's network"),
+        ({"sandbox": {"options": {"unconfined": UNCONFINED}}}, "can use this machine's whole network"),
         ({"sandbox": {"tpye": "local"}}, "Did you mean 'type'"),
         ({"sandbox": LOCAL, "command": None, "function": "builtins:print"}, "does not run in a sandbox"),
     ],

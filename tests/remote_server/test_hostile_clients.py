@@ -236,7 +236,7 @@ def test_limits_are_numbers_in_a_range(name: str, value: Any) -> None:
     if value is None or (name, value) == ("seconds", 1.5):
         assert Limits(**{name: value}).given in ({}, {name: value})
         return
-    with pytest.raises(UsageError, match=f"limit {name} is not understood"):
+    with pytest.raises(UsageError, match=f"limit {name} is invalid"):
         Limits(**{name: value})
 
 

@@ -85,7 +85,7 @@ def wrong_order(task, trajectory):
         ({"name": f"{__name__}:for_verl", "least": 3}, "unexpected keyword argument 'least'"),
         ("agentrl.message:tool_result", r"got tool_result\(call.*the names of its parameters do not say which.*answer"),
         (f"{__name__}:wrong_order", r"got wrong_order\(task, trajectory\): the trajectory comes first, then the task"),
-        ({"name": "environment", "most": 3}, "options of reward environment do not fit"),
+        ({"name": "environment", "most": 3}, "options of reward environment are invalid"),
         ("exakt", "unknown reward"),
     ],
 )

@@ -72,7 +72,7 @@ CLOSED = "import os\nos.closerange(3, 100)\nwhile True: pass"
     ("code", "changes", "told"),
     [
         (STUBBORN, {"seconds": 0.2, "grace_s": 0.2}, "The code ran for more than 0.2 s and did not stop."),
-        (STRANGE, {}, "The interpreter answered what it was not asked."),
+        (STRANGE, {}, "The interpreter sent an invalid reply."),
         (CLOSED, {"grace_s": 0.2}, "The interpreter closed its output."),
     ],
     ids=["stubborn", "strange", "closed"],

@@ -54,7 +54,7 @@ def program():
         ("# nothing", ""),
         ("import os; os.system('echo child'); print('after')", "child\nafter\n"),
         ("import sys; print('e', file=sys.stderr); sys.stdout.write('o')", "e\no1\n"),
-        ("exit()", "[exit() was called; the interpreter goes on]\n"),
+        ("exit()", "[exit() was called; the interpreter keeps running]\n"),
         ("'\\ud800'", "'\\ud800'\n"),
         ("print('\\ud800')", "?\n"),
         ("'naïve 木'", "'naïve 木'\n"),
@@ -88,7 +88,7 @@ def test_floods_are_cut_in_the_middle(program):
     output = program.run("print('begin'); print('x' * 200_000); print('end')")
     assert output.startswith("begin\nxx")
     assert output.endswith("xx\nend\n")
-    assert "bytes left out …]" in output
+    assert "bytes omitted …]" in output
     assert len(output) < HEAD + TAIL + 100
     assert program.run("1") == "1\n"
 

@@ -108,13 +108,13 @@ async def test_commands_that_cannot_be_started_say_why():
         broken = await sandbox.exec(["echo", "\ud800"])
         assert (broken.exit_code, b"surrogates not allowed" in broken.stderr) == (126, True)
         for command, env in (([], {}), (["a\0b"], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
-            with pytest.raises(UsageError, match="a command is not understood"):
+            with pytest.raises(UsageError, match="a command is invalid"):
                 await sandbox.exec(command, env=env)
 
 
 async def test_a_path_that_nobody_can_write_is_named():
     async with open_sandbox() as sandbox:
-        with pytest.raises(SandboxFileError, match=r"a path is not understood: got 'a\\ud800'"):
+        with pytest.raises(SandboxFileError, match=r"a path is invalid: got 'a\\ud800'"):
             await sandbox.write("a\ud800", b"x")
         await sandbox.write("a\udcff", b"x")
         assert [entry.name for entry in await sandbox.list()] == ["a\udcff"]
@@ -188,7 +188,7 @@ async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shar
 
 async def test_without_walls_only_in_these_words():
     for words in ("yes", "true", UNCONFINED[:-1]):
-        with pytest.raises(UsageError, match="asked for in these words"):
+        with pytest.raises(UsageError, match="needs exactly this text"):
             open_sandbox({"network": "all", "options": {"unconfined": words}})
     async with open_sandbox({"network": "all", "options": {"unconfined": UNCONFINED}}) as sandbox:
         result = await sandbox.exec("pwd; sleep 100 & echo done")
@@ -207,17 +207,17 @@ async def test_without_walls_only_in_these_words():
         ({"network": "al"}, "Did you mean 'all'"),
         ({"network": []}, "expected none, gateway, all, or a list of hosts"),
         ({"network": 3}, "expected a word, or a list of hosts"),
-        ({"network": ["example.org", "all"]}, "sandbox.network is not understood"),
-        ({"network": ["https://example.org"]}, "Write no scheme and no path"),
-        ({"network": "gateway"}, "external loop's program only"),
-        ({"network": ["gateway", "example.org"]}, "external loop's program only"),
-        ({"options": {"unconfined": UNCONFINED}}, "has all of this machine's network: got network none"),
-        ({"network": ["example.org"], "options": {"unconfined": UNCONFINED}}, "has all of this machine's network"),
-        ({"options": {"readible": ["/usr"]}}, "option of local sandboxes is not understood"),
-        ({"options": {"readable": ["no/such"]}}, "is not there"),
+        ({"network": ["example.org", "all"]}, "sandbox.network is invalid"),
+        ({"network": ["https://example.org"]}, "Remove any scheme and path"),
+        ({"network": "gateway"}, "only the sandbox of the external loop's program"),
+        ({"network": ["gateway", "example.org"]}, "only the sandbox of the external loop's program"),
+        ({"options": {"unconfined": UNCONFINED}}, "can use this machine's whole network: got network none"),
+        ({"network": ["example.org"], "options": {"unconfined": UNCONFINED}}, "can use this machine's whole network"),
+        ({"options": {"readible": ["/usr"]}}, "option of local sandboxes is invalid"),
+        ({"options": {"readable": ["no/such"]}}, "does not exist"),
         ({"options": {"readable": "/usr"}}, "expected a list"),
-        ({"options": {"writable": "/logs"}}, "writable folders of a sandbox are not understood"),
-        ({"options": {"folder": 3}}, "the folder of a sandbox is not understood"),
+        ({"options": {"writable": "/logs"}}, "writable folders of a sandbox are invalid"),
+        ({"options": {"folder": 3}}, "the folder of a sandbox is invalid"),
         ({"options": {"folder": "app"}}, "cannot be made writable: got app"),
         ({"options": {"folder": "/"}}, "cannot be made writable"),
         ({"options": {"writable": ["/usr/share/x"]}}, "cannot be made writable: got /usr/share/x"),

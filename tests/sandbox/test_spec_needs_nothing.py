@@ -49,7 +49,7 @@ def test_each_network_says_what_it_reaches(network: Any, hosts: tuple[str, ...],
 def test_a_command_gets_the_lower_of_two_limits(
     own: Any, other: Any, seconds: Any, processes: Any, output_bytes: Any
 ) -> None:
-    found = Limits(**own).narrowed(None if other is None else Limits(**other))
+    found = Limits(**own).narrow(None if other is None else Limits(**other))
     assert found == Limits(seconds=seconds, processes=processes, output_bytes=output_bytes)
 
 
@@ -58,17 +58,17 @@ def test_a_command_gets_the_lower_of_two_limits(
     [
         ({"typ": "local"}, r"sandbox has no key 'typ'.*Did you mean 'type'"),
         ({"limits": {"second": 1}}, r"sandbox.limits has no key 'second'.*Did you mean 'seconds'"),
-        ({"limits": 5}, "sandbox.limits is not understood: got 5, expected keys and values"),
-        ({"limits": {"seconds": 0}}, "limit seconds is not understood: got 0, expected a number above 0"),
-        ({"limits": {"processes": 1.5}}, "limit processes is not understood: got 1.5, expected a whole number"),
-        ({"limits": {"seconds": True}}, "limit seconds is not understood: got True"),
-        ({"limits": {"output_bytes": 2**61}}, "limit output_bytes is not understood"),
-        ({"env": ["A"]}, "sandbox.env is not understood"),
-        ({"image": 5}, "sandbox.image is not understood: got 5, expected text"),
-        ({"network": "some"}, r"sandbox.network is not understood: got 'some'"),
+        ({"limits": 5}, "sandbox.limits is invalid: got 5, expected keys and values"),
+        ({"limits": {"seconds": 0}}, "limit seconds is invalid: got 0, expected a number above 0"),
+        ({"limits": {"processes": 1.5}}, "limit processes is invalid: got 1.5, expected a whole number"),
+        ({"limits": {"seconds": True}}, "limit seconds is invalid: got True"),
+        ({"limits": {"output_bytes": 2**61}}, "limit output_bytes is invalid"),
+        ({"env": ["A"]}, "sandbox.env is invalid"),
+        ({"image": 5}, "sandbox.image is invalid: got 5, expected text"),
+        ({"network": "some"}, r"sandbox.network is invalid: got 'some'"),
         ({"network": "nones"}, "Did you mean 'none'"),
-        ({"network": []}, "sandbox.network is not understood"),
-        ({"network": ["a.org", "all"]}, "sandbox.network is not understood"),
+        ({"network": []}, "sandbox.network is invalid"),
+        ({"network": ["a.org", "all"]}, "sandbox.network is invalid"),
         ({"network": ["a.org", 5]}, "expected a word, or a list of hosts"),
         ({"network": 5}, "expected a word, or a list of hosts"),
     ],

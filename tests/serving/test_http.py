@@ -101,14 +101,14 @@ async def test_an_error_status_is_refused_with_what_the_server_says(body, said):
     async with serving(answering(body, 400)) as session:
         with pytest.raises(Refused, match="refused a request: got 400") as found:
             await session.post("/x", {}, deadline_s=10)
-    assert (found.value.status, found.value.said) == (400, said)
+    assert (found.value.status, found.value.message) == (400, said)
     assert not isinstance(found.value, ServerLost)
 
 
 async def test_a_refused_key_is_the_users_to_change(monkeypatch):
     monkeypatch.setenv("MY_KEY", "old")
     async with serving(answering("no", 401), api_key_variable="MY_KEY") as session:
-        with pytest.raises(UsageError, match=r"refuses the key.*valid key.*MY_KEY"):
+        with pytest.raises(UsageError, match=r"refuses the key.*MY_KEY to a valid key"):
             await session.get("/x", deadline_s=10)
     async with serving(answering("no", 401)) as session:
         with pytest.raises(UsageError, match=r"refuses the key.*engine\.api_key_variable"):
@@ -124,7 +124,7 @@ async def test_a_key_that_is_not_set_is_the_users_to_change(monkeypatch):
 
 async def test_what_is_not_json_is_an_engine_error():
     async with serving(answering("<html>")) as session:
-        with pytest.raises(EngineError, match=r"/x answered something that is not JSON: got '<html>'") as found:
+        with pytest.raises(EngineError, match=r"/x is not valid JSON: got '<html>'") as found:
             await session.get("/x", deadline_s=10)
     assert not isinstance(found.value, ServerLost)
 

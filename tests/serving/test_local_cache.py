@@ -39,23 +39,23 @@ def test_the_lowest_free_row_is_used_first():
 def test_a_move_keeps_what_was_computed():
     store = RowStore(max_tokens=4096, max_context=1024)
     row = store.take(200)
-    keys, values = row.shelf.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    keys, values = row.block.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
     keys[row.index] = torch.randn(2, 256, 4)
     values[row.index] = torch.randn(2, 256, 4)
     old_keys, old_values = keys[row.index].clone(), values[row.index].clone()
     row.computed = 150
     store.move(row, 300)
-    assert (row.shelf.capacity, store.reserved_tokens) == (384, 384)
-    assert torch.equal(row.shelf.keys[0][row.index, :, :150], old_keys[:, :150])
-    assert torch.equal(row.shelf.values[0][row.index, :, :150], old_values[:, :150])
-    assert torch.isfinite(row.shelf.keys[0]).all()
+    assert (row.block.capacity, store.reserved_tokens) == (384, 384)
+    assert torch.equal(row.block.keys[0][row.index, :, :150], old_keys[:, :150])
+    assert torch.equal(row.block.values[0][row.index, :, :150], old_values[:, :150])
+    assert torch.isfinite(row.block.keys[0]).all()
 
 
-def test_shelves_that_are_empty_make_room_for_others():
+def test_empty_blocks_make_room_for_others():
     store = RowStore(max_tokens=600, max_context=1024)
     for length in (128, 512, 1024):
         store.give_back(store.take(length))
-        assert [*store._shelves] == [length]
+        assert [*store._blocks] == [length]
 
 
 def test_room_counts_the_row_that_a_move_gives_back():
@@ -179,14 +179,14 @@ async def test_what_is_copied_is_what_was_computed(job_of):
     first, second = job_of("a", 300, shared=300), job_of("b", 50, shared=40)
     scheduler.submit(first)
     (piece,) = scheduler.plan()
-    keys, values = piece.row.shelf.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    keys, values = piece.row.block.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
     keys[piece.row.index], values[piece.row.index] = torch.randn(2, 384, 4), torch.randn(2, 384, 4)
     piece.row.computed = 300
     scheduler.submit(second)
     scheduler.plan()
     row = second.row
-    assert (row.shelf.capacity, row.computed) == (128, 40)
-    for source, copied in ((keys, row.shelf.keys), (values, row.shelf.values)):
+    assert (row.block.capacity, row.computed) == (128, 40)
+    for source, copied in ((keys, row.block.keys), (values, row.block.values)):
         assert torch.equal(copied[0][row.index, :, :40], source[piece.row.index, :, :40])
 
 

@@ -40,7 +40,7 @@ def test_parts_cost_about_the_same_and_keep_neighbours_together():
     first, second = split_pieces(plan, 2)
     costs = [sum(24 * piece.count + piece.end for piece in part) for part in (first, second)]
     assert max(costs) < 1.1 * min(costs)
-    order = [(piece.row.shelf.capacity, piece.row.index) for piece in (*first, *second)]
+    order = [(piece.row.block.capacity, piece.row.index) for piece in (*first, *second)]
     assert order == sorted(order)
 
 

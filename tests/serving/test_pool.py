@@ -90,7 +90,7 @@ async def test_it_conforms_as_an_engine(pool_of, monkeypatch):
     monkeypatch.setattr(pool, "update_weights", update)
 
     async def sampling(pool):
-        return sum(job.sampled > 0 for server in servers for job in server._engine._jobs.values())
+        return sum(job.num_sampled > 0 for server in servers for job in server._engine._jobs.values())
 
     report = await check_engine(lambda: pool, sampling=sampling)
     report.raise_on_failure()
@@ -189,7 +189,7 @@ async def test_long_waits_are_told(pool_of, monkeypatch):
     said.clear()
     returning = asyncio.create_task(pool.group.wait_for_server(deadline_s=50))
     await until(lambda: said)
-    assert said[0].startswith("no server is there; waiting for one to come back: 0 s of at most 50 s")
+    assert said[0].startswith("no server is available; waiting for one to return: 0 s of at most 50 s")
     servers[0].wake()
     await returning
 
@@ -319,7 +319,7 @@ async def test_a_request_that_breaks_every_server_fails_alone(pool_of, request_o
         return await real(request)
 
     monkeypatch.setattr(servers[0], "generate", generate)
-    with pytest.raises(EngineError, match="request bad lost its server again and again: got 3 times"):
+    with pytest.raises(EngineError, match="request bad lost its server too often: got 3 times"):
         await pool.generate(request_of([66], "bad", max_tokens=4))
     assert len((await pool.generate(request_of([1], "good", max_tokens=4))).token_ids) == 4
 
@@ -386,7 +386,7 @@ async def test_a_new_process_at_the_same_address_does_not_pass_for_the_old_one(p
     servers[0]._stamps[0] = 3
     await pool.start()
     servers[0]._stamps[0] = 0
-    pool.group.keeper.suspect(pool.group.members[0])
+    pool.group.monitor.suspect(pool.group.members[0])
     await until(lambda: state(pool, 0) == "lost" or state(pool, 0) == "removed")
     assert "version 0 instead of 3" in pool.group.members[0].why
 
@@ -412,7 +412,7 @@ async def test_the_loss_of_a_server_is_no_cancellation_of_those_who_wait_for_it(
     await pool.start()
     tasks = [asyncio.create_task(ask(request)) for request in long_requests(request_of, 2)]
     await until(lambda: all(sampled(server) > 20 for server in servers))
-    pool.group.keeper.lose(pool.group.members[0], "gone")
+    pool.group.monitor.lose(pool.group.members[0], "gone")
     answers = await asyncio.gather(*tasks)
     assert sorted(answer.resubmissions for answer in answers) == [0, 1]
     assert cancellations == [0, 0]
@@ -431,7 +431,7 @@ async def test_a_caller_that_gives_up_as_its_server_is_lost_has_given_up(pool_of
     tasks = [asyncio.create_task(pool.generate(cancelled)), asyncio.create_task(ask_in_time(late))]
     await until(lambda: sampled(servers[0]) > 20)
     scopes[0].reschedule(asyncio.get_running_loop().time())  # passes before the task hears of the loss
-    pool.group.keeper.lose(pool.group.members[0], "gone")
+    pool.group.monitor.lose(pool.group.members[0], "gone")
     tasks[0].cancel()
     with pytest.raises(asyncio.CancelledError):
         await tasks[0]

@@ -119,11 +119,11 @@ async def test_a_server_with_a_queue_gets_fewer_requests_unless_a_pause_made_the
     member.server.load, before = load, member.limit
     group.is_paused = True
     for _ in range(3):
-        await group.keeper._check(member)
+        await group.monitor._check(member)
     assert (member.reading, member.limit) == (None, before)
     group.is_paused = False
     for _ in range(3):
-        await group.keeper._check(member)
+        await group.monitor._check(member)
     assert member.reading is crowded
     assert 8 <= member.limit < before
 
@@ -134,4 +134,4 @@ async def test_a_health_check_that_fails_at_once_is_no_late_answer(group):
 
     server = group.members[0].server
     server.is_healthy = unreachable
-    assert await group.keeper._ailment(server) == "its health route cannot be reached, or reports a failure"
+    assert await group.monitor._find_fault(server) == "its health route cannot be reached, or reports a failure"

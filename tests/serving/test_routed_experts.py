@@ -88,10 +88,10 @@ async def test_routes_are_those_of_the_first_time(request_of):
 
 
 async def test_engines_that_tell_none_refuse_to(request_of):
-    with pytest.raises(UsageError, match=r"cannot report experts: got Qwen3ForCausalLM"):
+    with pytest.raises(UsageError, match=r"cannot report routed experts: got Qwen3ForCausalLM"):
         LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512), routed_experts=True)
     engine = LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512))
-    with pytest.raises(UsageError, match="asks for experts"):
+    with pytest.raises(UsageError, match="requests routed experts"):
         await engine.generate(dataclasses.replace(request_of([1, 2]), routed_experts_from=0))
     await engine.close()
     told = [

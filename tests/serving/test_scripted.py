@@ -76,7 +76,7 @@ async def test_the_script_sees_the_request_and_sessions_count_their_prefix(reque
 async def test_a_failure_is_an_engine_error_and_the_next_request_is_served(request_of):
     answers = iter([ScriptedAnswer(token_ids=[1], failure=Failure.RAISE), [2]])
     engine = ScriptedEngine(script=lambda _: next(answers))
-    with pytest.raises(EngineError, match="a failure that the script asked for"):
+    with pytest.raises(EngineError, match="a failure set by the script"):
         await engine.generate(request_of([1], "a"))
     assert (await engine.generate(request_of([1], "b"))).token_ids == [2]
 

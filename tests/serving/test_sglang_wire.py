@@ -106,7 +106,7 @@ def test_a_continuation_holds_the_answer_so_far_and_asks_for_the_rest():
 def test_an_answer():
     part = decode_answer(ANSWER, frozenset())
     generation = part.generation
-    assert not part.goes_on
+    assert not part.continues
     assert (generation.token_ids, generation.logprobs) == ([191, 235, 285], [-5.0, -3.5, -0.25])
     assert generation.versions == [0, 7, 7]
     assert generation.stop_reason is StopReason.LENGTH
@@ -115,10 +115,10 @@ def test_an_answer():
     assert (generation.queue_s, generation.prefill_s, generation.decode_s) == (0.125, 0.25, 2.0)
 
 
-@pytest.mark.parametrize(("stops", "goes_on"), [({285}, False), ({191}, True)])
-def test_an_end_token_that_the_request_does_not_stop_at_is_gone_past(stops, goes_on):
+@pytest.mark.parametrize(("stops", "continues"), [({285}, False), ({191}, True)])
+def test_an_end_token_that_the_request_does_not_stop_at_is_gone_past(stops, continues):
     part = decode_answer(_answer(finish_reason={"type": "stop", "matched": 285}), frozenset(stops))
-    assert part.goes_on is goes_on
+    assert part.continues is continues
     assert part.generation.stop_reason is StopReason.STOP
 
 
@@ -134,8 +134,8 @@ def test_an_abort_before_the_first_token():
     [
         ({"error": {"message": "no"}}, "is not a generation"),
         (_answer(finish_reason={"type": "eaten"}), "is not a generation"),
-        (_answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "neither a token.*NaN happened"),
-        (_answer(output_token_logprobs=[[-5.0, 191, None]]), "left out log-probabilities"),
+        (_answer(finish_reason={"type": "stop", "matched": "NaN happened"}), "neither a stop token.*NaN happened"),
+        (_answer(output_token_logprobs=[[-5.0, 191, None]]), "omitted log-probabilities"),
         (_answer(weight_versions=[{"version": "1", "start": 0, "end": 2}]), "do not cover"),
         (_answer(weight_versions=[{"version": "1", "start": 1, "end": 3}]), "do not cover"),
         (_answer(weight_versions=[{"version": "mine", "start": 0, "end": 3}]), "unknown version.*mine"),
@@ -236,7 +236,7 @@ def test_what_the_config_asks_of_updates_is_checked(settings, openapi, info, wha
     ("info", "model", "what"),
     [
         ({"enable_metrics": True}, {"is_generation": False}, "does not generate text"),
-        ({"enable_metrics": True}, {"preferred_sampling_params": {"top_k": 3}}, "settings of its own.*top_k"),
+        ({"enable_metrics": True}, {"preferred_sampling_params": {"top_k": 3}}, "its own sampling settings.*top_k"),
         ({"enable_metrics": False}, {}, "--enable-metrics"),
     ],
 )
@@ -249,9 +249,9 @@ def test_settings_that_cannot_work_are_refused(info, model, what):
 def test_the_sizes_that_a_server_tells():
     assert decode_context({"max_req_input_len": 1018}) == 1018
     assert decode_vocabulary("logit_bias must has keys in [0, 403], got 2147483647.") == 404
-    with pytest.raises(EngineError, match="how long a prompt"):
+    with pytest.raises(EngineError, match="prompt limit"):
         decode_context({})
-    with pytest.raises(EngineError, match="size of its vocabulary"):
+    with pytest.raises(EngineError, match="vocabulary size"):
         decode_vocabulary("fine")
 
 
@@ -262,7 +262,7 @@ def _told(logprob, **meta):
 def test_answers_must_tell_versions_and_the_temperature_they_were_sampled_at():
     check_answers("u", _told(-2.0), _told(-1.0), "0.5.23")
     check_answers("u", _told(0.0), _told(0.0), "0.5.23")
-    with pytest.raises(UsageError, match=r"which weights sampled a token: got SGLang 0\.5\.1"):
+    with pytest.raises(UsageError, match=r"the weight version of each token: got SGLang 0\.5\.1"):
         check_answers("u", _told(-2.0, weight_versions=None), _told(-1.0), "0.5.1")
     with pytest.raises(UsageError, match="SGLANG_RETURN_ORIGINAL_LOGPROB"):
         check_answers("u", _told(-2.0), _told(-2.0), "0.5.23")
@@ -355,7 +355,7 @@ def test_the_stand_ins_can_be_imported_and_decorate():
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
-    assert "sgl_kernel.shm_allreduce_cpu was called, and this is a stand-in" in result.stdout
+    assert "sgl_kernel.shm_allreduce_cpu was called on a placeholder" in result.stdout
 
 
 @pytest.mark.parametrize("body", [{}, {"ranks": []}, None, {"ranks": [{}]}, {"ranks": [{"checksums": ["0123"]}]}])
@@ -378,6 +378,6 @@ def test_stop_texts_are_asked_for_and_recognised(request_of):
     assert (sampling["stop"], sampling["no_stop_trim"], sampling["skip_special_tokens"]) == (["</a>"], True, False)
     body = _answer(finish_reason={"type": "stop", "matched": "</a>"})
     part = decode_answer(body, frozenset(), ("</a>",))
-    assert (part.generation.stop_reason, part.goes_on) == (StopReason.STOP, False)
-    with pytest.raises(EngineError, match="neither a token nor a text of the request"):
+    assert (part.generation.stop_reason, part.continues) == (StopReason.STOP, False)
+    with pytest.raises(EngineError, match="neither a stop token nor a stop text of the request"):
         decode_answer(body, frozenset(), ("</b>",))

@@ -68,7 +68,7 @@ async def teacher_of(*urls, **settings):
 @pytest.mark.parametrize(("engine", "answer"), [("vllm", vllm), ("sglang", sglang)])
 async def test_the_tokens_themselves_are_asked_about(engine, answer):
     async with server(answer) as (url, seen), teacher_of(url, engine=engine) as teacher:
-        found = [word.logp for word in await teacher.words([[4, 2, 6], [5], [3, 7]])]
+        found = [word.logp for word in await teacher.score([[4, 2, 6], [5], [3, 7]])]
     assert [len(values) for values in found] == [3, 1, 2]
     assert all(math.isnan(values[0]) for values in found)
     assert found[0][1:].tolist() == [-1.0, -3.0]
@@ -98,20 +98,20 @@ def with_top(answer):
 )
 async def test_the_most_probable_tokens_are_asked_for(engine, answer, key):
     async with server(with_top(answer)) as (url, seen), teacher_of(url, engine=engine, top_k=2) as teacher:
-        (word,) = await teacher.words([[4, 3, 6]])
+        (word,) = await teacher.score([[4, 3, 6]])
     assert seen[0][key] == 2
     assert word.logp[1:].tolist() == [-1.5, -3.0]
     assert word.top.ids.tolist() == [[0, 0], [8, 9], [8, 9]]
     assert word.top.logp[1:].tolist() == [[-0.25, -0.75]] * 2
     assert math.isnan(word.top.logp[0, 0])
     async with server(answer) as (url, _), teacher_of(url, engine=engine, top_k=3) as teacher:
-        with pytest.raises(EngineError, match=r"names too few tokens: got 2|input_top_logprobs"):
-            await teacher.words([[4, 3]])
+        with pytest.raises(EngineError, match=r"reported too few tokens: got 2|input_top_logprobs"):
+            await teacher.score([[4, 3]])
 
 
 async def test_another_server_is_asked_when_one_is_lost():
     async with server(vllm, failures=99) as (down, _), server(vllm) as (up, seen), teacher_of(down, up) as teacher:
-        found = [word.logp for word in await teacher.words([[4, 2], [3, 2], [5, 2]])]
+        found = [word.logp for word in await teacher.score([[4, 2], [3, 2], [5, 2]])]
     assert [values[1] for values in found] == [-1.0] * 3
     assert len(seen) == 3
 
@@ -119,17 +119,19 @@ async def test_another_server_is_asked_when_one_is_lost():
 async def test_a_teacher_that_is_down_is_no_number():
     async with server(vllm, failures=99) as (url, seen), teacher_of(url) as teacher:
         with pytest.raises(EngineError, match="503, 'not now'"):
-            await teacher.words([[4, 2]])
+            await teacher.score([[4, 2]])
     assert len(seen) == 3
     async with teacher_of("http://127.0.0.1:9") as teacher:
         with pytest.raises(ServerLost):
-            await teacher.words([[4, 2]])
+            await teacher.score([[4, 2]])
 
 
 async def test_a_refusal_is_not_asked_again():
     async with server(vllm, failures=99, status=400) as (url, seen), teacher_of(url) as teacher:
-        with pytest.raises(UsageError, match=r"sequence of 2 tokens: got 400, 'not now'.*a context of 10 tokens"):
-            await teacher.words([[4, 2]])
+        with pytest.raises(
+            UsageError, match=r"sequence of 2 tokens: got 400, 'not now'.*a context of at least 10 tokens"
+        ):
+            await teacher.score([[4, 2]])
     assert len(seen) == 1
 
 
@@ -138,19 +140,19 @@ async def test_a_refusal_is_not_asked_again():
     [
         ({"choices": [{"text": "x"}]}, r"does not report log-probabilities.*expected choices\[0\]\.prompt_logprobs"),
         ({"choices": [{"prompt_logprobs": [None]}]}, "does not report log-probabilities"),
-        ({"choices": [{"prompt_logprobs": [None, None]}]}, "of no use: got 2 for 2 tokens, 1 missing"),
+        ({"choices": [{"prompt_logprobs": [None, None]}]}, "invalid: got 2 for 2 tokens, 1 missing"),
     ],
 )
 async def test_an_answer_of_no_use_is_an_error(answer, message):
     async with server(lambda body: answer) as (url, _), teacher_of(url) as teacher:
         with pytest.raises(EngineError, match=message):
-            await teacher.words([[4, 2]])
+            await teacher.score([[4, 2]])
 
 
 async def test_a_key_that_is_missing_is_named():
     async with server(vllm) as (url, _), teacher_of(url, api_key_variable="NO_SUCH_KEY") as teacher:
         with pytest.raises(UsageError, match="NO_SUCH_KEY is not set"):
-            await teacher.words([[4, 2]])
+            await teacher.score([[4, 2]])
     assert len(asyncio.all_tasks()) == 1
 
 

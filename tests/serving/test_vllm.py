@@ -175,7 +175,7 @@ async def test_a_server_that_does_not_tell_its_context_is_refused(models):
     fake = FakeVLLM()
     fake.answers["/v1/models"] = web.json_response(models)
     async with serving(fake, connect=False) as server:
-        with pytest.raises(EngineError, match="does not report its longest context"):
+        with pytest.raises(EngineError, match="does not report its maximum context"):
             await server.connect(deadline_s=10)
 
 
@@ -184,7 +184,7 @@ async def test_a_server_that_takes_no_such_adapters_is_refused(found, told):
     fake = FakeVLLM()
     fake.config = {**UNCUT, "lora_config": found}
     async with serving(fake, connect=False, adapter_rank=16) as server:
-        with pytest.raises(UsageError, match=f"takes no adapters of rank 16: got {told}"):
+        with pytest.raises(UsageError, match=f"does not accept adapters of rank 16: got {told}"):
             await server.connect(deadline_s=10)
 
 
@@ -264,9 +264,9 @@ async def test_new_weights_are_read_while_paused_and_named_last(request_of, tmp_
     ("route", "response", "message"),
     [
         ("/collective_rpc", web.Response(status=500, text="no such folder"), "no such folder"),
-        ("/reset_prefix_cache", web.Response(text='{"success": false}'), "keeps a cache of the old weights"),
-        ("/update_weight_version", web.Response(text='{"success": true}'), "did not take the version: got 0"),
-        ("/weight_info", web.Response(text="{}"), "does not report its weights' version"),
+        ("/reset_prefix_cache", web.Response(text='{"success": false}'), "did not clear the cache of the old weights"),
+        ("/update_weight_version", web.Response(text='{"success": true}'), "did not set the weight version: got 0"),
+        ("/weight_info", web.Response(text="{}"), "does not report its weight version"),
     ],
 )
 async def test_a_failed_update_is_an_engine_error(route, response, message, tmp_path):
@@ -314,7 +314,7 @@ async def test_log_probabilities_that_are_not_those_promised_are_refused(request
     fake.config = {"model_config": {"logprobs_mode": "raw_logprobs"}, "parallel_config": {"worker_extension_cls": ""}}
     async with serving(fake) as server:
         await server.generate(request_of([1], "a", top_k=3))
-        with pytest.raises(UsageError, match="log-probabilities of temperature 1"):
+        with pytest.raises(UsageError, match="log-probabilities at temperature 1"):
             await server.generate(request_of([1], "a", temperature=0.5))
 
 
@@ -322,7 +322,7 @@ async def test_a_worker_that_does_not_do_what_it_was_told_is_found_out(request_o
     fake = FakeVLLM()
     fake.logprob = 0.0
     async with serving(fake) as server:
-        with pytest.raises(UsageError, match="log-probabilities of the cut distribution"):
+        with pytest.raises(UsageError, match="log-probabilities after truncation"):
             await server.generate(request_of([1], "a", top_k=3))
         await server.generate(request_of([1], "a", temperature=0.5))
 
@@ -351,9 +351,13 @@ async def test_a_server_that_cannot_work_says_what_to_change(route, response, me
         (
             {"transport": "collective"},
             {"weight_transfer_config": {"backend": "agentrl"}},
-            "no weights by collective",
+            "not accept weights by transport collective",
         ),
-        ({"transport": "cuda_ipc"}, {"weight_transfer_config": {"backend": "agentrl"}}, "takes no weights by cuda_ipc"),
+        (
+            {"transport": "cuda_ipc"},
+            {"weight_transfer_config": {"backend": "agentrl"}},
+            "does not accept weights by transport cuda_ipc",
+        ),
         ({"sleep": True}, {"device_config": {"device": "cpu"}}, "Start it with --enable-sleep-mode"),
     ],
 )
@@ -378,7 +382,7 @@ async def test_an_old_vllm_and_another_program_are_told_apart():
             await server.connect(deadline_s=10)
         fake.answers["/health"] = web.Response(status=404, text="no such page")
         with pytest.raises(
-            UsageError, match=r"/health is not vLLM's: got 404, 'no such page'.*without a path such as /v1"
+            UsageError, match=r"/health is not a route of vLLM: got 404, 'no such page'.*without a path such as /v1"
         ):
             await server.connect(deadline_s=600)
 

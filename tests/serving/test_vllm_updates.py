@@ -156,7 +156,7 @@ async def test_a_cache_that_stays_is_an_error(updating):
 
     async with updating() as (fake, updates):
         fake.resets = False
-        with pytest.raises(EngineError, match="keeps a cache of the old weights"):
+        with pytest.raises(EngineError, match="did not clear the cache of the old weights"):
             await updates.from_broadcast(LAYOUTS, broadcast, 8)
 
 

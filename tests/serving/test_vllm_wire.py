@@ -15,7 +15,7 @@ from agentrl.serving.vllm.wire import (
     decode_load,
     encode_abort,
     encode_request,
-    is_uncut,
+    is_pre_truncation,
 )
 
 
@@ -73,7 +73,7 @@ def test_an_answer_with_two_versions():
 
 def test_a_stop_token_is_the_answers_last():
     assert decode_answer(_answer([6, 7, 2], finish="stop"), frozenset({2})).stop_reason is StopReason.STOP
-    with pytest.raises(EngineError, match="not one of the request's stop tokens and texts: got 2"):
+    with pytest.raises(EngineError, match="neither a stop token nor a stop text of the request: got 2"):
         decode_answer(_answer([6, 2], finish="stop"), frozenset({3}))
 
 
@@ -100,8 +100,8 @@ def test_an_empty_span_says_nothing_of_any_token(spans, versions):
         (None, "not a generation"),
         ({"choices": []}, "not a generation"),
         (_answer([1], finish="repetition"), "not a generation"),
-        (_answer([1, 2], logprobs=[-0.1]), "left out log-probabilities"),
-        (_answer([1], logprobs=[-9999.0]), "left out log-probabilities"),
+        (_answer([1, 2], logprobs=[-0.1]), "omitted log-probabilities"),
+        (_answer([1], logprobs=[-9999.0]), "omitted log-probabilities"),
         (_answer([1, 2], spans=[]), "do not cover the answer"),
         (_answer([1, 2], spans=[{"version": "3", "start": 1, "end": 2}]), "do not cover the answer"),
         (_answer([1, 2], spans=[{"version": "3", "start": 0, "end": 1}]), "do not cover the answer"),
@@ -158,17 +158,17 @@ def _info(mode, extension=""):
 
 def test_the_convention_is_what_the_server_was_told():
     assert convention_of(_info("raw_logprobs")) is LogprobConvention.RAW
-    assert convention_of(_info("processed_logprobs")) is LogprobConvention.CUT
-    assert convention_of(_info("processed_logprobs", WORKER_EXTENSION)) is LogprobConvention.UNCUT
+    assert convention_of(_info("processed_logprobs")) is LogprobConvention.POST_TRUNCATION
+    assert convention_of(_info("processed_logprobs", WORKER_EXTENSION)) is LogprobConvention.PRE_TRUNCATION
     assert convention_of(_info("raw_logprobs", WORKER_EXTENSION)) is LogprobConvention.RAW
     with pytest.raises(UsageError, match="--logprobs-mode raw_logits"):
         convention_of(_info("raw_logits"))
     with pytest.raises(EngineError, match="does not report"):
         convention_of({})
-    assert (is_uncut(-6.0), is_uncut(0.0)) == (True, False)
+    assert (is_pre_truncation(-6.0), is_pre_truncation(0.0)) == (True, False)
 
 
-RAW, CUT, UNCUT = LogprobConvention.RAW, LogprobConvention.CUT, LogprobConvention.UNCUT
+RAW, CUT, UNCUT = LogprobConvention.RAW, LogprobConvention.POST_TRUNCATION, LogprobConvention.PRE_TRUNCATION
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_requests_whose_logprobs_would_be_others_are_refused(params, served):
         if convention in served:
             check_convention(SamplingParams(**params), convention)
         else:
-            with pytest.raises(UsageError, match="this vLLM server gives log-probabilities of"):
+            with pytest.raises(UsageError, match="this vLLM server reports log-probabilities"):
                 check_convention(SamplingParams(**params), convention)
 
 

@@ -123,19 +123,19 @@ def test_an_update_of_adapters_is_repeated_by_its_dump(model, trajectories, tmp_
 @pytest.mark.parametrize(
     ("lora", "trainer", "message"),
     [
-        ({"rank": 3}, {"processes": 2, "tensor_parallel": 2}, r"cut the adapters evenly: got .*rank 3, 2 ranks"),
+        ({"rank": 3}, {"processes": 2, "tensor_parallel": 2}, r"split the adapters evenly: got .*rank 3, 2 ranks"),
         (
             {"dropout": 0.1},
             {"processes": 2, "tensor_parallel": 2},
-            r"other numbers in ranks: got|other numbers in ranks",
+            r"different numbers in ranks: got|different numbers in ranks",
         ),
-        ({"dropout": 0.1}, {"lanes": 2}, "which lanes would take from each other: got .*0.1 with trainer.lanes 2"),
-        ({"quantize": "nf4"}, {"processes": 2}, "4 bits cannot be in shards: got .* with 2 processes"),
+        ({"dropout": 0.1}, {"lanes": 2}, "which threads cannot share reproducibly: got .*0.1 with trainer.lanes 2"),
+        ({"quantize": "nf4"}, {"processes": 2}, "4-bit weights cannot be sharded: got .* with 2 processes"),
     ],
 )
 def test_what_adapters_are_not_made_for_is_refused(lora, trainer, message):
     with pytest.raises(ConfigError, match=message):
-        check_adapters(config_of("base", lora=lora, trainer=trainer), may_drop_out=True)
+        check_adapters(config_of("base", lora=lora, trainer=trainer), allows_dropout=True)
 
 
 def test_a_reward_model_has_none():

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.builders.workers import followed_launcher
+from agentrl.builders.workers import serve_launched_rank
 from agentrl.config.config import Config
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
 from agentrl.training.diagnostics.replay import replay
@@ -409,11 +409,11 @@ def test_processes_that_a_launcher_has_started_meet(path, module_trajectories, t
     told = {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in {**told, "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    assert not followed_launcher()
+    assert not serve_launched_rank()
 
     def other():
         os.environ["RANK"] = "1"
-        assert followed_launcher()
+        assert serve_launched_rank()
 
     child = forked(other)
     with open_ranks(2, logs=tmp_path) as ranks:

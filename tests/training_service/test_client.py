@@ -268,7 +268,7 @@ def test_requests_that_no_server_could_serve(service: Any) -> None:
         service.create_training_client_from_state("tinker://a/weights/b").result()
     sampler = service.create_sampling_client(base_model="tiny").result()
     for prompt, params, expected in (
-        ([99_999], GREEDY, "out of the vocabulary"),
+        ([99_999], GREEDY, "outside the vocabulary"),
         ([], GREEDY, "empty prompt"),
         ([1] * 600, GREEDY, "does not fit"),
     ):

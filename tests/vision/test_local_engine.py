@@ -144,7 +144,7 @@ async def test_an_engine_without_eyes_refuses_images(eyes: Eyes) -> None:
     engine = LocalEngine(eyes.model, LocalEngineConfig(cache_tokens=4096, max_context=1024))
     prompt = eyes.renderer.prompt([user((noise(30, 30),))])
     try:
-        with pytest.raises(UsageError, match="holds images"):
+        with pytest.raises(UsageError, match="contains images"):
             await engine.generate(request(prompt.ids, prompt.images, "s"))
     finally:
         await engine.close()

@@ -158,7 +158,7 @@ def test_a_warm_start_learns_from_pictures(start: StartRun) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_engines_that_take_no_images_are_refused_before_a_run(engine: str) -> None:
     config = load_config(None, [*SETTINGS[:2], f"engine={engine}"])
-    with pytest.raises(ConfigError, match=f"engine {engine} does not take images"):
+    with pytest.raises(ConfigError, match=f"engine {engine} does not accept images"):
         check_training(config)
     check_training(load_config(None, [SETTINGS[0], f"engine={engine}"]))
 
@@ -168,5 +168,5 @@ def test_a_model_that_reads_text_only_is_refused_before_a_run(tmp_path: Path) ->
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     config = load_config(None, [*SETTINGS, f"model.path={tmp_path}"])
-    with pytest.raises(UsageError, match="environment frozen_lake shows images, and the model reads text only"):
+    with pytest.raises(UsageError, match="environment frozen_lake shows images, but the model reads text only"):
         check_rendering(config, build_renderer(config, str(tmp_path), tokenizer))

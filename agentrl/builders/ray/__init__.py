@@ -1,15 +1,15 @@
-"""Ranks and engines of a run as actors of Ray; the only room that imports it, and only once a run asks for a cluster.
+"""Ranks and engines of a run as Ray actors. Only this package imports Ray, and only for runs on a cluster.
 
     Cluster                one per run: the connection, one placement group, the nodes
-    ├ RankActors           ranks 1, 2, … of the trainer: the same code as processes of this machine
+    ├ RankActors           ranks 1, 2, … of the trainer: the same code as processes on this machine
     ├ ServerActor          one per vLLM or SGLang server: a launcher on the actor's node
     └ LocalEngineActor     one per engine of ``engine: local``; `ActorServer` is its client
 
-An actor here holds no logic of its own: it is where something runs that runs without Ray, too. The process of the run
-stays rank 0, plays the episodes and writes the files.
+Actors contain no logic: they run code that also runs without Ray. The process of the run is rank 0, plays the episodes
+and writes the files.
 """
 
-from agentrl.builders.ray.actors import RankActors, watching_actors
+from agentrl.builders.ray.actors import RankActors, watch_actors
 from agentrl.builders.ray.connection import (
     Cluster,
     ClusterNode,
@@ -27,5 +27,5 @@ __all__ = [
     "RankActors",
     "ServerActor",
     "connect",
-    "watching_actors",
+    "watch_actors",
 ]

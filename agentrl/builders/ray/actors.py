@@ -1,7 +1,6 @@
-"""Actors of ranks and engines; each one first finds code and logs where the run has them, and says what it sees.
+"""Ray actors: their environment, a monitor that detects their exit, and the trainer's ranks as actors.
 
-- Noticing the end of actors that should live as long as the run.
-- Ranks 1, 2, … of a trainer as actors: what processes of one machine are, on the nodes of a cluster.
+Before its work, an actor sets up module paths, variables and its log, and checks that it sees the shared files.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from agentrl.training.distributed.launch import END_S, StartedRanks, meet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorEnvironment:
-    """Settings of an actor, needed before it does anything."""
+    """Environment of an actor, which is set up before its work."""
 
     paths: Sequence[str]
-    """Where the process of the run finds modules: those of the user, too."""
+    """Module search path of the run's process, including the user's modules."""
     log: Path
     variables: Mapping[str, str]
-    """Of the environment."""
+    """Environment variables."""
     shared: Mapping[str, str]
-    """Files and folders that it must see, and what to do when it does not."""
+    """Files and folders that the actor must see, with a hint for the error if it does not."""
 
 
 class NodeActor:
-    """Base of the actors.
+    """Base class of actors.
 
     Args:
-        setting: Of this one.
+        setting: Environment of the actor.
     """
 
     def __init__(self, setting: ActorEnvironment) -> None:
@@ -54,7 +53,7 @@ class NodeActor:
         os.environ.update(setting.variables)
 
     def missing(self) -> list[str]:
-        """Return what the actor should see and does not; from now on it writes into its log."""
+        """Return the shared files that the actor does not see; if there are none, redirect its output to its log."""
         missing = [path for path in self._setting.shared if not os.path.exists(path)]
         if not missing:
             self._setting.log.parent.mkdir(parents=True, exist_ok=True)
@@ -66,16 +65,16 @@ class NodeActor:
 
 
 class GpuReservation(NodeActor):
-    """Holds what was reserved for a process that is no actor."""
+    """Actor that holds the GPUs reserved for a process that is not an actor."""
 
     def gpu(self) -> str:
-        """The first GPU that Ray gave it, as the driver calls it."""
+        """Return the driver's name of the first GPU that Ray assigned to the actor."""
         return os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
 
 
 @contextmanager
-def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables of this process's environment during the block."""
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process during the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -88,30 +87,30 @@ def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_shared(shared: Mapping[str, str], place: ClusterPlace, missing: Iterable[str]) -> None:
-    """Refuse what cannot work across nodes.
+    """Check that an actor sees all shared files and folders.
 
     Args:
-        shared: What the actor must see, and what to do when it does not.
-        place: Where it is.
-        missing: What it does not see.
+        shared: Shared files and folders, with a hint for each.
+        place: Place of the actor.
+        missing: Files and folders that the actor does not see.
 
     Raises:
-        UsageError: there is something.
+        UsageError: some are missing.
     """
     for path in missing:
         raise UsageError(
             f"{place.name} does not see {Path(path).parent if Path(path).name.startswith('.') else path}",
-            got=f"nothing there on {place.node}",
-            expected="what the process of the run has there",
+            got=f"nothing at this path on {place.node}",
+            expected="the files that the run's process sees",
             hint=shared[path],
         )
 
 
-def look(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: ClusterPlace) -> None:
-    """Wait until an actor has started, and check that it shares what it must.
+def check_actor(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: ClusterPlace) -> None:
+    """Wait until an actor has started, and check that it sees the shared files and folders.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not see all of them.
         TrainingError: it did not start.
     """
     ray = cluster.ray
@@ -126,12 +125,12 @@ POLL_S = 0.5
 
 
 class ActorMonitor:
-    """Whose actor has ended.
+    """Monitor that reports the first exit of an actor.
 
     Args:
-        cluster: That they are in.
-        lives: Calls that never end, and where their actors are.
-        on_loss: Called from a thread, once.
+        cluster: Cluster of the actors.
+        lives: Calls that never return, with the places of their actors.
+        on_loss: Called once, from a thread, when an actor has exited.
     """
 
     def __init__(
@@ -159,21 +158,21 @@ class ActorMonitor:
         return self._cluster.loss(place, place.name, None)
 
     def close(self) -> None:
-        """Whoever ends from now on is not lost."""
+        """Ignore actor exits from now on."""
         self._closing.set()
         self._thread.join()
 
 
 @contextmanager
-def watching_actors(
+def watch_actors(
     cluster: Cluster, actors: Sequence[tuple[Any, ClusterPlace]], on_loss: Callable[[TrainingError], None]
 ) -> Iterator[None]:
-    """Watch actors of engines during the block.
+    """Monitor actors of engines during the block.
 
     Args:
-        cluster: That they are in.
-        actors: Their handles, and where they are.
-        on_loss: Called from a thread, once, when one has ended.
+        cluster: Cluster of the actors.
+        actors: Handles and places of the actors.
+        on_loss: Called once, from a thread, when an actor has exited.
     """
     losses = ActorMonitor(cluster, {actor.live.remote(): place for actor, place in actors}, on_loss)
     try:
@@ -183,28 +182,28 @@ def watching_actors(
 
 
 Work = Callable[[Ranks], None]
-"""What a rank does from the meeting to the end."""
+"""Function that a rank runs after it has joined the others."""
 NODE_LOSS_S = 30.0
-"""In which Ray notices that a node is gone: at once where its connections break, else by its health check."""
+"""Seconds in which Ray detects a lost node: at once if connections break, otherwise by its health check."""
 CAUSE_S = 10.0
-"""Seconds during which a failed rank may only be reporting the failure of another one."""
+"""Seconds to wait for another rank's exit, as a rank may fail only because another one has failed."""
 ONE_DEVICE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-"""An actor sees its own GPU only."""
+"""Variables of a rank in an actor, which sees only its own GPU."""
 
 
 class RankActor(NodeActor):
-    """A rank."""
+    """Actor of a rank."""
 
     def serve(self, work: Work, *, own: str, host: str, port: int, rank: int, count: int) -> None:
-        """Meet the others, and do what rank 0 says until it says that this was all.
+        """Join the other ranks and run rank 0's calls until shutdown.
 
         Args:
-            work: What that is.
+            work: Function that runs rank 0's calls.
             own: Address of this node.
-            host: Where rank 0 waits.
-            port: There.
-            rank: This one's number.
-            count: How many there are.
+            host: Address of rank 0.
+            port: Port of rank 0.
+            rank: Number of this rank.
+            count: Number of ranks.
         """
         os.environ.update({**ONE_DEVICE, **gloo_variables(own)})
         work(meet(host, port, rank=rank, count=count))
@@ -212,15 +211,15 @@ class RankActor(NodeActor):
 
 
 class RankActors(StartedRanks):
-    """The actors of all ranks but this one.
+    """Actors of all ranks except this process's.
 
     Args:
-        count: Ranks, this one included.
-        logs: Folder of their logs.
-        on_loss: Called from a thread, once, when one has ended by itself.
-        cluster: With a place for each.
-        setting: Of a rank, by its number.
-        work: What ranks do.
+        count: Number of ranks, including this process.
+        logs: Folder of the ranks' logs.
+        on_loss: Called once, from a thread, when a rank exits unexpectedly.
+        cluster: Cluster with a place for each rank.
+        setting: Returns the environment of a rank, by its number.
+        work: Function that ranks run.
         host: Address of this process in the cluster.
     """
 
@@ -243,16 +242,16 @@ class RankActors(StartedRanks):
         self._ends: dict[int, Any] = {}
 
     def start(self) -> Ranks:
-        """Start them, and meet them; rank 0, this process, is one of them.
+        """Start the ranks and join them as rank 0.
 
         Raises:
-            UsageError: one does not see what ranks share.
-            TrainingError: one ended, or was not there in time.
+            UsageError: a rank does not see a shared file or folder.
+            TrainingError: a rank exited, or did not join in time.
         """
         for rank in range(1, self.count):
             self._actors[rank] = self._cluster.actor(self._place(rank), RankActor, self._setting(rank))
         for rank, actor in self._actors.items():
-            look(self._cluster, actor, self._setting(rank).shared, self._place(rank))
+            check_actor(self._cluster, actor, self._setting(rank).shared, self._place(rank))
         return super().start()
 
     def _place(self, rank: int) -> ClusterPlace:
@@ -271,11 +270,11 @@ class RankActors(StartedRanks):
         if not ended:
             return None
         causes = {numbers[end]: self._cause(end) for end in ended}
-        if running and not any(self._says_it_all(cause) for cause in causes.values()):
-            # a failed collective points to another rank, whose end may not have been noticed yet
+        if running and not any(self._is_root_cause(cause) for cause in causes.values()):
+            # a failed collective is caused by another rank, whose exit may not be detected yet
             ended, _ = ray.wait(running, num_returns=1, timeout=CAUSE_S)
             causes |= {numbers[end]: self._cause(end) for end in ended}
-        rank = min(causes, key=lambda number: (not self._says_it_all(causes[number]), number))
+        rank = min(causes, key=lambda number: (not self._is_root_cause(causes[number]), number))
         return self._cluster.loss(self._place(rank), f"rank {rank} of the trainer", causes[rank])
 
     def _cause(self, end: Any) -> BaseException | None:
@@ -289,8 +288,8 @@ class RankActors(StartedRanks):
             return lost
         return None
 
-    def _says_it_all(self, cause: BaseException | None) -> bool:
-        """Check whether a rank is the root cause: it was killed, or says in our own words what is wrong."""
+    def _is_root_cause(self, cause: BaseException | None) -> bool:
+        """Return True if a rank is the root cause: it was killed, or raised an agentrl error."""
         return not isinstance(cause, self._cluster.ray.exceptions.RayTaskError)
 
     def _kill(self) -> None:
@@ -298,7 +297,7 @@ class RankActors(StartedRanks):
             self._cluster.kill(actor)
 
     def close(self, *, at_once: bool) -> None:
-        """Wait for ranks that were dismissed, and kill what is left; idempotent."""
+        """Wait for ranks that were shut down, and kill the others; idempotent."""
         self._closing.set()
         if self._ends and not at_once:
             self._cluster.ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=END_S)

@@ -1,7 +1,4 @@
-"""The connection of a run to Ray: a cluster that runs or one that is started here, and the room that it takes there.
-
-- Which network interface has an address: gloo asks for its name, or takes the loopback.
-"""
+"""Connection of a run to Ray: a running cluster or one started here, reserved resources, and gloo's interface."""
 
 from __future__ import annotations
 
@@ -25,20 +22,20 @@ from agentrl.registry import Extra
 
 RAY = Extra(name="ray", module="ray")
 NODE_LABEL = "ray.io/node-id"
-"""Ray gives every node its id under this label."""
+"""Label under which Ray stores the id of a node."""
 POLL_S = 1.0
 LISTENS_S = 10.0
-"""Seconds within which a Ray cluster must accept a connection."""
+"""Timeout of the first connection to a Ray cluster."""
 FROM_OUTSIDE = "ray://"
 OWN_WAYS = {"kill_child_processes_on_worker_exit": False}
-"""An actor that ends must not take the guard of its server with it, which ends the server's whole tree."""
+"""Ray settings: the guard of a server must survive its actor, as it ends the server's process tree."""
 MOST_CALLS = 10_000
-"""Calls at once to an actor that serves an engine: the pool limits them."""
+"""Maximum concurrent calls to an actor with an engine; the pool's own limits are lower."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A machine of the cluster, or what plays one."""
+    """Node of the cluster."""
 
     id: str
     address: str
@@ -53,22 +50,22 @@ class ClusterPlace:
 
     bundle: ResourceBundle
     index: int
-    """Of the bundle in the placement group."""
+    """Index of the bundle in the placement group."""
     node: ClusterNode
 
     @property
     def name(self) -> str:
-        """``rank 1``, ``server-0``."""
+        """Name of the rank or engine, such as ``rank 1`` or ``server-0``."""
         return self.bundle.name
 
 
 class Cluster:
-    """Resources that a run holds on a cluster, until `close`.
+    """Resources that a run has reserved on a cluster until `close`.
 
     Args:
-        ray: The library, connected.
-        section: The cluster.
-        leaves: Whether `close` ends the connection.
+        ray: Connected Ray module.
+        section: Section ``cluster`` of the config.
+        leaves: Disconnect on `close`.
     """
 
     def __init__(self, ray: ModuleType, section: ClusterConfig, *, leaves: bool) -> None:
@@ -81,22 +78,22 @@ class Cluster:
 
     @property
     def is_from_outside(self) -> bool:
-        """True if this process runs on no node of the cluster."""
+        """True if this process does not run on a node of the cluster."""
         return (self.section.address or "").startswith(FROM_OUTSIDE)
 
     @property
     def has_gpus(self) -> bool:
-        """Check whether a node has one."""
+        """True if a node has a GPU."""
         return any(resources.get("GPU") for resources in self._nodes().values())
 
     @property
     def own_node(self) -> ClusterNode:
-        """The node of this process."""
+        """Node of this process."""
         own = self.ray.get_runtime_context().get_node_id()
         return next(node for node in self._nodes() if node.id == own)
 
     def _nodes(self) -> dict[ClusterNode, Mapping[str, float]]:
-        """The nodes that are alive, with all that each has."""
+        """Return the nodes that are alive, with their total resources."""
         return {
             ClusterNode(found["NodeID"], found["NodeManagerAddress"]): found["Resources"]
             for found in self.ray.nodes()
@@ -104,14 +101,14 @@ class Cluster:
         }
 
     def reserve(self, bundles: Sequence[ResourceBundle], *, say: Callable[[str], None]) -> None:
-        """Take room for all of them at once, that of rank 0 on the node of this process.
+        """Reserve the resources of all bundles at once, those of rank 0 on the node of this process.
 
         Args:
-            bundles: Ranks and engines; rank 0 is left out where this process is on no node.
-            say: Receives a message when that takes a while.
+            bundles: Bundles of ranks and engines; rank 0 is skipped if this process is not on a node.
+            say: Called with a message if the reservation has to wait.
 
         Raises:
-            UsageError: there is none in time.
+            UsageError: the resources are not available in time.
         """
         wanted = [bundle for bundle in bundles if bundle.name != HEAD or not self.is_from_outside]
         if not wanted:
@@ -119,7 +116,7 @@ class Cluster:
         if too_large := [bundle.name for bundle in wanted if not self._fits(bundle)]:
             if self.section.address is None:
                 raise self._no_room(wanted)
-            say(f"no node of the cluster has what {', '.join(too_large)} asks for; waiting for one")
+            say(f"no node of the cluster has the resources of {', '.join(too_large)}; waiting for one")
         own = "" if self.is_from_outside else self.own_node.id
         util = RAY.load("ray.util")
         self._group = util.placement_group(
@@ -146,24 +143,24 @@ class Cluster:
 
     def _no_room(self, wanted: Sequence[ResourceBundle]) -> UsageError:
         on_own = f" on {self.own_node}, where this process runs" if wanted[0].name == HEAD else ""
-        asked = [f"{bundle.name}: {bundle.in_words}" for bundle in wanted]
-        asked[0] += on_own
+        requested = [f"{bundle.name}: {bundle.in_words}" for bundle in wanted]
+        requested[0] += on_own
         return UsageError(
-            "the cluster has no room for the run",
+            "the cluster does not have the resources for the run",
             got="; ".join(f"{node}: {_in_words(has)}" for node, has in self._nodes().items()),
-            expected=f"{'; '.join(asked)} (cluster.strategy {self.section.strategy}), free within "
+            expected=f"{'; '.join(requested)} (cluster.strategy {self.section.strategy}), free within "
             f"{self.section.timeout_s:g} s (cluster.timeout_s)",
-            hint="lower cluster.rank and cluster.engine, add nodes, or end what takes their room: ray status",
+            hint="lower cluster.rank and cluster.engine, add nodes, or end other programs on them: ray status",
         )
 
     def actor(self, place: ClusterPlace, kind: type, *arguments: Any, calls: int = 1) -> Any:
-        """A new actor at a place; it may still be starting.
+        """Create an actor at a place; it may still be starting.
 
         Args:
-            place: Where; it gets all that was reserved there.
-            kind: Its class.
-            arguments: Of the class.
-            calls: Most at once.
+            place: Place of the actor, with all resources reserved there.
+            kind: Class of the actor.
+            arguments: Arguments of the class.
+            calls: Maximum number of concurrent calls.
         """
         resources = dict(place.bundle.resources)
         strategies = RAY.load("ray.util.scheduling_strategies")
@@ -180,38 +177,38 @@ class Cluster:
         return self.ray.remote(kind).options(**options).remote(*arguments)
 
     def first_gpu(self, holder: Any) -> str:
-        """The GPU of an actor that holds one."""
+        """Return the GPU of a `GpuReservation`."""
         name: str = self.ray.get(holder.gpu.remote(), timeout=self.section.timeout_s)
         return name
 
     def kill(self, actor: Any) -> None:
-        """End an actor without waiting, with what it started."""
+        """Kill an actor and its child processes, without waiting."""
         self.ray.kill(actor)
 
     def loss(self, place: ClusterPlace, what: str, error: BaseException | None) -> TrainingError:
-        """An actor that has ended by itself, or with its node.
+        """Return the error for an actor that exited unexpectedly, or whose node was lost.
 
         Args:
-            place: Where it was.
-            what: Who it was.
-            error: What Ray says.
+            place: Place of the actor.
+            what: Name of the actor for the message.
+            error: Error from Ray.
         """
         alive = {node.id for node in self._nodes()}
-        cause = f"{type(error).__name__}: {error}" if error is not None else "an unrequested end"
+        cause = f"{type(error).__name__}: {error}" if error is not None else "an unexpected exit"
         return TrainingError(
             f"{what} was lost on {place.node}",
-            got=f"{_shortened(cause)}" if place.node.id in alive else "a node that left the cluster",
-            hint="go on from the newest checkpoint with agentrl train --resume",
+            got=f"{_shorten(cause)}" if place.node.id in alive else "a node that left the cluster",
+            hint="resume from the newest checkpoint with agentrl train --resume",
         )
 
     def give_up(self) -> None:
-        """Let `reserve`, in another thread, wait no longer."""
+        """Stop `reserve` in another thread."""
         self._has_ended.set()
 
     def close(self) -> None:
-        """Give the room back, which ends the actors in it, and the connection, with a cluster that was started here."""
+        """Release the resources, which ends their actors, and disconnect; ends a cluster that was started here."""
         if self._group is not None:
-            with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be what was lost
+            with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be lost
                 RAY.load("ray.util").remove_placement_group(self._group)
             self._group = None
         if self._leaves:
@@ -220,20 +217,20 @@ class Cluster:
 
 
 def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
-    """Connect this process; one that is connected already stays so, and is not disconnected afterwards.
+    """Connect this process to a cluster. An existing connection is used, and kept on `Cluster.close`.
 
     Args:
-        section: Which cluster.
-        cpus: What the run will ask for. One machine's processes share its cores in any case: a cluster that is started
-            here counts as many.
+        section: Section ``cluster`` of the config.
+        cpus: Number of CPUs that the run will reserve. A cluster started here declares at least as many, as processes
+            of one machine share its cores anyway.
 
     Raises:
-        UsageError: Ray is not installed, or there is no cluster at the address.
+        UsageError: Ray is not installed, or the cluster cannot be reached.
     """
     ray: Any = RAY.load()
     if ray.is_initialized():
         return Cluster(ray, section, leaves=False)
-    logging.getLogger("ray").setLevel(logging.ERROR)  # what it warns of, it warns of at every start
+    logging.getLogger("ray").setLevel(logging.ERROR)  # its warnings repeat at every start
     quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     try:
         if section.address is None:
@@ -242,22 +239,22 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
         else:
             _check_listener(section.address)
             ray.init(address=section.address, **quiet)
-    except Exception as error:  # the boundary of Ray, which raises what it likes
+    except Exception as error:  # boundary of Ray, which raises arbitrary exceptions
         ray.shutdown()
         raise UsageError(
             "cannot connect to the cluster",
-            got=_shortened(f"{type(error).__name__}: {error}"),
-            expected="a Ray that starts here" if section.address is None else f"a running one at {section.address}",
-            hint="start one (ray start --head), name its address in cluster.address, or leave that out",
+            got=_shorten(f"{type(error).__name__}: {error}"),
+            expected="a new local cluster" if section.address is None else f"a running one at {section.address}",
+            hint="start one (ray start --head) and set cluster.address, or remove cluster.address",
         ) from error
     return Cluster(ray, section, leaves=True)
 
 
 def _check_listener(address: str) -> None:
-    """Find out at once what Ray would try for minutes.
+    """Check the address quickly, as Ray would retry for minutes.
 
     Raises:
-        OSError: no process listens there.
+        OSError: no process listens at the address.
     """
     if address != "auto":
         host, _, port = address.removeprefix(FROM_OUTSIDE).rpartition(":")
@@ -267,7 +264,7 @@ def _check_listener(address: str) -> None:
 SHOWN_CHARACTERS = 4000
 
 
-def _shortened(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"…{text[-SHOWN_CHARACTERS:]}"
 
 
@@ -285,11 +282,11 @@ GET_ADDRESS = 0x8915
 """SIOCGIFADDR of netdevice(7)."""
 NAME_BYTES = 15
 ADDRESS = slice(20, 24)
-"""Of an IPv4 address in what that call fills in."""
+"""Position of the IPv4 address in the result of that call."""
 
 
 def interface_of(address: str) -> str | None:
-    """Its name; ``None`` where no interface of this machine has this IPv4 address."""
+    """Return the name of the interface with an IPv4 address; ``None`` if this machine has no such address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
@@ -302,6 +299,6 @@ def interface_of(address: str) -> str | None:
 
 
 def gloo_variables(address: str) -> dict[str, str]:
-    """Return the variables that let gloo meet others at an address of this machine."""
+    """Return the variables that make gloo use an address of this machine; without them it uses the loopback."""
     name = interface_of(address)
     return {} if name is None else {GLOO_INTERFACE: name}

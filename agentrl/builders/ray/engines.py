@@ -1,8 +1,8 @@
-"""Engines as actors: a launcher of servers on the actor's node, or a model that the actor serves itself.
+"""Engines as actors: a launcher of servers on the actor's node, or a local engine in the actor.
 
 pool ─► VLLMServer, SGLangServer ── HTTP ─► server ◄── launched by ServerActor
 pool ─► ActorServer ── calls of Ray ─► LocalEngineActor ─► LocalEngine
-trainer ── broadcast (gloo, NCCL), or what else engine.transport says ─► server, LocalEngineActor
+trainer ── broadcast (gloo, NCCL), or another engine.transport ─► server, LocalEngineActor
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ T = TypeVar("T")
 
 
 class EngineHost(NodeActor):
-    """Base of actors that serve an engine."""
+    """Base class of actors with an engine."""
 
     async def live(self) -> None:
-        """Never return: a caller that awaits it notices the end of the actor."""
+        """Never return, so that a caller which waits for it detects the exit of the actor."""
         await asyncio.Event().wait()
 
 
 class ServerActor(EngineHost):
-    """One server of vLLM or SGLang, which ends with this actor, however that ends.
+    """Actor with a vLLM or SGLang server, which ends when the actor exits for any reason.
 
     Args:
-        setting: Of this actor.
-        make: Makes its launcher.
+        setting: Environment of the actor.
+        make: Makes the launcher.
     """
 
     def __init__(self, setting: ActorEnvironment, make: Callable[[], Launcher]) -> None:
@@ -56,11 +56,11 @@ class ServerActor(EngineHost):
         self._launcher: Launcher | None = None
 
     async def start(self) -> str:
-        """Start the server, or start it again; its address once it is ready.
+        """Start or restart the server, and return its address once it is ready.
 
         Raises:
-            UsageError: no interpreter with the engine on this node.
-            EngineError: it does not start.
+            UsageError: no interpreter with the engine is found on this node.
+            EngineError: the server does not start.
         """
         if self._launcher is None:
             self._launcher = await asyncio.to_thread(self._make)
@@ -77,10 +77,10 @@ class ServerActor(EngineHost):
 
 
 class LocalEngineActor(EngineHost):
-    """Serves a model with the local engine.
+    """Actor with a local engine.
 
     Args:
-        setting: Of this actor.
+        setting: Environment of the actor.
         make: Loads the model and makes the engine.
     """
 
@@ -89,22 +89,22 @@ class LocalEngineActor(EngineHost):
         self._make = make
         self._engine: LocalEngine | None = None
         self._member = GroupMember()
-        self._heard: dict[str, Any] = {}
+        self._received: dict[str, Any] = {}
         self._stamps = {0: 0}
 
     @property
     def engine(self) -> LocalEngine:
-        """The engine that serves.
+        """Running engine.
 
         Raises:
-            EngineError: there is none yet.
+            EngineError: the engine has not started.
         """
         if self._engine is None:
             raise EngineError("the engine has not started")
         return self._engine
 
     async def start(self) -> Capabilities:
-        """Load the model and serve, with the weights of its files, even if others were served before."""
+        """Load the model from its files and start the engine; replaces an engine that was started before."""
         if self._engine is not None:
             await self._engine.close()
         self._engine = await asyncio.to_thread(self._make)
@@ -126,38 +126,38 @@ class LocalEngineActor(EngineHost):
         await self.engine.pause()
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume sampling."""
         await self.engine.resume()
 
     async def join(self, group: UpdateGroup) -> None:
-        """Meet the trainer."""
+        """Join the trainer's process group."""
         await self._member.join(group)
-        self._heard = {}
+        self._received = {}
 
     async def leave(self) -> None:
         """Leave the trainer's group."""
         self._member.leave()
 
-    async def hear(self, layout: TensorLayout) -> None:
-        """Keep what is broadcast next, until `take`."""
-        self._heard |= dict((await self._member.hear(layout)).tensors())
+    async def receive(self, layout: TensorLayout) -> None:
+        """Receive the next broadcast, and keep its tensors until `apply_weights`."""
+        self._received |= dict((await self._member.hear(layout)).tensors())
 
-    async def take(self, version: int) -> None:
-        """Serve what was heard.
+    async def apply_weights(self, version: int) -> None:
+        """Use the received weights.
 
         Args:
-            version: What the pool calls it; the engine counts for itself, as one that comes back begins anew.
+            version: Version in the pool. The engine has its own count, which starts anew after a restart.
         """
-        heard, self._heard = self._heard, {}
+        weights, self._received = self._received, {}
         self._stamps[self.engine.version + 1] = version
-        await self.engine.update_weights(heard, self.engine.version + 1)
+        await self.engine.update_weights(weights, self.engine.version + 1)
 
     async def weight_version(self) -> int:
-        """Version of the weights that it serves."""
+        """Return the pool's version of the served weights."""
         return self._stamps[self.engine.version]
 
     async def load(self) -> ServerLoad:
-        """The engine's own count."""
+        """Return the engine's load."""
         metrics = self.engine.metrics()
         return ServerLoad(
             running=metrics.running,
@@ -176,23 +176,23 @@ class LocalEngineActor(EngineHost):
 
 
 class ActorServer(InferenceServer):
-    """The client of a `LocalEngineActor`: a server that is reached by calls of Ray.
+    """Client of a `LocalEngineActor`, which is reached through Ray calls.
 
     Args:
-        cluster: That the actor is in.
-        actor: Its handle.
-        place: Where it is.
+        cluster: Cluster of the actor.
+        actor: Handle of the actor.
+        place: Place of the actor.
     """
 
     def __init__(self, cluster: Cluster, actor: Any, place: ClusterPlace) -> None:
         self.url = f"actor://{place.node.address}/{place.name}"
         self._cluster, self._actor = cluster, actor
 
-    async def _answer(self, asked: Awaitable[T]) -> T:
-        return await answer_of(self._cluster, asked, self.url)
+    async def _answer(self, call: Awaitable[T]) -> T:
+        return await answer_of(self._cluster, call, self.url)
 
     async def connect(self, *, deadline_s: float) -> None:
-        """Let it load its model."""
+        """Let the actor load its model."""
         try:
             async with asyncio.timeout(deadline_s):
                 self.capabilities = await self._answer(self._actor.start.remote())
@@ -216,47 +216,47 @@ class ActorServer(InferenceServer):
         await self._answer(self._actor.pause.remote())
 
     async def resume(self) -> None:
-        """Go on."""
+        """Resume sampling."""
         await self._answer(self._actor.resume.remote())
 
     async def load_weights(self, folder: object, version: int) -> None:
-        """Not this way: a broadcast reaches it without files."""
-        raise EngineError(f"{self.url} hears weights, and reads none", got=f"{folder}, version {version}")
+        """Raise `EngineError`: weights are sent by broadcast only."""
+        raise EngineError(f"{self.url} accepts broadcast weights only", got=f"{folder}, version {version}")
 
     async def workers(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     async def join_group(self, group: UpdateGroup) -> None:
-        """Let it meet the trainer."""
+        """Let the actor join the trainer's process group."""
         await self._answer(self._actor.join.remote(group))
 
     async def leave_group(self, group: UpdateGroup) -> None:
-        """Let it forget the trainer."""
+        """Let the actor leave the trainer's process group."""
         await self._answer(self._actor.leave.remote())
 
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """Let it hear one run after the other, and serve them together."""
+        """Let the actor receive all broadcasts and then use them together."""
         for number, layout in enumerate(layouts):
-            await asyncio.gather(self._answer(self._actor.hear.remote(layout)), broadcast(number))
-        await self._answer(self._actor.take.remote(version))
+            await asyncio.gather(self._answer(self._actor.receive.remote(layout)), broadcast(number))
+        await self._answer(self._actor.apply_weights.remote(version))
 
     async def weight_version(self) -> int:
-        """Ask for the version of the weights that are served."""
+        """Return the version of the served weights."""
         return await self._answer(self._actor.weight_version.remote())
 
     async def load(self) -> ServerLoad:
-        """Its load now."""
+        """Return the current load."""
         return await self._answer(self._actor.load.remote())
 
     async def checksums(self) -> Mapping[str, str]:
-        """None: it does not tell."""
+        """Return no checksums."""
         return {}
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
-        """Check that it answers."""
+        """Return True if the actor answers in time."""
         with suppress(TimeoutError, AgentRLError):
             async with asyncio.timeout(deadline_s):
                 await self._answer(self._actor.load.remote())
@@ -264,24 +264,24 @@ class ActorServer(InferenceServer):
         return False
 
     async def close(self) -> None:
-        """Do nothing: the actor ends with its place."""
+        """Do nothing: the cluster ends the actor."""
 
 
-async def answer_of(cluster: Cluster, asked: Awaitable[T], name: str) -> T:
+async def answer_of(cluster: Cluster, call: Awaitable[T], name: str) -> T:
     """Wait for an actor's answer.
 
     Args:
-        cluster: That the actor is in.
-        asked: A call.
-        name: Of the actor.
+        cluster: Cluster of the actor.
+        call: Call to the actor.
+        name: Name of the actor.
 
     Raises:
-        AgentRLError: as the actor raised it.
-        ServerLost: the actor is gone.
-        EngineError: it failed otherwise.
+        AgentRLError: the actor raised this error.
+        ServerLost: the actor cannot be reached.
+        EngineError: the call failed otherwise.
     """
     try:
-        return await asked
+        return await call
     except cluster.ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, AgentRLError):
             raise error.cause from None

@@ -325,7 +325,7 @@ class SandboxServer:
         """
         asked = _limits(wanted) or Limits()
         self._refuse_higher(asked, field({"demanded": [], **wanted}, "demanded", list))
-        limits = self.spec.limits.narrowed(asked)
+        limits = self.spec.limits.narrow(asked)
         network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
         network = tuple(map(str, network)) if isinstance(network, list) else network
         if network not in (NO_NETWORK, self.spec.network):

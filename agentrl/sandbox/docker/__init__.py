@@ -1,1 +1,1 @@
-"""The back end ``docker``."""
+"""Back end ``docker``."""

@@ -1,4 +1,4 @@
-"""Settings of a container for the Docker API: its options, its isolation, and the labels that name its owner."""
+"""Settings of a container for the Docker API: options, isolation, and labels with the owner."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ class DockerOptions:
     """Options of docker sandboxes: a spec's `options`."""
 
     python: str = "python3"
-    """The image's Python, from 3.10 on, which runs the supervisor: a name in the image's ``PATH``, or a path."""
+    """Python 3.10 or newer of the image, which runs the supervisor: a name in the image's ``PATH``, or a path."""
     folder: str | None = None
-    """Where commands start, with what the image holds there: its own working folder when left out, else ``/work``."""
+    """Working folder of commands, with the image's content; by default the image's working folder, or ``/work``."""
     readable: tuple[str, ...] = ()
-    """Folders of the daemon's machine that can be read inside, under the same names."""
+    """Folders of the daemon's machine that are readable inside, at the same paths."""
     writable: tuple[str, ...] = ()
-    """Further folders that can be written, empty at the start."""
+    """Additional writable folders, initially empty."""
     user: int | None = None
-    """The user ID of commands; one for each sandbox when left out."""
+    """User ID of commands; a different one for each sandbox by default."""
     life_s: float = 7200.0
-    """Seconds after which a container ends itself, even if its owner is gone."""
+    """Seconds after which a container ends itself, even if its owner has ended."""
     warm: int = 0
-    """Started containers that are kept ready, so that a start need not wait for the daemon."""
+    """Number of started containers that are kept ready, so that a start does not wait for the daemon."""
     starts_per_s: float = 20.0
-    """Containers that this process starts per second, at most."""
+    """Maximum number of containers that this process starts per second."""
     pull: str = "missing"
-    """Whether an image that is not there is pulled: ``missing`` or ``never``."""
+    """Pull policy for images: ``missing`` or ``never``."""
     runtime: str | None = None
-    """The container runtime, like ``runsc``; the daemon's own when left out."""
+    """Container runtime, such as ``runsc``; the daemon's default if not set."""
 
 
 def _is_number(kind: Any, least: float) -> Callable[[Any], bool]:
@@ -51,7 +51,7 @@ def _is_number(kind: Any, least: float) -> Callable[[Any], bool]:
 
 
 def _is_folder(path: Any) -> bool:
-    """True for a path that the daemon's options can hold, in which commas and colons are separators."""
+    """Return True for an absolute path that the daemon's options accept: commas and colons are separators there."""
     is_path = isinstance(path, str) and path.startswith("/") and path.rstrip("/") != ""
     return is_path and ".." not in path.split("/") and not set(path) & set(":,\0")
 
@@ -72,59 +72,59 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "pull": (lambda value: value in ("missing", "never"), "missing or never"),
     "runtime": (lambda value: isinstance(value, str | None), "a name"),
 }
-"""What each option accepts, as a check and in words."""
+"""Check and description of the valid values of each option."""
 
 
 def read_options(spec: SandboxSpec) -> DockerOptions:
     """Read the options of a spec.
 
     Raises:
-        UsageError: one is not understood, or the spec asks for what this back end does not have.
+        UsageError: an option is unknown or invalid.
     """
     for name, value in spec.options.items():
         if name not in _OPTIONS:
             raise UsageError(f"docker sandboxes have no option {name!r}", expected=", ".join(_OPTIONS))
         accepts, expected = _OPTIONS[name]
         if not accepts(value):
-            raise UsageError(f"option {name} of docker sandboxes is not understood", got=repr(value), expected=expected)
+            raise UsageError(f"option {name} of docker sandboxes is invalid", got=repr(value), expected=expected)
     lists = {name: tuple(value) for name, value in spec.options.items() if isinstance(value, list)}
     return DockerOptions(**{**spec.options, **lists})
 
 
 FOLDER = "/work"
 WARM_S = 600.0
-"""How long a container waits for its sandbox, before it ends itself."""
+"""Seconds that an unused container waits for a sandbox before it ends itself."""
 _CAPABILITIES = ("SETUID", "SETGID", "KILL", "CHOWN")
-"""What the supervisor needs to run commands as a user without any, and to kill them."""
+"""Capabilities that the supervisor needs to run commands as a user without capabilities, and to kill them."""
 _SHARED_MEMORY = 64 * MIB
 _RESERVE = 32 * MIB
-"""Of the memory, what files cannot fill, so that the supervisor can still start something."""
+"""Memory that files cannot use, so that the supervisor can still start processes."""
 _SUPERVISORS = 64
-"""Processes of the supervisor, besides those of commands: one for each running command."""
+"""Maximum processes of the supervisor, in addition to those of commands: one for each running command."""
 _ULIMITS = {"core": 0, "msgqueue": 0}
 _PODMAN_ULIMITS = {"nofile": 1024, "nproc": 4096}
-"""What Podman else raises as far as the kernel goes, which needs rights that it may lack."""
+"""Limits that Podman would otherwise raise to the kernel's maximum, for which it may lack the rights."""
 _FIRST_USER, _FIRST_MAPPED_USER = 1_000_000_000, 10_000
 _ANSWERS = 1
-"""The supervisor's file descriptor for answers: standard output."""
+"""File descriptor for the supervisor's answers: standard output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """Facts about an image that is there."""
+    """Description of an image on the daemon's machine."""
 
     id: str
     env: Mapping[str, str]
     folder: str
-    """Where commands start."""
+    """Working folder of commands."""
     volumes: tuple[str, ...]
     """Folders that the daemon would make writable, on disk."""
     content: bytes = b""
-    """What it holds in `folder`, as a tar file that begins with the folder's name; empty: nothing."""
+    """Content of `folder` as a tar file whose paths begin with the folder's name; empty if there is none."""
 
     @classmethod
     def read(cls, described: Mapping[str, Any], folder: str | None) -> Image:
-        """Read the daemon's description of it, without content; `folder` replaces the image's working folder."""
+        """Read the daemon's description of an image, without content; `folder` replaces the image's working folder."""
         config = described.get("Config") or {}
         variables = [line.partition("=") for line in config.get("Env") or ()]
         return cls(
@@ -137,10 +137,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """Traits in which a daemon differs from others."""
+    """Properties in which daemons differ."""
 
     is_mapped: bool = False
-    """It maps users, so that only some numbers exist."""
+    """True if the daemon maps user IDs, so that only some exist."""
     is_podman: bool = False
 
     @classmethod
@@ -155,21 +155,21 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A container that is to be started."""
+    """Plan of a container to start."""
 
     config: Mapping[str, Any]
-    """As the API wants it, without labels."""
+    """Container configuration for the API, without labels."""
     image: Image
     options: DockerOptions
     traits: Traits
 
     @property
     def key(self) -> str:
-        """Equal for containers that can stand in for each other."""
+        """Key that is equal for interchangeable containers."""
         return json.dumps([self.config, self.image.folder, self.options.user], sort_keys=True)
 
     def settings(self) -> dict[str, Any]:
-        """Make the settings of one more supervisor; its user is new, because processes are counted by user."""
+        """Return the settings of a new supervisor, with a new user, because processes are counted per user."""
         first, count = (_FIRST_MAPPED_USER, 50_000) if self.traits.is_mapped else (_FIRST_USER, _FIRST_USER)
         return {
             "user": self.options.user or first + secrets.randbelow(count),
@@ -186,11 +186,11 @@ def plan(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Traits
     """Plan the container of a spec.
 
     Raises:
-        UsageError: a readable folder lies in a writable one.
+        UsageError: a readable folder is inside a writable one.
     """
     for path in options.readable:
         if any(_is_below(path, place) for place in (image.folder, *options.writable, "/tmp")):
-            raise UsageError("a readable folder of a docker sandbox is one that can be written", got=path)
+            raise UsageError("a readable folder of a docker sandbox is inside a writable one", got=path)
     config = {
         "Image": image.id,
         "Entrypoint": [],
@@ -237,14 +237,14 @@ def _host(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Trait
 
 
 def _writable(limits: Limits, folders: tuple[str, ...], traits: Traits) -> dict[str, str]:
-    """Memory file systems, which are empty at first; the supervisor gives all but ``/tmp`` to the commands' user."""
+    """Return tmpfs mounts, initially empty; the supervisor gives all but ``/tmp`` to the commands' user."""
     empty = ",notmpcopyup" if traits.is_podman else ""
     room = f"rw,exec,nosuid,nodev,size={_room(limits)}{empty}"
     return {**dict.fromkeys(folders, f"{room},mode=0755"), "/tmp": f"{room},mode=1777"}
 
 
 def _room(limits: Limits) -> int:
-    """The size of each: all of the usual ones together fit into the memory."""
+    """Return the size of each tmpfs mount, so that the usual ones fit into memory together."""
     memory, disk = limits.memory_bytes or 0, limits.disk_bytes or 0
     return max(min(disk, (memory - _RESERVE) // 3), MIB)
 
@@ -254,30 +254,30 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 OWNER, UNTIL = "agentrl.owner", "agentrl.until"
-"""Labels: the process, and the time (seconds since 1970) at which the container has ended itself."""
+"""Labels with the owning process, and the time (seconds since 1970) at which the container will have ended itself."""
 SLACK_S = 60.0
-"""How much clocks of machines may differ."""
+"""Maximum difference between the clocks of machines, in seconds."""
 
 
 def this_owner() -> str:
-    """Name this process: boot and PID namespace of its machine, number, and start, because numbers are used again."""
+    """Return a unique name of this process: boot and PID namespace, PID, and start time, as PIDs are reused."""
     return f"{_machine()}/{os.getpid()}/{process_start(os.getpid())}"
 
 
 def labels(life_s: float, now: float) -> dict[str, str]:
-    """Make the labels of a container that this process starts.
+    """Return the labels of a container that this process starts.
 
     Args:
-        life_s: Seconds after which it has ended itself.
+        life_s: Seconds after which the container has ended itself.
         now: Seconds since 1970.
     """
     return {OWNER: this_owner(), UNTIL: f"{now + life_s:.0f}"}
 
 
 def is_left_behind(labels: Mapping[str, str], now: float) -> bool:
-    """True if a container with these labels can be removed: its time is over, or its owner has ended.
+    """Return True if a container with these labels can be removed: its time is over, or its owner has ended.
 
-    The second is only known on the owner's machine.
+    The end of the owner is detected on the owner's machine only.
     """
     owner = re.fullmatch(r"(.*)/(\d+)/(-?\d+)", labels.get(OWNER, ""))
     if owner is None:

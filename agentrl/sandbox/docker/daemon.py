@@ -1,4 +1,4 @@
-"""The Docker daemon, through Docker's Python library. All calls here block: they are made in threads."""
+"""Docker daemon, through Docker's Python library. All calls block, so they run in threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from agentrl.sandbox.supervised import opening
 _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
 TIMEOUT_S = 60.0
-"""For each answer of the daemon."""
+"""Timeout of each answer of the daemon."""
 _PLAIN = ("unix://", "tcp://", "http://")
 _ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 _PROGRESS_EVERY_S = 5.0
@@ -43,36 +43,36 @@ _MOST_CONTENT = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A started container, whose supervisor has been sent its opening."""
+    """Started container, whose supervisor has received its opening."""
 
     id: str
     end: socket.socket
-    """To its standard input and from its output."""
+    """Socket to its standard input and from its output."""
     daemon: Daemon
     image: Image
     started: float = field(default_factory=time.monotonic)
 
     @property
     def can_be_used(self) -> bool:
-        """True if it is there and not close to its idle limit."""
+        """True if the container is running and not close to its idle limit."""
         watch = select.poll()
         watch.register(self.end, select.POLLRDHUP)
         return not watch.poll(0) and time.monotonic() < self.started + WARM_S / 2
 
     def remove(self) -> None:
-        """Kill it, and wait until nothing of it is left. Idempotent."""
+        """Kill the container and wait until it is removed. Idempotent."""
         self.end.close()
         self.daemon.remove(self.id)
 
 
 class Daemon:
-    """A daemon that has answered. Its methods raise `SandboxError` when it fails.
+    """Daemon that has answered. Its methods raise `SandboxError` if it fails.
 
     Args:
-        url: Its address.
+        url: Address of the daemon.
 
     Raises:
-        UsageError: it does not answer, or the extra is not installed.
+        UsageError: the daemon does not answer, or the extra ``docker`` is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -81,20 +81,20 @@ class Daemon:
                 "docker sandboxes need a daemon on a plain socket",
                 got=url,
                 expected="unix://… or tcp://…",
-                hint="lead it to a socket here: ssh -N -L /tmp/docker.sock:/var/run/docker.sock HOST",
+                hint="forward it to a local socket: ssh -N -L /tmp/docker.sock:/var/run/docker.sock HOST",
             )
         self.url, self._version, self._images = url, "", dict[tuple[str, str | None], Image]()
         self._pulling = threading.Lock()
         self._pace, self._next_start = threading.Lock(), 0.0
         try:
-            with self._client("asking a daemon for its version") as api:
+            with self._client("reading a daemon's version") as api:
                 _try_socket(url)
                 about = api.version(api_version=False)
                 self.name = f"{about.get('Version', '?')} at {url}"
                 self._version = str(about["ApiVersion"])
                 self.traits = Traits.read(about, api.info())
         except SandboxError as error:
-            raise UsageError("a daemon of Docker or Podman does not answer", got=error) from error
+            raise UsageError("a Docker or Podman daemon does not answer", got=error) from error
 
     @contextlib.contextmanager
     def _client(self, doing: str) -> Iterator[Any]:
@@ -106,14 +106,14 @@ class Daemon:
                 yield api
 
     def known_image(self, name: str, options: DockerOptions) -> Image | None:
-        """An image that was looked at before."""
+        """Return an image that was already inspected; otherwise ``None``."""
         return self._images.get((name, options.folder))
 
     def image(self, name: str, options: DockerOptions) -> Image:
         """Describe an image; a missing one is pulled, unless the options forbid it.
 
         Raises:
-            UsageError: there is no such image, or its folder holds too much.
+            UsageError: the image does not exist, or its folder is too large.
         """
         with self._pulling:
             known = self.known_image(name, options)
@@ -121,14 +121,14 @@ class Daemon:
                 return known
             found = self._inspect(name)
             if found is None and options.pull == "never":
-                raise UsageError("an image is not there", got=name, hint=f"get it: docker pull {name}")
+                raise UsageError("an image does not exist", got=name, hint=f"pull it: docker pull {name}")
             image = Image.read(found or self._pull(name), options.folder)
             image = dataclasses.replace(image, content=self._content(image))
             self._images[name, options.folder] = image
             return image
 
     def _inspect(self, name: str) -> Mapping[str, Any] | None:
-        with self._client("looking at an image") as api:
+        with self._client("inspecting an image") as api:
             try:
                 found: Mapping[str, Any] = api.inspect_image(name)
             except EXTRA.load().errors.NotFound:
@@ -136,8 +136,8 @@ class Daemon:
             return found
 
     def _content(self, image: Image) -> bytes:
-        """Read what an image holds in a folder, from a container that is never started."""
-        with self._client("looking into an image") as api:
+        """Read the content of an image's folder, from a container that is never started."""
+        with self._client("reading an image's files") as api:
             config = {"Image": image.id, "Cmd": ["true"], "NetworkDisabled": True, "Labels": labels(0, time.time())}
             identity = str(api.create_container_from_config(config)["Id"])
             content = bytearray()
@@ -146,9 +146,9 @@ class Daemon:
                     content += piece
                     if len(content) > _MOST_CONTENT:
                         raise UsageError(
-                            f"the folder {image.folder} of an image holds too much",
-                            expected=f"{_MOST_CONTENT // 2**20} MiB at most",
-                            hint="name another one, which may be empty: options.folder=/work",
+                            f"the folder {image.folder} of an image is too large",
+                            expected=f"at most {_MOST_CONTENT // 2**20} MiB",
+                            hint="choose another folder, which may be empty: options.folder=/work",
                         )
             except EXTRA.load().errors.NotFound:
                 return b""
@@ -158,7 +158,7 @@ class Daemon:
 
     def _pull(self, name: str) -> Mapping[str, Any]:
         sdk = EXTRA.load()
-        _log.info("image %s is not there: pulling it", name)
+        _log.info("image %s is missing: pulling it", name)
         layers: dict[str, tuple[int, int]] = {}
         logged = time.monotonic()
         with self._client(f"pulling image {name}") as api:
@@ -175,12 +175,12 @@ class Daemon:
                         _log.info("pulling image %s: %s", name, _progress(layers, line.get("status", "")))
             except sdk.errors.NotFound as missing:
                 raise UsageError(
-                    "there is no such image",
+                    "the image does not exist",
                     got=described_error(missing),
                     expected="an image that can be pulled",
                     hint=name,
                 ) from missing
-            _log.info("image %s is there", name)
+            _log.info("image %s is pulled", name)
             found: Mapping[str, Any] = api.inspect_image(name)
             return found
 
@@ -196,20 +196,20 @@ class Daemon:
             try:
                 identity = str(api.create_container_from_config(config)["Id"])
             except EXTRA.load().errors.NotFound:
-                self._images.clear()  # it was there before
+                self._images.clear()  # the image was removed meanwhile
                 raise
             try:
                 end = self._run(api, identity, opening(plan.settings()))
             except BaseException as error:
                 self.remove(identity)
-                raise _complaint(error, plan) from error
+                raise _start_error(error, plan) from error
         return Container(id=identity, end=end, daemon=self, image=plan.image)
 
-    def _run(self, api: Any, identity: str, words: bytes) -> socket.socket:
+    def _run(self, api: Any, identity: str, data: bytes) -> socket.socket:
         end = _attach(api, identity)
         try:
             api.start(identity)
-            end.sendall(words)
+            end.sendall(data)
         except BaseException:
             end.close()
             raise
@@ -224,7 +224,7 @@ class Daemon:
         time.sleep(turn - now)
 
     def remove(self, identity: str) -> None:
-        """Kill a container, and wait until it is gone. Idempotent."""
+        """Kill a container and wait until it is removed. Idempotent."""
         errors = EXTRA.load().errors
         with self._client("removing a container") as api:
             for _ in range(_REMOVALS):
@@ -247,7 +247,7 @@ class Daemon:
         return removed
 
     def remove_labelled(self, label: str, is_meant: Callable[[Mapping[str, str]], bool] = lambda _: True) -> int:
-        """Remove the containers with a label (``NAME`` or ``NAME=VALUE``) that are meant; return their number."""
+        """Remove the containers with a label (``NAME`` or ``NAME=VALUE``) that match `is_meant`; return the count."""
         with self._client("listing containers") as api:
             found = api.containers(all=True, filters={"label": label})
         meant = [one["Id"] for one in found if is_meant(one.get("Labels") or {})]
@@ -257,7 +257,7 @@ class Daemon:
 
 
 def addresses() -> list[str]:
-    """List addresses where a daemon may be, the likeliest first."""
+    """Return possible addresses of a daemon, the most likely first."""
     if given := os.environ.get("DOCKER_HOST"):
         return [given]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -270,7 +270,7 @@ def find_daemon(url: str | None) -> Daemon:
     """Find a daemon that answers.
 
     Raises:
-        UsageError: none does, or the extra is not installed.
+        UsageError: no daemon answers, or the extra ``docker`` is not installed.
     """
     EXTRA.load()
     if url is not None:
@@ -282,14 +282,14 @@ def find_daemon(url: str | None) -> Daemon:
         except UsageError as complaint:
             complaints.append(f"{address}: {complaint}")
     raise UsageError(
-        "no daemon of Docker or Podman answers",
-        got="; ".join(complaints) or "no socket where they are looked for",
-        hint="start one, or name its address: url=unix:///run/docker.sock, or the variable DOCKER_HOST",
+        "no Docker or Podman daemon answers",
+        got="; ".join(complaints) or "no socket in the usual places",
+        hint="start one, or set its address with url=unix:///run/docker.sock or the variable DOCKER_HOST",
     )
 
 
 def describe_daemon() -> str:
-    """Name the daemon that sandboxes would use, or say why there is none."""
+    """Return the name of the daemon that sandboxes would use, or the reason why there is none."""
     try:
         return find_daemon(None).name
     except UsageError as lacking:
@@ -297,7 +297,7 @@ def describe_daemon() -> str:
 
 
 def _try_socket(url: str) -> None:
-    """Connect once without the library, which leaks the socket when the connection is refused."""
+    """Connect once without the library, which leaks its socket if the connection is refused."""
     if url.startswith("unix://"):
         with socket.socket(socket.AF_UNIX) as end:
             end.settimeout(TIMEOUT_S)
@@ -305,7 +305,7 @@ def _try_socket(url: str) -> None:
 
 
 def _attach(api: Any, identity: str) -> socket.socket:
-    """Attach to a container that is not started yet; the socket is duplicated, and the library's closed."""
+    """Attach to a container before its start; the library's socket is duplicated and closed."""
     raw = api.attach_socket(identity, params=_ATTACHED)
     try:
         end = socket.socket(fileno=os.dup(raw.fileno()))
@@ -316,16 +316,16 @@ def _attach(api: Any, identity: str) -> socket.socket:
     return end
 
 
-def _complaint(error: BaseException, plan: Plan) -> BaseException:
-    """A failed start; an image that lacks what is needed is for the user to change."""
+def _start_error(error: BaseException, plan: Plan) -> BaseException:
+    """Return the error of a failed start: `UsageError` if the image has no Python."""
     text = str(error)
     if "executable file not found" in text or ("no such file or directory" in text.lower() and "exec:" in text):
         return UsageError(
             "an image has no Python, which docker sandboxes need",
             got=f"{plan.options.python} in {plan.config['Image']}",
             expected="Python 3.10 or newer",
-            hint="take another image, name the program (options.python), or show the image one of the daemon's machine"
-            " (options.readable)",
+            hint="use another image, set the path of its Python (options.python), or mount the Python of the daemon's "
+            "machine (options.readable)",
         )
     return error
 
@@ -337,32 +337,32 @@ def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:
 
 _HEAD = struct.Struct(">BxxxI")
 _OUTPUT = 1
-_MOST_WORDS = 4000
+_MAX_ERRORS = 4000
 
 
 class Frames:
-    """Standard output of a container; the beginning of its standard error is kept.
+    """Reader of a container's standard output, which also keeps the beginning of its standard error.
 
     Args:
-        stream: From the daemon: frames of a byte for the stream (1 is output, 2 errors), three zeros, four bytes of
-            size, and the content.
+        stream: Stream from the daemon. A frame is one byte for the stream (1 is output, 2 is errors), three zeros, four
+            bytes of size, and the content.
     """
 
     def __init__(self, stream: asyncio.StreamReader) -> None:
         self._stream = stream
         self._output = bytearray()
-        self._words = bytearray()
+        self._errors = bytearray()
 
     @property
-    def words(self) -> str:
-        """Return what was written to standard error."""
-        return self._words.decode(errors="replace").strip()
+    def errors(self) -> str:
+        """Beginning of standard error."""
+        return self._errors.decode(errors="replace").strip()
 
     async def readexactly(self, size: int) -> bytes:
-        """The next bytes of standard output.
+        """Read the next bytes of standard output.
 
         Raises:
-            asyncio.IncompleteReadError: it ended before.
+            asyncio.IncompleteReadError: the output ended before.
         """
         while len(self._output) < size:
             kind, length = _HEAD.unpack(await self._stream.readexactly(_HEAD.size))
@@ -370,7 +370,7 @@ class Frames:
             if kind == _OUTPUT:
                 self._output += content
             else:
-                self._words += content[: max(_MOST_WORDS - len(self._words), 0)]
+                self._errors += content[: max(_MAX_ERRORS - len(self._errors), 0)]
         wanted = bytes(self._output[:size])
         del self._output[:size]
         return wanted

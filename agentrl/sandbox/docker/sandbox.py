@@ -1,8 +1,8 @@
-"""The back end ``docker``: containers through the Docker API, of Docker or Podman.
+"""Back end ``docker``: containers of Docker or Podman, through the Docker API.
 
-The first process of a container is the supervisor that local sandboxes have, too, run by the image's Python; the host
-speaks to it through the container's standard input and output. It ends, and everything in the container with it, when
-that connection ends or its time is over.
+The first process of a container is the same supervisor as in local sandboxes, run by the image's Python. The host
+communicates with it through the container's standard input and output. It ends with all processes of the container when
+that connection closes or its lifetime is over.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agentrl.sandbox.supervisor import NOT_FOUND
 
 _log = logging.getLogger(__name__)
 STARTS, ENDS = 8, 4
-"""Threads that start containers, and that end them: what a daemon does at the same time."""
+"""Numbers of threads that start and end containers, which limit the daemon's concurrent work."""
 
 
 class ContainerPool:
-    """The containers of this process, started in threads or kept warm; all its sandboxes share `SUPPLY`."""
+    """Containers of this process, started in threads or kept warm; all its sandboxes share `SUPPLY`."""
 
     def __init__(self) -> None:
         self._daemons: dict[str | None, Daemon] = {}
@@ -44,7 +44,7 @@ class ContainerPool:
         self._ends = ThreadPoolExecutor(ENDS, "agentrl-docker-end")
 
     async def obtain(self, spec: SandboxSpec, options: DockerOptions) -> Container:
-        """Start or take a container for a sandbox; a cancelled call leaves none behind.
+        """Start a container for a sandbox, or take a warm one; a cancelled call leaves none behind.
 
         Raises:
             UsageError: no daemon answers, or the image cannot be used.
@@ -64,15 +64,15 @@ class ContainerPool:
             raise
 
     async def remove(self, container: Container) -> None:
-        """End a container; cancelling the call does not stop that.
+        """Remove a container; this continues if the call is cancelled.
 
         Raises:
-            SandboxError: the daemon does not do it.
+            SandboxError: the daemon fails.
         """
         await asyncio.shield(asyncio.wrap_future(self._ends.submit(container.remove)))
 
     async def settle(self) -> None:
-        """Wait until all warm containers that are to be there are there, or failed."""
+        """Wait until all pending warm containers have started or failed."""
         while self._filling:
             await asyncio.wait([asyncio.wrap_future(one) for one in list(self._filling)])
 
@@ -80,10 +80,10 @@ class ContainerPool:
         """Remove the warm containers."""
         for kept in list(self._warm.values()):
             while kept:
-                _throw_away(kept.popleft())
+                _discard(kept.popleft())
 
     def close(self) -> None:
-        """Remove the warm containers, and what else of this process is still there. For the end of the process."""
+        """Remove all containers of this process, at its end."""
         for executor in (self._starts, self._ends):
             executor.shutdown(cancel_futures=True)
         self.drain()
@@ -91,7 +91,7 @@ class ContainerPool:
             try:
                 daemon.remove_labelled(f"{OWNER}={this_owner()}")
             except SandboxError as failure:
-                _log.warning("containers may be left, until their time is over: %s", failure)
+                _log.warning("containers may be left until their lifetime is over: %s", failure)
         self._daemons.clear()
 
     def _start(self, spec: SandboxSpec, options: DockerOptions) -> Container:
@@ -113,7 +113,7 @@ class ContainerPool:
             return self._daemons[url]
 
     def _take(self, daemon: Daemon, wanted: Plan) -> Container | None:
-        """A warm container, if there is one; another takes its place."""
+        """Take a warm container, and start another in its place; ``None`` if there is none."""
         kept = self._warm[f"{daemon.url} {wanted.key}"]
         while True:
             try:
@@ -123,7 +123,7 @@ class ContainerPool:
             if container.can_be_used:
                 self._refill(daemon, wanted)
                 return container
-            self._ends.submit(_throw_away, container)
+            self._ends.submit(_discard, container)
 
     def _refill(self, daemon: Daemon, wanted: Plan) -> None:
         key = f"{daemon.url} {wanted.key}"
@@ -140,7 +140,7 @@ class ContainerPool:
             if threading.main_thread().is_alive():
                 self._warm[key].append(daemon.start(wanted))
         except AgentRLError as failure:
-            _log.warning("no container could be started ahead of its use: %s", failure)
+            _log.warning("a warm container could not be started: %s", failure)
         finally:
             with self._counting:
                 self._coming[key] -= 1
@@ -148,18 +148,18 @@ class ContainerPool:
 
 def _abandon(starting: Future[Container]) -> None:
     if not starting.cancelled() and starting.exception() is None:
-        _throw_away(starting.result())
+        _discard(starting.result())
 
 
-def _throw_away(container: Container) -> None:
+def _discard(container: Container) -> None:
     try:
         container.remove()
     except SandboxError as failure:
-        _log.warning("a container may be left, until its time is over: %s", failure)
+        _log.warning("a container may be left until its lifetime is over: %s", failure)
 
 
 def _at_exit(do: Callable[[], None]) -> None:
-    """Call `do` when this process ends, and not when one that was forked from it does."""
+    """Call `do` when this process ends, but not at the end of processes forked from it."""
     pid = os.getpid()
     atexit.register(lambda: do() if os.getpid() == pid else None)
 
@@ -172,13 +172,13 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class DockerSandbox(SupervisedSandbox):
-    """A sandbox in a container of its own.
+    """Sandbox in a container.
 
     Args:
-        spec: Its `image` is Docker's, its `url` the daemon's address, its `options` are `DockerOptions`.
+        spec: Specification; `image` is the container image, `url` the daemon's address, `options` are `DockerOptions`.
 
     Raises:
-        UsageError: the spec asks for what this back end does not have.
+        UsageError: the spec is not supported.
     """
 
     counts_memory = True
@@ -205,25 +205,25 @@ class DockerSandbox(SupervisedSandbox):
                     "the Python of an image is too old for docker sandboxes",
                     got=error,
                     expected="Python 3.10 or newer",
-                    hint="name another one of the image: options.python",
+                    hint="choose another Python of the image: options.python",
                 ) from error
             raise
-        self._channel.tell("live", seconds=self._options.life_s)
+        self._channel.notify("live", seconds=self._options.life_s)
         self._lives_until = time.monotonic() + self._options.life_s
         await self._open_network()
         if image.content:
             await self._unpack(image.content)
 
     async def _unpack(self, content: bytes) -> None:
-        """Fill the working folder, which hides the image's own, with what that holds."""
+        """Copy the image's content of the working folder into the tmpfs that hides it."""
         unpacked = await self.exec(["/bin/tar", "-xpf", "-", "--strip-components=1"], stdin=content)
         if unpacked.exit_code == NOT_FOUND:
             raise UsageError("an image has no /bin/tar", got=self.spec.image, hint="add it: apt-get install tar")
         if not unpacked.succeeded:
             raise UsageError(
-                f"what an image holds in {self.folder} does not fit into a sandbox",
+                f"the image's content of {self.folder} does not fit into a sandbox",
                 got=unpacked.stderr.decode(errors="replace")[-300:],
-                hint="raise limits.disk_bytes and limits.memory_bytes, or name another folder: options.folder=/work",
+                hint="raise limits.disk_bytes and limits.memory_bytes, or choose another folder: options.folder=/work",
             )
 
     def _unwrap(self, stream: asyncio.StreamReader) -> ReadExactly:
@@ -232,9 +232,9 @@ class DockerSandbox(SupervisedSandbox):
 
     def _why_lost(self) -> str:
         if time.monotonic() >= self._lives_until:
-            return f"its {self._options.life_s:g} s are over (options.life_s)"
-        said = self._frames.words if self._frames is not None else ""
-        return said or f"the container of {self.spec.image or DEFAULT_IMAGE} ended"
+            return f"its lifetime of {self._options.life_s:g} s is over (options.life_s)"
+        errors = self._frames.errors if self._frames is not None else ""
+        return errors or f"the container of {self.spec.image or DEFAULT_IMAGE} ended"
 
     def _own_variables(self) -> dict[str, str]:
         return {"PATH": _PATH, **self._image_env}
@@ -249,5 +249,5 @@ class DockerSandbox(SupervisedSandbox):
                 try:
                     await SUPPLY.remove(self._container)
                 except SandboxError as failure:
-                    _log.warning("a container may be left, until it notices that it is alone: %s", failure)
+                    _log.warning("a container may be left until it detects that its connection closed: %s", failure)
                 self._container = None

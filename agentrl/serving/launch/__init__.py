@@ -1,9 +1,9 @@
-"""Starting, watching and ending inference servers on this machine.
+"""Launcher of inference servers on this machine.
 
 Launcher                    one per engine: ports, GPUs, logs, start, restart, close
-└ ServerProcess             one per life of a server: ready, last lines of its log, exit code
-  └ guard.py                a small program that ends the server's whole tree, also when this process is killed
-    └ the server            in a session of its own
+└ ServerProcess             one per start of a server: readiness, last lines of its log, exit code
+  └ guard.py                a small program that ends the server's process tree, even if this process is killed
+    └ the server            in its own session
 """
 
 from agentrl.serving.launch.process import (

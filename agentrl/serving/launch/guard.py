@@ -1,17 +1,17 @@
-"""The program between this process and a server: it starts the server, and ends everything that the server started.
+"""Guard of an inference server: starts the server, and ends all processes that it started.
 
-Run by its file name, on the standard library alone. It ends the server's whole tree when its standard input closes,
-when the process that started it is gone however that died, or when the server's first process ends. It lives in a
-session of its own, so nothing sent to the trainer's or the server's process group reaches it; and it is the subreaper
-of its descendants, so that also those which left the server's session stay its own. Linux only.
+Run by file name, using the standard library only. The guard ends the server's process tree when its standard input
+closes, when its parent process exits for any reason, or when the server's first process exits. It has its own session,
+so signals to the process groups of the trainer and the server do not reach it. It is the subreaper of its descendants,
+so processes that leave the server's session are still found. Linux only.
 
     python guard.py PARENT_PID GRACE_S COMMAND [ARGUMENT]...
 
-Standard output is one line: ``started PID``, or ``failed REASON``. The server writes to what is standard error here. On
-standard input an ``e`` ends the server, a ``k`` kills it. The exit code is the server's; 128 + N after a signal N.
+Standard output is one line: ``started PID`` or ``failed REASON``. The server's output goes to standard error. On
+standard input, ``e`` ends the server and ``k`` kills it. The exit code is the server's; 128 + N after signal N.
 
-Killed processes leave their shared memory behind. This program looks now and then which segments the server's processes
-have mapped, and in the end removes those that no process has and that did not exist before the server.
+Killed processes leave their shared memory segments behind. The guard regularly records the segments that the server's
+processes have mapped. At the end it removes those that no process uses and that did not exist before the server.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ SET_CHILD_SUBREAPER = 36
 STANDARD_INPUT = 0
 POLL_S = 0.02
 LEFT_S = 1.0
-"""Seconds that the others get once the first process has ended."""
+"""Seconds for the other processes to exit after the first one."""
 KILL_S = 10.0
-"""Seconds that killed processes get to vanish; one that hangs in the kernel is left to it."""
+"""Seconds to wait for killed processes; a process that hangs in the kernel is ignored after that."""
 NOT_STARTED = 127
 SHARED_MEMORY = "/dev/shm"
 LOOK_S = 10.0
-"""Seconds between two looks at the segments; a last one comes before the end, unless all processes die at once."""
+"""Seconds between two records of the segments. One more is taken before the end, unless all processes die at once."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class Cause(Enum):
-    """Cause of a server's end."""
+    """Reason to end a server."""
 
     ENDED = auto()
-    """Its first process ended."""
-    ASKED = auto()
-    ASKED_AT_ONCE = auto()
-    """The server is to be killed."""
+    """The server's first process exited."""
+    END_REQUESTED = auto()
+    KILL_REQUESTED = auto()
+    """The server must be killed."""
     ORPHANED = auto()
-    """Standard input closed without an instruction, or the process that started this one is gone."""
+    """Standard input closed without an instruction, or the parent process exited."""
 
 
-INSTRUCTIONS = {b"e": Cause.ASKED, b"k": Cause.ASKED_AT_ONCE}
+INSTRUCTIONS = {b"e": Cause.END_REQUESTED, b"k": Cause.KILL_REQUESTED}
 
 
 class Guard:
     """Guard of one server.
 
     Args:
-        server: Its first process, the leader of a session.
-        parent: Process descriptor of the program that started this one.
-        foreign: The segments that existed before the server, from `segments_there`.
+        server: PID of the server's first process, which leads a session.
+        parent: Process descriptor of the guard's parent.
+        foreign: Segments that existed before the server, from `list_segments`.
     """
 
     def __init__(self, server: int, parent: int, foreign: dict[str, int]) -> None:
@@ -78,7 +78,7 @@ class Guard:
         self._segments: dict[str, int] = {}
 
     def watch(self, wakeup: int) -> Cause:
-        """Wait until the server has to end."""
+        """Wait until the server has to be ended, and return the reason."""
         with selectors.DefaultSelector() as selector:
             for descriptor in (STANDARD_INPUT, self.parent, wakeup):
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -87,42 +87,42 @@ class Guard:
                 if self.code is not None:
                     return Cause.ENDED
                 ready = {key.fd for key, _ in selector.select(LOOK_S)}
-                self.look()
+                self.record_segments()
                 if wakeup in ready and set(os.read(wakeup, 512)) - {signal.SIGCHLD}:
-                    return Cause.ASKED
+                    return Cause.END_REQUESTED
                 if STANDARD_INPUT in ready:
                     return INSTRUCTIONS.get(os.read(STANDARD_INPUT, 1), Cause.ORPHANED)
                 if self.parent in ready:
                     return Cause.ORPHANED
 
     def end(self, grace_s: float) -> None:
-        """Ask the first process to end, give it `grace_s`; then ask, and soon kill, all that is left; 0 only kills."""
-        self.look()
+        """Terminate the first process, and kill all that remain after `grace_s`; with 0, kill all at once."""
+        self.record_segments()
         if self.code is None and grace_s > 0:
             send(signal.SIGTERM, [self.server])
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.server, signal.SIGCONT)  # one that was stopped could not obey
+                os.killpg(self.server, signal.SIGCONT)  # a stopped process does not handle SIGTERM
             self._wait(lambda: self.code is not None, grace_s)
-        if grace_s > 0:  # what is left may have shared memory to give back
+        if grace_s > 0:  # remaining processes may have to release shared memory
             left = descendants(os.getpid())
             send(signal.SIGTERM, left)
             send(signal.SIGCONT, left)
             self._wait(lambda: not descendants(os.getpid()), LEFT_S)
-        self._wait(self._killed, KILL_S)
-        self._give_back()
+        self._wait(self._kill_remaining, KILL_S)
+        self._remove_segments()
 
-    def look(self) -> None:
-        """Remember which segments the server's processes have."""
-        there = segments_there()
-        for name in segments_of(descendants(os.getpid())):
+    def record_segments(self) -> None:
+        """Record the segments that the server's processes have mapped."""
+        there = list_segments()
+        for name in find_mapped_segments(descendants(os.getpid())):
             if name in there and self._foreign.get(name) != there[name]:
                 self._segments[name] = there[name]
 
-    def _give_back(self) -> None:
-        there = segments_there()
+    def _remove_segments(self) -> None:
+        there = list_segments()
         left = {name for name, number in self._segments.items() if there.get(name) == number}
         if left:
-            left -= segments_of([int(name) for name in os.listdir("/proc") if name.isdigit()])
+            left -= find_mapped_segments([int(name) for name in os.listdir("/proc") if name.isdigit()])
         for name in left:
             with contextlib.suppress(OSError):
                 os.unlink(f"{SHARED_MEMORY}/{name}")
@@ -134,7 +134,7 @@ class Guard:
                 if found[0] == self.server:
                     self.code = os.waitstatus_to_exitcode(found[1])
 
-    def _killed(self) -> bool:
+    def _kill_remaining(self) -> bool:
         left = descendants(os.getpid())
         send(signal.SIGKILL, left)
         return not left
@@ -154,7 +154,7 @@ def send(number: signal.Signals, processes: list[int]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below `root`, including zombies."""
+    """Return the PIDs of all descendants of `root`, including zombies."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -166,15 +166,15 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def segments_there() -> dict[str, int]:
-    """Return the segments of shared memory and the semaphores on this machine: their inode numbers by name."""
+def list_segments() -> dict[str, int]:
+    """Return the inode numbers of this machine's shared memory segments and semaphores, by name."""
     with contextlib.suppress(FileNotFoundError), os.scandir(SHARED_MEMORY) as entries:
         return {entry.name: entry.inode() for entry in entries if entry.is_file(follow_symlinks=False)}
     return {}
 
 
-def segments_of(processes: list[int]) -> set[str]:
-    """Names of the segments that processes have mapped, as far as this process may read them."""
+def find_mapped_segments(processes: list[int]) -> set[str]:
+    """Return the names of the segments that processes have mapped, skipping unreadable processes."""
     found: set[str] = set()
     for process in processes:
         with contextlib.suppress(OSError), open(f"/proc/{process}/maps", encoding="utf-8", errors="replace") as file:
@@ -183,7 +183,7 @@ def segments_of(processes: list[int]) -> set[str]:
 
 
 def start(command: list[str]) -> int:
-    """Start the server; the first process dies with this one even when this one is killed."""
+    """Start the server and return its PID. Its first process is killed when the guard dies."""
     guard = os.getpid()
 
     def before_it_runs() -> None:
@@ -197,7 +197,7 @@ def start(command: list[str]) -> int:
 
 
 def listen_for_signals() -> int:
-    """Return a descriptor that gives the numbers of the signals that arrive."""
+    """Return a file descriptor from which the numbers of received signals can be read."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
@@ -207,33 +207,33 @@ def listen_for_signals() -> int:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Only the wake-up matters."""
+    """Do nothing: the signal only has to wake the selector."""
 
 
-def say(line: str) -> None:
-    """Tell the process that started this one."""
+def report(line: str) -> None:
+    """Write a line for the parent process."""
     with contextlib.suppress(BrokenPipeError):
         os.write(1, f"{line}\n".encode())
 
 
 def main(parent_pid: int, grace_s: float, command: list[str]) -> int:
-    """Start the server, watch it, end it; returns the exit code."""
+    """Start, watch and end the server; returns the exit code."""
     _prctl(SET_CHILD_SUBREAPER, 1)
     wakeup = listen_for_signals()
     try:
-        parent, foreign = os.pidfd_open(parent_pid), segments_there()
+        parent, foreign = os.pidfd_open(parent_pid), list_segments()
         server = start(command) if os.getppid() == parent_pid else None
     except (OSError, subprocess.SubprocessError) as error:
-        say(f"failed {error}")
+        report(f"failed {error}")
         return NOT_STARTED
     if server is None:
         return NOT_STARTED
     guard = Guard(server, parent, foreign)
-    say(f"started {server}")
+    report(f"started {server}")
     cause = guard.watch(wakeup)
     if cause is Cause.ORPHANED:
-        os.write(2, b"[agentrl] the process that started this server is gone: ending it\n")
-    guard.end(0.0 if cause is Cause.ASKED_AT_ONCE else grace_s)
+        os.write(2, b"[agentrl] the process that started this server has exited: ending the server\n")
+    guard.end(0.0 if cause is Cause.KILL_REQUESTED else grace_s)
     code = NOT_STARTED if guard.code is None else guard.code
     return code if code >= 0 else 128 - code
 

@@ -1,4 +1,4 @@
-"""Server processes of one engine: started under a guard, watched until ready, restarted one by one, ended together."""
+"""Server processes of one engine: start under a guard, wait until ready, restart individually, end together."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from agentrl.serving.launch.resources import (
 )
 
 READ_BYTES = 65_536
-"""Bytes at the end of a log that are looked at."""
+"""Bytes that are read from the end of a log."""
 LONGEST_LINE = 300
-"""Characters of a line that are shown."""
+"""Maximum characters shown of a line."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
-    """Return at most `count` last lines that are not empty, without colours, after byte `start` of a log.
+    """Return the last `count` non-empty lines after byte `start` of a log, without colour codes.
 
-    A progress bar counts as one line, in its last state; a file that does not exist has no lines.
+    A progress bar counts as one line, in its last state. A missing file has no lines.
     """
     try:
         with log.open("rb") as file:
@@ -52,38 +52,38 @@ def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
 
 
 THIS_MACHINE = "127.0.0.1"
-"""Address of servers that only this machine reaches."""
+"""Address of servers that are reachable from this machine only."""
 
 RETURN_ROUTES = "--enable-return-routed-experts"
-"""Lets vLLM and SGLang report the experts of tokens."""
+"""Option with which vLLM and SGLang report the routed experts of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
-    """Command line of one server, made by its engine's ``launch_command``."""
+    """Command line of one server, built by its engine's ``launch_command``."""
 
     argv: list[str]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables set on top of this process's environment."""
+    """Environment variables added to those of this process."""
     host: str = THIS_MACHINE
-    """Address on which it listens."""
+    """Address on which the server listens."""
 
 
 CommandMaker = Callable[[int, Sequence[int]], LaunchCommand]
-"""The command of a server, from its port and the positions of its GPUs (see `agentrl.serving.launch.resources`)."""
+"""Function that builds a server's command from its port and GPU positions (see `agentrl.serving.launch.resources`)."""
 
 
 GRACE_S = 5.0
-"""Seconds that a server gets to end by itself before it is killed."""
+"""Seconds before a server that was asked to exit is killed."""
 GUARD_S = 15.0
-"""Seconds that the guard gets after the grace; then it is killed, too."""
+"""Seconds after the grace period before the guard is killed, too."""
 POLL_S = 0.2
 HEALTH = "/health"
-"""Route that answers 200 once a server is ready."""
+"""Route that returns 200 once a server is ready."""
 PROBE_S = 5.0
-"""Deadline of one question whether a server is ready."""
+"""Timeout of one readiness check."""
 SHOWN_LINES = 15
-"""Lines of the log in an error."""
+"""Lines of the log quoted in an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,28 +92,28 @@ class StartProgress:
 
     name: str
     seconds: float
-    """Since it was started."""
+    """Seconds since the start."""
     line: str
-    """The last line of its log; may be empty."""
+    """Last line of the server's log; may be empty."""
 
 
 class ServerExited(EngineError):
-    """A server ended before it was ready."""
+    """A server exited before it was ready."""
 
 
 class ServerProcess:
-    """A server that runs, ready or not. Ended by `close`, and when this process ends in any way.
+    """Running server process, ready or not. It ends with `close`, or when this process exits for any reason.
 
     Args:
-        command: Its command line.
+        command: Command line of the server.
         name: Name in messages.
-        port: The port in the command.
-        log: File to which its output is appended.
-        grace_s: Seconds that it gets to end by itself.
+        port: Port in the command.
+        log: File to which the server's output is appended.
+        grace_s: Seconds before a server that was asked to exit is killed.
 
     Attributes:
-        url: Its base address.
-        pid: Its first process, which leads a session of its own.
+        url: Base URL of the server.
+        pid: PID of the server's first process, which leads its own session.
 
     Raises:
         UsageError: not on Linux, or the command's program cannot be run.
@@ -135,18 +135,18 @@ class ServerProcess:
         with log.open("ab") as output:
             self._log_start = output.tell()
             self._guard = _start_guard(command, output.fileno(), grace_s)
-        self.pid = self._hear_pid(command.argv[0])
+        self.pid = self._read_pid(command.argv[0])
 
-    def _hear_pid(self, program: str) -> int:
+    def _read_pid(self, program: str) -> int:
         assert self._guard.stdout is not None
-        with self._guard.stdout as words:
-            word, _, rest = words.readline().decode(errors="replace").strip().partition(" ")
+        with self._guard.stdout as output:
+            word, _, rest = output.readline().decode(errors="replace").strip().partition(" ")
         if word == "started":
             return int(rest)
         _instruct(self._guard, b"k")
         self._guard.wait()
-        said = rest or "\n".join(self.last_lines())
-        raise UsageError(f"{self.name} cannot be started", got=said, expected=f"a program at {program}")
+        reason = rest or "\n".join(self.last_lines())
+        raise UsageError(f"{self.name} cannot be started", got=reason, expected=f"a program at {program}")
 
     async def __aenter__(self) -> Self:
         return self
@@ -156,7 +156,7 @@ class ServerProcess:
 
     @property
     def code(self) -> int | None:
-        """Exit code, 128 + N after a signal N; ``None`` while the server or anything that it started runs."""
+        """Exit code, 128 + N after signal N; ``None`` while the server or a process that it started is running."""
         was_running = self._guard.returncode is None
         code = self._guard.poll()
         if code is not None and was_running:
@@ -164,16 +164,16 @@ class ServerProcess:
         return code if code is None or code >= 0 else 128 - code
 
     def last_lines(self, count: int = SHOWN_LINES) -> list[str]:
-        """Return the last lines that this process wrote."""
+        """Return the last lines of this process's output."""
         return last_lines(self.log, count, start=self._log_start)
 
     async def wait_ready(
         self, *, deadline_s: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
-        """Wait until its health route answers 200; `on_progress` is called a few times a second.
+        """Wait until the health route returns 200, and call `on_progress` a few times per second.
 
         Raises:
-            ServerExited: it ended.
+            ServerExited: the server exited.
             EngineError: the deadline passed.
         """
         with contextlib.suppress(TimeoutError):
@@ -188,17 +188,17 @@ class ServerProcess:
                     await asyncio.sleep(POLL_S)
                 return
         raise self._failure(
-            EngineError, f"no answer of {self._health_url}", f"one within {deadline_s:g} s (engine.start_timeout_s)"
+            EngineError, f"no answer from {self._health_url}", f"one within {deadline_s:g} s (engine.start_timeout_s)"
         )
 
     async def wait(self) -> int:
-        """Wait until it has ended and all its processes are gone; returns `code`."""
+        """Wait until the server and all its processes have exited; returns `code`."""
         while (code := self.code) is None:
-            await _ended(self._guard.pid)
+            await _wait_for_exit(self._guard.pid)
         return code
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End it and everything that it started, with `at_once` without grace; idempotent."""
+        """End the server and all processes that it started; `at_once` kills them without a grace period. Idempotent."""
         _instruct(self._guard, b"k" if at_once else b"e")
         try:
             async with asyncio.timeout(self._grace_s + GUARD_S):
@@ -217,14 +217,14 @@ class ServerProcess:
 
     def _has_ended(self, *, guard_was_killed: bool) -> None:
         _instruct(self._guard, b"e")
-        if guard_was_killed:  # the first process died with it, the others have to follow
+        if guard_was_killed:  # the first process died with the guard, the others are still running
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _failure(self, kind: type[EngineError], got: str, expected: str) -> EngineError:
-        said = "\n  ".join(self.last_lines()) or "(nothing)"
+        end = "\n  ".join(self.last_lines()) or "(nothing)"
         return kind(
-            f"{self.name} did not start", got=got, expected=expected, hint=f"its log, {self.log}, ends with:\n  {said}"
+            f"{self.name} did not start", got=got, expected=expected, hint=f"its log, {self.log}, ends with:\n  {end}"
         )
 
 
@@ -242,15 +242,15 @@ def _start_guard(command: LaunchCommand, output: int, grace_s: float) -> subproc
 
 
 def _instruct(guard: subprocess.Popen[bytes], instruction: bytes) -> None:
-    """Give the guard its last instruction, if it had none and still runs."""
+    """Send the guard its only instruction, if none was sent and the guard is running."""
     assert guard.stdin is not None
     if not guard.stdin.closed:
         with contextlib.suppress(BrokenPipeError), guard.stdin:
             guard.stdin.write(instruction)
 
 
-async def _ended(pid: int) -> None:
-    """Wait for the end of a child."""
+async def _wait_for_exit(pid: int) -> None:
+    """Wait until a child process exits."""
     ended = asyncio.Event()
     descriptor = os.pidfd_open(pid)
     loop = asyncio.get_running_loop()
@@ -263,20 +263,20 @@ async def _ended(pid: int) -> None:
 
 
 PORT_ATTEMPTS = 3
-"""Ports that are tried for a server while other programs take them first."""
+"""Maximum starts of a server whose port was taken by another program."""
 
 
 class Launcher:
-    """Launcher of servers called ``server-0``, ``server-1``, …; also an async context manager.
+    """Launcher of servers named ``server-0``, ``server-1``, …; also an async context manager.
 
     Args:
-        make_command: Makes the command of a server, from its port and GPUs.
+        make_command: Builds a server's command from its port and GPUs.
         gpus: Positions of each server's GPUs (`agentrl.serving.launch.resources.assign_gpus`), one item per server.
-        logs: Folder of their logs, ``server-0.log`` and so on; a restarted server goes on in its log.
-        start_timeout_s: Seconds that a server gets to become ready.
-        on_progress: Called a few times a second for each server that is starting.
-        ports: Port of each server at its first start; free ones when left out.
-        names: Other names.
+        logs: Folder of the logs, ``server-0.log`` and so on; a restarted server appends to its log.
+        start_timeout_s: Seconds before a server must be ready.
+        on_progress: Called a few times per second for each server that is starting.
+        ports: Port of each server at its first start; free ports by default.
+        names: Names of the servers, in place of ``server-0`` and so on.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Launcher:
 
     @property
     def servers(self) -> dict[str, ServerProcess]:
-        """The servers by name, including those that are starting or have ended."""
+        """Servers by name, including those that are starting or have exited."""
         return dict(self._servers)
 
     async def __aenter__(self) -> Self:
@@ -313,11 +313,11 @@ class Launcher:
         await self.close()
 
     async def start(self) -> list[ServerProcess]:
-        """Start all servers and wait until they are ready; when one fails, all are ended.
+        """Start all servers and wait until they are ready; if one fails, all are ended.
 
         Raises:
-            UsageError: a port that was asked for is in use, or a program cannot be run.
-            EngineError: a server ended, or was not ready in time; holds the end of its log.
+            UsageError: a port in `ports` is in use, or a program cannot be run.
+            EngineError: a server exited, or was not ready in time; quotes the end of its log.
         """
         starts = [asyncio.create_task(self._start(name, self._asked_ports.get(name))) for name in self._gpus]
         try:
@@ -330,12 +330,12 @@ class Launcher:
             raise
 
     async def restart(self, name: str) -> ServerProcess:
-        """Kill what is left of a server, and start it again, on another port and the same GPUs."""
+        """Kill a server, and start it again on another port and the same GPUs."""
         await self._end(name, at_once=True)
         return await self._start(name, None)
 
     async def close(self) -> None:
-        """End all servers with everything that they started; idempotent."""
+        """End all servers and all processes that they started; idempotent."""
         self._closed = True
         await asyncio.gather(*(self._end(name, at_once=False) for name in list(self._servers)))
 
@@ -353,7 +353,7 @@ class Launcher:
 
     def _launch(self, name: str, asked_port: int | None) -> ServerProcess:
         if self._closed:
-            raise EngineError(f"{name} cannot be started", got="servers that are being ended")
+            raise EngineError(f"{name} cannot be started", got="a launcher that is closed")
         self._release(name)
         self._reserved[name] = reserve_port() if asked_port is None else reserve_exactly(asked_port)
         port = self._reserved[name].port

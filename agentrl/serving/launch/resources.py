@@ -1,4 +1,4 @@
-"""Resources of launched servers: free ports, GPUs, and the virtual environments that hold inference engines."""
+"""Resources of launched servers: free ports, GPUs, and virtual environments with inference engines."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from agentrl.errors import EngineError, UnknownNameError, UsageError
 FIRST_PORT = 20_000
 LAST_PORT = 65_535
 EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""Ports that the system gives to outgoing connections: a server must not wait for one of them."""
+"""Range of ports for outgoing connections, which a server must not listen on."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortReservation:
-    """A port that agentrl gives to no other server until it is released or this process ends."""
+    """Port that agentrl does not give to another server before its release or the end of this process."""
 
     port: int
     _mark: socket.socket
 
     def release(self) -> None:
-        """Let others have it; idempotent."""
+        """Release the port; idempotent."""
         self._mark.close()
 
 
@@ -37,19 +37,20 @@ def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
     """Return the first port that is neither in use nor reserved.
 
     Args:
-        candidates: Ports to try; when left out, those from 20,000 that the system does not use itself, from a random
-            one on.
+        candidates: Ports to try; by default those from 20,000 that are not for outgoing connections, starting at a
+            random one.
     """
     for port in _candidates() if candidates is None else candidates:
         if (reservation := _reserve(port)) is not None:
             return reservation
-    raise EngineError("no port is free", expected="one that no process uses and no launched server has")
+    raise EngineError("no port is free", expected="a port that is neither in use nor reserved")
 
 
 def reserve_exactly(port: int) -> PortReservation:
-    """Return the port that the user asked for; raises `UsageError` if it is in use."""
+    """Reserve the given port; raises `UsageError` if it is in use."""
     if (reservation := _reserve(port)) is None:
-        raise UsageError(f"port {port} is in use", expected="a free port", hint="name another, or end what uses it")
+        hint = "choose another port, or end the program that uses it"
+        raise UsageError(f"port {port} is in use", expected="a free port", hint=hint)
     return reservation
 
 
@@ -65,7 +66,7 @@ def is_free(port: int) -> bool:
 
 
 def _reserve(port: int) -> PortReservation | None:
-    # names in the abstract namespace have the reach of ports, and vanish with the process that holds them
+    # names in the abstract namespace have the same scope as ports, and are released when the process exits
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         mark.bind(f"\0agentrl-port-{port}")
@@ -92,10 +93,10 @@ QUERY_LIMIT_S = 60.0
 
 
 def usable_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The names of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` takes them; none without a driver.
+    """Return the GPUs that this process may use, named as in ``CUDA_VISIBLE_DEVICES``; none without a driver.
 
     Raises:
-        EngineError: the driver's program does not list them.
+        EngineError: ``nvidia-smi`` failed.
     """
     if (visible := environment.get(VISIBLE_GPUS)) is not None:
         names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -112,33 +113,33 @@ def usable_gpus(environment: Mapping[str, str]) -> list[str]:
 def assign_gpus(
     replicas: int, tensor_parallel: int, usable: Sequence[str], chosen: Sequence[int] | None
 ) -> list[tuple[int, ...]]:
-    """Return the positions of each replica's GPUs, in turn; all empty on a machine without one.
+    """Return the GPU positions of each replica; empty tuples on a machine without GPUs.
 
     >>> assign_gpus(2, 2, ["0", "1", "2", "3"], None)
     [(0, 1), (2, 3)]
 
     Args:
         replicas: Number of servers.
-        tensor_parallel: GPUs of each server.
+        tensor_parallel: GPUs per server.
         usable: Names of the GPUs that this process may use.
-        chosen: Positions to take from; all when left out.
+        chosen: Positions to assign; all by default.
 
     Raises:
-        UsageError: there are too few, or a position is wrong.
+        UsageError: there are too few GPUs, or a position does not exist.
     """
     if chosen is None and not usable:
         if tensor_parallel > 1:
             raise UsageError(
-                "engine.tensor_parallel divides a server among GPUs, and this process can use none",
+                "engine.tensor_parallel splits a server across GPUs, but this process cannot use any",
                 got=tensor_parallel,
                 expected="1",
-                hint="run it on a machine with GPUs; agentrl train … --dry-run --gpus 8 shows the placement on one",
+                hint="run on a machine with GPUs; agentrl train … --dry-run --gpus 8 shows the placement on 8 GPUs",
             )
         return [()] * replicas
     positions = list(range(len(usable)) if chosen is None else chosen)
     if wrong := sorted({position for position in positions if not 0 <= position < len(usable)}):
-        there = f"0 to {len(usable) - 1}" if usable else "none, as this process may use no GPU"
-        raise UsageError("engine.gpus names a GPU that is not there", got=wrong, expected=there)
+        there = f"0 to {len(usable) - 1}" if usable else "none, as this process cannot use any GPU"
+        raise UsageError("engine.gpus names a GPU that does not exist", got=wrong, expected=there)
     if len(set(positions)) < len(positions):
         raise UsageError("engine.gpus names a GPU twice", got=positions, expected="each GPU once")
     if replicas * tensor_parallel > len(positions):
@@ -146,50 +147,51 @@ def assign_gpus(
             "there are too few GPUs",
             got=f"{len(positions)} for {replicas} servers with {tensor_parallel} each",
             expected=f"{replicas * tensor_parallel}",
-            hint="lower engine.replicas or engine.tensor_parallel, or name more in engine.gpus",
+            hint="lower engine.replicas or engine.tensor_parallel, or add GPUs to engine.gpus",
         )
     return [tuple(positions[i * tensor_parallel : (i + 1) * tensor_parallel]) for i in range(replicas)]
 
 
 def visible_devices(positions: Sequence[int], usable: Sequence[str]) -> dict[str, str]:
-    """Return the variable that shows a server its own GPUs; nothing where it has none."""
+    """Return the environment variable that limits a server to its GPUs; empty for a server without GPUs."""
     return {VISIBLE_GPUS: ",".join(usable[position] for position in positions)} if positions else {}
 
 
 ENGINES_FOLDER = "AGENTRL_ENGINES"
-"""Environment variable that names the folder of the environments."""
+"""Environment variable with the folder of the engines' virtual environments."""
 DEFAULT_FOLDER = Path("~/.cache/agentrl/engines")
 STAMP = ".installed"
 ENGINES = ("vllm", "sglang")
 
 
 def engines_folder(environment: Mapping[str, str]) -> Path:
-    """Return the folder of the environments."""
+    """Return the folder of the engines' virtual environments."""
     return Path(environment.get(ENGINES_FOLDER) or DEFAULT_FOLDER).expanduser()
 
 
 def find_interpreters(engine: str, folder: Path) -> list[Path]:
-    """Return the interpreters of an engine's complete environments, the newest first."""
+    """Return the interpreters of an engine's complete virtual environments, newest first."""
     stamps = sorted(folder.glob(f"{engine}*/{STAMP}"), key=lambda stamp: (stamp.stat().st_mtime, str(stamp)))
     return [python for stamp in reversed(stamps) if (python := stamp.parent / "bin" / "python").exists()]
 
 
 def engine_python(engine: str, chosen: str | None) -> str:
-    """Return the interpreter that an engine's servers are launched with.
+    """Return the Python interpreter for an engine's servers.
 
     Args:
         engine: ``vllm`` or ``sglang``.
-        chosen: The user's own choice (``engine.python``).
+        chosen: Interpreter chosen by the user (``engine.python``).
 
     Raises:
-        UsageError: there is none with the engine; says how to make one.
+        UsageError: no interpreter with the engine is found; the hint says how to install one.
     """
     if engine not in ENGINES:
-        raise UnknownNameError("this engine is not launched", got=engine, expected=" or ".join(ENGINES))
+        raise UnknownNameError("servers of this engine cannot be launched", got=engine, expected=" or ".join(ENGINES))
     if chosen is not None:
         python = shutil.which(Path(chosen).expanduser())
         if python is None:
-            raise UsageError("engine.python is no program", got=chosen, expected="the interpreter of an environment")
+            expected = "the Python interpreter of a virtual environment"
+            raise UsageError("engine.python is not a program", got=chosen, expected=expected)
         return str(python)
     folder = engines_folder(os.environ)
     if made := find_interpreters(engine, folder):
@@ -198,13 +200,13 @@ def engine_python(engine: str, chosen: str | None) -> str:
         return sys.executable
     raise UsageError(
         f"{engine} is not installed",
-        got=f"none in {folder} and none next to {sys.executable}",
+        got=f"neither in {folder} nor in the environment of {sys.executable}",
         hint=f"to install it: {how_to_make(engine, has_gpu=False)}; with a GPU: {how_to_make(engine, has_gpu=True)}",
     )
 
 
 def how_to_make(engine: str, *, has_gpu: bool) -> str:
-    """Return the commands that make an environment, in one line."""
+    """Return the shell commands that install an engine, in one line."""
     if not has_gpu:
         return "make engines, in a source checkout of agentrl"
     folder = DEFAULT_FOLDER / f"{engine}-gpu"

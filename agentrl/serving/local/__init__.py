@@ -1,4 +1,4 @@
-"""The engine that runs a Hugging Face model in this process."""
+"""Engine that runs a Hugging Face model in this process."""
 
 from agentrl.serving.local.engine import LocalEngine
 

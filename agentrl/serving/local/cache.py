@@ -1,8 +1,7 @@
-"""The key-value cache: rows of a fixed capacity, on one shelf per capacity.
+"""Key-value cache: rows of fixed capacities, in one block per capacity.
 
-A sequence lives in one row and moves to a larger one when it outgrows it, so that rows that are attended together
-differ little in length, and memory follows the tokens that are really there. All layers of a shelf share the row's
-number.
+A sequence occupies one row and moves to a larger one when it outgrows it. So rows that are attended together have
+similar lengths, and memory use follows the number of tokens. A row has the same index in all layers of its block.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from agentrl.image import PlacedImage
 from agentrl.routed_experts import RoutedExperts
 
 STEP = 128
-"""Smallest capacity, and the distance between capacities of short rows."""
+"""Smallest capacity, and the step between the capacities of short rows."""
 
 
 def capacity_for(length: int, max_context: int) -> int:
-    """Capacity of the row for a sequence of `length` tokens: at most a quarter, or one `STEP`, too large."""
+    """Return the row capacity for a sequence of `length` tokens: at most a quarter, or one `STEP`, too large."""
     step = max(STEP, 1 << max(0, (length - 1).bit_length() - 3))
     return min(-(-length // step) * step, max_context)
 
@@ -34,28 +33,28 @@ class CacheBlock:
 
     capacity: int
     keys: list[Tensor] = field(default_factory=list)
-    """Per layer: [rows, kv_heads, capacity, head_dim]."""
+    """Keys of each layer: [rows, kv_heads, capacity, head_dim]."""
     values: list[Tensor] = field(default_factory=list)
     rows: int = 0
-    """Rows in the tensors."""
+    """Number of rows in the tensors."""
     free: list[int] = field(default_factory=list)
-    """Heap of unused rows: the lowest is used first, which keeps the used ones together."""
+    """Heap of unused rows. The lowest is used first, which keeps used rows together."""
     _adding: Lock = field(default_factory=Lock, init=False, repr=False)
-    """Held by the lane that allocates."""
+    """Lock of the worker thread that allocates."""
 
     @property
-    def used(self) -> int:
-        """Rows that hold a sequence."""
+    def num_used(self) -> int:
+        """Number of rows that hold a sequence."""
         return self.rows - len(self.free)
 
     def take(self) -> int:
-        """Return the lowest unused row; the shelf grows when there is none."""
+        """Return the lowest unused row; adds rows if none is unused."""
         if not self.free:
             self._grow(max(8, self.rows))
         return heapq.heappop(self.free)
 
     def give_back(self, row: int) -> None:
-        """Make a row unused."""
+        """Mark a row as unused."""
         heapq.heappush(self.free, row)
 
     def _grow(self, rows: int) -> None:
@@ -66,7 +65,10 @@ class CacheBlock:
             tensors[:] = [torch.cat([t, t.new_zeros(rows, *t.shape[1:])]) for t in tensors]
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, made in the likeness of `key` and `value` ([tokens, kv_heads, head_dim])."""
+        """Return the keys and values of a layer, with the dtype and sizes of `key` and `value`.
+
+        Both are [tokens, kv_heads, head_dim].
+        """
         if len(self.values) <= index:
             self._add_layers(index + 1, key, value)
         return self.keys[index], self.values[index]
@@ -74,12 +76,12 @@ class CacheBlock:
     def _add_layers(self, layers: int, key: Tensor, value: Tensor) -> None:
         with self._adding:
             while len(self.values) < layers:
-                # zeros: what a masked position holds is multiplied by a weight of 0 and must be finite
+                # zeros: masked positions are multiplied by a weight of 0, so they must be finite
                 self.keys.append(key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2]))
                 self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
 
     def copy_row(self, row: int, target: CacheBlock, target_row: int, length: int) -> None:
-        """Copy a row's first `length` tokens to a row of another shelf."""
+        """Copy a row's first `length` tokens to a row of another block."""
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             to_keys, to_values = target.layer(index, keys[:, :, 0], values[:, :, 0])
             to_keys[target_row, :, :length] = keys[row, :, :length]
@@ -88,67 +90,68 @@ class CacheBlock:
 
 @dataclass(slots=True, eq=False)
 class CacheRow:
-    """One sequence's place in the cache."""
+    """Cache row of one sequence."""
 
-    shelf: CacheBlock
+    block: CacheBlock
     index: int
     ids: list[int] = field(default_factory=list)
-    """The sequence; its first `computed` tokens have keys and values here."""
+    """Token ids of the sequence; keys and values of the first `computed` are in the row."""
     images: Sequence[PlacedImage] = ()
-    """What placeholders among the ids stand for."""
+    """Images of the placeholders in the ids."""
     adapter: str | None = None
-    """Whose keys and values they are."""
+    """Adapter that computed the keys and values."""
     computed: int = 0
     routed_experts: list[RoutedExperts] = field(default_factory=list)
-    """Experts of each of the computed tokens, where the engine reports them."""
+    """Routed experts of each computed token, if the engine reports them."""
     session_id: str | None = None
-    """Session whose next turn finds it; ``None`` when no turn will."""
+    """Session whose next turn reuses the row; ``None`` if none does."""
     in_use: bool = True
-    """A running request holds it."""
+    """True if a running request holds the row."""
     last_used: int = 0
+    """Value of the scheduler's use counter when the row was last released."""
 
 
 class RowStore:
-    """Rows of all shelves, within a budget of `max_tokens` over the capacities of rows that hold a sequence."""
+    """Rows of all blocks. The capacities of rows that hold a sequence sum to at most `max_tokens`."""
 
     def __init__(self, *, max_tokens: int, max_context: int) -> None:
         self.max_tokens = max_tokens
         self.max_context = max_context
         self.reserved_tokens = 0
-        self._shelves: dict[int, CacheBlock] = {}
+        self._blocks: dict[int, CacheBlock] = {}
 
     def has_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
-        """Return True if a row for `length` tokens fits the budget, `instead_of` another that is freed afterwards."""
-        freed = 0 if instead_of is None else instead_of.shelf.capacity
+        """Return True if a row for `length` tokens fits the budget once the row `instead_of` is released."""
+        freed = 0 if instead_of is None else instead_of.block.capacity
         return self.reserved_tokens - freed + capacity_for(length, self.max_context) <= self.max_tokens
 
     def take(self, length: int) -> CacheRow:
-        """Return a row for a sequence of `length` tokens."""
+        """Take a row for a sequence of `length` tokens."""
         capacity = capacity_for(length, self.max_context)
-        if capacity not in self._shelves:
-            self._drop_empty_shelves()
-            self._shelves[capacity] = CacheBlock(capacity)
-        shelf = self._shelves[capacity]
+        if capacity not in self._blocks:
+            self._drop_empty_blocks()
+            self._blocks[capacity] = CacheBlock(capacity)
+        block = self._blocks[capacity]
         self.reserved_tokens += capacity
-        return CacheRow(shelf, shelf.take())
+        return CacheRow(block, block.take())
 
     def move(self, row: CacheRow, length: int) -> None:
         """Move a row's sequence to a row for `length` tokens."""
         new = self.take(length)
-        row.shelf.copy_row(row.index, new.shelf, new.index, row.computed)
+        row.block.copy_row(row.index, new.block, new.index, row.computed)
         self.give_back(row)
-        row.shelf, row.index = new.shelf, new.index
+        row.block, row.index = new.block, new.index
 
     def give_back(self, row: CacheRow) -> None:
-        """Make a row's place free for others."""
-        row.shelf.give_back(row.index)
-        self.reserved_tokens -= row.shelf.capacity
+        """Release a row."""
+        row.block.give_back(row.index)
+        self.reserved_tokens -= row.block.capacity
 
     def clear(self) -> None:
-        """Drop the memory of all rows, none of which may hold a sequence: it may hold what is not finite."""
-        self._shelves.clear()
+        """Free the memory of all rows, which may contain non-finite values. No row may hold a sequence."""
+        self._blocks.clear()
 
-    def _drop_empty_shelves(self) -> None:
-        allocated = sum(shelf.rows * capacity for capacity, shelf in self._shelves.items())
+    def _drop_empty_blocks(self) -> None:
+        allocated = sum(block.rows * capacity for capacity, block in self._blocks.items())
         if allocated > self.max_tokens:
-            self._shelves = {capacity: shelf for capacity, shelf in self._shelves.items() if shelf.used}
+            self._blocks = {capacity: block for capacity, block in self._blocks.items() if block.num_used}

@@ -1,8 +1,8 @@
-"""A decoder of the Llama family on the CPU, with its weights laid out for inference.
+"""Decoder of the Llama family on the CPU, with weights packed for inference.
 
-On small batches the modules of transformers spend more time between the products than in them. Here a layer is five
-products, with weights that are laid out for oneDNN where that is faster, and the few operations between them. Results
-differ from the model's own by rounding.
+For small batches, the modules of transformers spend more time between matrix products than in them. Here a layer is
+five products and a few operations between them; weights are packed for oneDNN if that is faster. Results differ from
+the model's by rounding only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agentrl.serving.local.forward import ForwardStep
 FAMILY = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 FORMATS = (torch.float32, torch.bfloat16)
 LARGEST_SHARE = 1 / 8
-"""Part of the memory that this process may use that a second copy of the weights may take."""
+"""Maximum share of this process's memory limit for a second copy of the weights."""
 
 
 def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
-    """Return True for a model that `PackedDecoder` computes: known layers on the CPU, adapters in float32 only, and
-    memory for so many copies.
+    """Return True if `PackedDecoder` supports a model and its copies fit into memory.
 
-    The answer depends on the model and the machine alone, so that a run repeats itself.
+    It supports models of `FAMILY` on the CPU, with adapters in float32 only. The answer depends only on the model and
+    the machine, so that runs are reproducible.
     """
     config = model.config
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -46,10 +46,7 @@ def can_pack(model: PreTrainedModel, *, copies: int = 1) -> bool:
 
 
 class PackedDecoder:
-    """Computes logits with a copy of a model's matrices as they are now, beside its own embedding and norms.
-
-    After a change of the weights there must be a new one.
-    """
+    """Decoder that copies a model's matrices and shares its embedding and norms. Build a new one after an update."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.model
@@ -58,26 +55,26 @@ class PackedDecoder:
         self._layers = [_PackedLayer(layer) for layer in decoder.layers]
         self._norm = decoder.norm
         head = model.get_output_embeddings()
-        self._head = _joined([head])
+        self._head = _join_layers([head])
         if has_float32_head(model.config) and model.dtype is not torch.float32:
             self._head = _Float32Head(_weight(head).float(), head.bias)
 
     def logits(self, step: ForwardStep) -> Tensor:
-        """Logits after each piece's last token, [pieces, vocabulary]."""
+        """Return the logits after each chunk's last token, [chunks, vocabulary]."""
         hidden: Tensor = self._embed(step.input_ids[0])
         cos, sin = self._rotary(hidden, step.positions)
         cos, sin = cos[0, :, None], sin[0, :, None].clone()
         sin[..., : sin.shape[-1] // 2].neg_()
         for layer in self._layers:
             hidden = layer.compute(hidden, cos, sin, step)
-        return self._head(_normed(hidden[step.last_tokens], self._norm))
+        return self._head(_apply_norm(hidden[step.last_tokens], self._norm))
 
 
 class _Float32Head(PackedProduct):
-    """The output head of a model in bfloat16 whose logits are computed in float32."""
+    """Output head of a bfloat16 model whose logits are computed in float32."""
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Compute float32 [n, vocabulary] of [n, in]."""
+        """Return float32 [n, vocabulary] for rows [n, in]."""
         return super().__call__(rows.float())
 
 
@@ -93,13 +90,13 @@ class _PackedLayer:
         self._window = getattr(config, "sliding_window", None) if config.model_type == "mistral" else window
         self._heads_norm = _heads_norm(attention, self._queries, self._keys)
         self._before, self._after = layer.input_layernorm, layer.post_attention_layernorm
-        self._qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._out = _joined([attention.o_proj])
-        self._gate, self._up, self._down = (_joined([part]) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        self._qkv = _join_layers([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._out = _join_layers([attention.o_proj])
+        self._gate, self._up, self._down = (_join_layers([p]) for p in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
 
     def compute(self, hidden: Tensor, cos: Tensor, sin: Tensor, step: ForwardStep) -> Tensor:
-        """Give the layer's output, [tokens, size]."""
-        heads = self._qkv(_normed(hidden, self._before)).view(len(hidden), -1, self._size)
+        """Return the layer's output, [tokens, size]."""
+        heads = self._qkv(_apply_norm(hidden, self._before)).view(len(hidden), -1, self._size)
         rotated = heads[:, : self._queries + self._keys]
         if self._heads_norm is not None:
             weight, epsilon = self._heads_norm
@@ -116,16 +113,16 @@ class _PackedLayer:
             self._window,
         )
         hidden = self._out.plus(attended.reshape(len(hidden), -1), hidden)
-        normed = _normed(hidden, self._after)
+        normed = _apply_norm(hidden, self._after)
         return self._down.plus(self._up.times(normed, self._gate.silu(normed)), hidden)
 
 
-def _normed(hidden: Tensor, norm: Any) -> Tensor:
+def _apply_norm(hidden: Tensor, norm: Any) -> Tensor:
     return functional.rms_norm(hidden, hidden.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
 def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float] | None:
-    """The weights of the norms of queries and keys, [queries + keys, head_dim], and their epsilon."""
+    """Return the weights of the query and key norms, [queries + keys, head_dim], and their epsilon."""
     if not hasattr(attention, "q_norm"):
         return None
     by_query, by_key = attention.q_norm.weight, attention.k_norm.weight
@@ -133,8 +130,8 @@ def _heads_norm(attention: Any, queries: int, keys: int) -> tuple[Tensor, float]
     return weight, cast("float", attention.q_norm.variance_epsilon)
 
 
-def _joined(layers: Sequence[Any]) -> PackedProduct:
-    """One product for several layers that read the same input, their adapters merged."""
+def _join_layers(layers: Sequence[Any]) -> PackedProduct:
+    """Return one product for several layers with the same input; adapters are merged."""
     biases = [layer.bias for layer in layers]
     return PackedProduct(
         torch.cat([_weight(layer) for layer in layers]), None if biases[0] is None else torch.cat(biases)

@@ -1,16 +1,16 @@
-"""The engine that runs a Hugging Face model in this process: continuous batching with a cache kept per session.
+"""Engine that runs a Hugging Face model in this process: continuous batching with a cache per session.
 
-    generate() ──► waiting ──► running ──► one step: new tokens of all running requests, in one forward pass per lane
+    generate() ──► waiting ──► running ──► one step: new tokens of all running requests, in one forward pass per thread
        ▲             ▲            │                      │
        │             │ preempted  │ row stays with       ▼
        │             └────────────┤ the session      sample, deliver answers
        │                          ▼                      │
        └── next turn of a caller ◄── let the event loop settle ◄┘
 
-One task serves; a step holds the event loop until it is over, and between two steps the loop runs until no request
-came for a few of its turns. So callers whose answer is ready send their next turn before the
-next step, and which requests meet in a step depends on the order of events only, never on time: with environments that
-run inline, a run repeated from the same state computes the same bits; with others it does in lockstep (`callers`).
+One task runs all steps. A step blocks the event loop. Between two steps, the loop runs until no request has arrived
+for a few of its turns, so callers whose answer is ready send their next turn before the next step. Which requests share
+a step depends on the order of events only, never on time: with inline environments, a run repeated from the same state
+computes the same bits; with other environments it does so in lockstep (`callers`).
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class SampledTokens:
 
     token_ids: list[int]
     logprobs: list[float]
-    """Before any cut, at the row's temperature (at temperature 0, of temperature 1)."""
+    """Log-probabilities before truncation, at the row's temperature; at temperature 1 for greedy rows."""
 
 
 def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArray[np.float64]) -> SampledTokens:
-    """Sample by the inverse of the cumulative distribution, in the vocabulary's order.
+    """Sample by inverting the cumulative distribution, in the order of the vocabulary.
 
     Args:
         logits: float[n, vocabulary].
-        params: Settings of each row.
+        params: Sampling settings of each row.
         uniforms: float64[n] in [0, 1), one random number per row.
 
     Raises:
@@ -74,7 +74,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArr
     if any(temperature != 1.0 for temperature in temperatures):
         logits = logits / torch.tensor(temperatures, device=logits.device)[:, None]
     logprobs = torch.log_softmax(logits, dim=-1)
-    tokens = _draw(_kept(logprobs, params), torch.from_numpy(uniforms).to(logits.device))
+    tokens = _draw(_apply_truncation(logprobs, params), torch.from_numpy(uniforms).to(logits.device))
     if any(p.temperature == 0 for p in params):
         greedy = torch.tensor([p.temperature == 0 for p in params], device=logits.device)
         tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
@@ -92,18 +92,18 @@ def _draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=probabilities.shape[1] - 1)
 
 
-def _kept(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Probabilities with zeros where a row's top-k, top-p or min-p cuts."""
+def _apply_truncation(logprobs: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Return probabilities, set to zero where top-k, top-p or min-p excludes a token."""
     probabilities = logprobs.exp()
     cut = [i for i, p in enumerate(params) if p.top_k or p.top_p < 1 or p.min_p]
     if cut:
         rows = torch.tensor(cut, device=logprobs.device)
-        probabilities[rows] = _cut(probabilities[rows], [params[i] for i in cut])
+        probabilities[rows] = _truncate(probabilities[rows], [params[i] for i in cut])
     return probabilities
 
 
-def _cut(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Apply top-k, then top-p to what top-k left, then min-p; the likeliest token always stays."""
+def _truncate(probabilities: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Apply top-k, then top-p to the remaining tokens, then min-p; always keeps the most likely token."""
     size = probabilities.shape[1]
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
 
@@ -124,7 +124,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seeds: list[int], counters: list[int]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) per pair of seed and counter, the same wherever and with whatever else it is drawn.
+    """Return one number in [0, 1) per pair of seed and counter. It depends on nothing but the pair.
 
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), applied to the seed and then
     to the counter.
@@ -147,37 +147,37 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 QUIET_TICKS = 10
-"""Turns of the event loop without a new request after which it counts as settled."""
-MOST_TICKS = 1000
-"""Turns of the event loop after which the next step begins in any case."""
+"""Turns of the event loop without a new request before the next step begins."""
+MAX_TICKS = 1000
+"""Maximum turns of the event loop before the next step begins."""
 
 
 class Callers(Protocol):
-    """The episodes that the engine serves in lockstep."""
+    """Episodes that the engine serves in lockstep."""
 
     changes: int
-    """Grows whenever an episode begins or ends a wait."""
+    """Counter that grows whenever an episode begins or ends a wait."""
 
     async def all_callers(self) -> None:
-        """Wait until no episode is at work outside the engine."""
+        """Wait until every running episode waits for the engine."""
 
 
 class LocalEngine(PolicyEngine):
-    """Engine that runs a model in this process, with any number of adapters, each for the requests that name it.
+    """Engine that runs a model in this process, with any number of adapters that requests select by name.
 
-    The requests of an adapter are computed together, with a forward pass of their own in every step.
+    In every step, each adapter has its own forward pass for its requests.
 
     Args:
-        model: The model, which a trainer may change in place (see `update_weights`). Its own mode and settings stay.
+        model: Model, which a trainer may change in place (see `update_weights`). Its mode and settings do not change.
         config: Sizes and deadline.
-        version: Version of the weights at the start.
-        reader: Image processor of a model that takes images.
-        decode: Gives the text of token ids, for requests with stop texts; without it answers go on after them.
-        routed_experts: Report the experts of a mixture.
-        adapters: Models with adapters, by the name that requests give; they share the frozen weights of `model`.
+        version: Initial weight version.
+        reader: Image processor of a model that accepts images.
+        decode: Converts token ids to text, for requests with stop texts; without it, stop texts are ignored.
+        routed_experts: Report the routed experts of a mixture-of-experts model.
+        adapters: Models with adapters by name; they share the frozen weights of `model`.
 
     Raises:
-        UsageError: the model or the sizes do not work.
+        UsageError: the engine does not support the model or the sizes.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LocalEngine(PolicyEngine):
                 "engine.cache_tokens cannot hold one sequence",
                 got=config.cache_tokens,
                 expected=f"at least the context of {max_context} tokens",
-                hint="set engine.max_context to the longest sequence that you need",
+                hint="set engine.max_context to the length of the longest sequence that you need",
             )
         self.capabilities = Capabilities(
             max_context=max_context,
@@ -211,7 +211,7 @@ class LocalEngine(PolicyEngine):
             adapters=frozenset(adapters),
         )
         self.callers: Callers | None = None
-        """With them, a step waits until all have sent their requests, so that its batch never depends on time."""
+        """Episodes in lockstep: a step waits until all have sent a request, so that batches do not depend on time."""
         copies = 1 + len(adapters)
         self._runners: dict[str | None, LocalModelRunner] = {
             name: LocalModelRunner(own, reader, routed_experts=routed_experts, copies=copies)
@@ -240,7 +240,7 @@ class LocalEngine(PolicyEngine):
     async def start(self) -> None:
         """Start serving; idempotent."""
         if self._failure is not None:
-            raise EngineError("the local engine does not serve any more", got=self._failure)
+            raise EngineError("the local engine has stopped", got=self._failure)
         if self._task is None:
             self._task = asyncio.create_task(self._serve(), name="local engine")
 
@@ -301,7 +301,7 @@ class LocalEngine(PolicyEngine):
 
     async def _settle(self) -> None:
         quiet = 0
-        for _ in range(MOST_TICKS):
+        for _ in range(MAX_TICKS):
             before = self._events
             await asyncio.sleep(0)
             if self.callers is not None:
@@ -319,7 +319,7 @@ class LocalEngine(PolicyEngine):
         try:
             with torch.inference_mode():
                 self._step()
-        except Exception as error:  # the boundary of the model: whatever it raises ends the requests it was serving
+        except Exception as error:  # boundary of the model: any exception fails the requests in flight
             self._fail_all(EngineError("the model failed", got=f"{type(error).__name__}: {error}"))
             self._scheduler.reset()
         self._totals.busy_s += time.perf_counter() - start
@@ -350,7 +350,7 @@ class LocalEngine(PolicyEngine):
             self._sample(ready, logits)
 
     def _forward_steps(self, pieces: Sequence[SequenceChunk]) -> list[ForwardStep]:
-        """Divide a step by adapter, and further among lanes."""
+        """Split a step by adapter and across worker threads."""
         by_adapter: dict[str | None, list[SequenceChunk]] = {}
         for piece in pieces:
             by_adapter.setdefault(piece.row.adapter, []).append(piece)
@@ -362,7 +362,7 @@ class LocalEngine(PolicyEngine):
         return steps
 
     def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:
-        numbers = uniform([job.seed for job in jobs], [job.sampled for job in jobs])
+        numbers = uniform([job.seed for job in jobs], [job.num_sampled for job in jobs])
         sampled = sample(logits, [job.request.params for job in jobs], numbers)
         self._totals.sampled_tokens += len(jobs)
         for job, token, logprob in zip(jobs, sampled.token_ids, sampled.logprobs, strict=True):
@@ -372,7 +372,7 @@ class LocalEngine(PolicyEngine):
                 self._answer(job, reason)
 
     async def abort(self, request_id: str) -> bool:
-        """End a request with what it has; ``False`` when it is not here."""
+        """End a request with the tokens sampled so far; returns False if it is not running."""
         job = self._jobs.get(request_id)
         if job is None:
             return False
@@ -380,19 +380,19 @@ class LocalEngine(PolicyEngine):
         return True
 
     async def pause(self) -> None:
-        """Stop sampling; when this returns, no step runs and none will begin."""
+        """Stop sampling; after this returns, no step runs and none begins."""
         self._paused = True
 
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Resume sampling."""
         self._paused = False
         self._work.set()
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Serve new weights: copy them in, or, with ``None``, take the shared ones as they are now."""
+        """Use new weights: copy `weights`, or with ``None`` use the current values of the shared parameters."""
         try:
             if version <= self._version:
-                raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
+                raise EngineError("weight versions must increase", got=version, expected=f"more than {self._version}")
             if weights is not None:
                 self._load(weights)
         except EngineError as error:
@@ -405,7 +405,7 @@ class LocalEngine(PolicyEngine):
         self._scheduler.forget_computed()
 
     def _load(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights in; those of adapters are named ``ADAPTER/PARAMETER``, and the base stays as it is."""
+        """Copy weights. An engine with adapters loads only adapter weights, named ``ADAPTER/PARAMETER``."""
         if not self.capabilities.adapters:
             self._runners[None].load(weights)
             return
@@ -414,18 +414,18 @@ class LocalEngine(PolicyEngine):
             adapter, _, parameter = name.partition("/")
             if adapter not in own:
                 raise EngineError(
-                    "weights of an adapter that the engine does not have", got=adapter, expected=list(own)
+                    "weights for an adapter that the engine does not have", got=adapter, expected=list(own)
                 )
             own[adapter][parameter] = tensor
         for adapter, tensors in own.items():
             self._runners[adapter].load(tensors)
 
     async def end_session(self, session_id: str) -> None:
-        """Give back the room of a session."""
+        """Release a session's cache row."""
         self._scheduler.end_session(session_id)
 
     def metrics(self) -> EngineMetrics:
-        """Return the load now."""
+        """Return the current load and the counts since the start."""
         return EngineMetrics(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
@@ -442,7 +442,7 @@ class LocalEngine(PolicyEngine):
         )
 
     async def close(self) -> None:
-        """Stop serving; requests that run end as `EngineError`."""
+        """Stop serving; running requests raise `EngineError`."""
         self._failure = self._failure or EngineError("the local engine is closed")
         self._fail_all(self._failure)
         if self._task is not None:

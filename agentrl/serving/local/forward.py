@@ -1,7 +1,7 @@
-"""One forward pass over tokens of many sequences, laid end to end, and the attention that takes them apart again.
+"""Forward pass over the concatenated tokens of many sequences, with attention per sequence.
 
-The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
-belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
+The model sees a batch of one row with all tokens of the step; only attention needs to know which sequence a token
+belongs to. Sequences with one new token are attended together, per cache block; longer chunks are attended one by one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheBlock, CacheRow
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
-"""Arguments of attention functions that change the scores."""
+"""Arguments of attention functions that change the scores and are not supported."""
 BLOCK = 128
-"""Queries of one sequence whose scores are computed at a time."""
+"""Queries of one sequence whose scores are computed at once."""
 LARGEST_GAP = 4
-"""Idle rows between two rows that are still cheaper to attend along than to attend around."""
+"""Maximum idle rows between two rows that are attended together."""
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """New tokens of one sequence: its ids from `row.computed` on."""
+    """New tokens of one sequence, starting at position `row.computed`."""
 
     row: CacheRow
     count: int
@@ -45,38 +45,38 @@ class SequenceChunk:
 
     @property
     def end(self) -> int:
-        """Length of the sequence after this step."""
+        """Number of computed tokens after this step."""
         return self.row.computed + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    shelf: CacheBlock
+    block: CacheBlock
     tokens: Tensor
-    """Where in the step the shelf's tokens are, int64[n]."""
+    """Index in the step of each token of the block, int64[n]."""
     rows: Tensor
     positions: Tensor
 
 
 @dataclass(slots=True)
 class _BatchedAttention:
-    """Neighbouring rows of a shelf with one new token each."""
+    """Attention of neighbouring rows of a block with one new token each."""
 
-    shelf: CacheBlock
+    block: CacheBlock
     first_row: int
     lengths: Tensor
-    """Tokens of each row that may be attended, int64[rows]; 1 for rows that are not part of the step."""
+    """Number of tokens that each row attends to, int64[rows]; 1 for rows that are not in the step."""
     longest: int
     queries: Tensor
-    """Token of the step whose query each row takes, int64[rows]."""
+    """Index in the step of each row's query, int64[rows]."""
     members: Tensor | None
-    """Which rows are part of the step; ``None`` when all are."""
+    """Indices of the rows that are in the step; ``None`` if all are."""
     first_token: int
     count: int
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """0 where a row may look, -inf elsewhere: [rows, 1, 1, longest]."""
+        """Return 0 where a row may attend, -inf elsewhere: [rows, 1, 1, longest]."""
         if window not in self.biases:
             positions = torch.arange(self.longest, device=like.device)
             hidden = positions >= self.lengths[:, None]
@@ -86,37 +86,37 @@ class _BatchedAttention:
         return self.biases[window]
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
-        """Attend to the cache: [count, heads, head_dim]."""
+        """Attend to the cache; returns [count, heads, head_dim]."""
         rows = slice(self.first_row, self.first_row + len(self.lengths))
-        keys = self.shelf.keys[layer][rows, :, : self.longest]
-        values = self.shelf.values[layer][rows, :, : self.longest]
+        keys = self.block.keys[layer][rows, :, : self.longest]
+        values = self.block.values[layer][rows, :, : self.longest]
         heads, _, size = query.shape
-        # the query heads that share a key-value head become its rows: no key is repeated
+        # query heads that share a key-value head become rows of one matrix, so that no key is repeated
         queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
-        attended = self._attended(queries, keys, values, scale, self.bias(window, query), cap)
+        attended = self._attend_rows(queries, keys, values, scale, self.bias(window, query), cap)
         attended = attended.reshape(len(self.lengths), heads, -1)
         return attended if self.members is None else attended[self.members]
 
     @staticmethod
-    def _attended(
+    def _attend_rows(
         queries: Tensor, keys: Tensor, values: Tensor, scale: float, bias: Tensor, cap: float | None
     ) -> Tensor:
-        """Attend from [rows, kv_heads, group, head_dim]; scores are in float32 for every format."""
+        """Attend with queries [rows, kv_heads, group, head_dim]; scores are float32 for every number format."""
         if _is_bfloat16_on_cpu(queries) and cap is None:
             mask = bias.expand(-1, -1, queries.shape[2], -1)
             return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
         if _is_bfloat16_on_cpu(queries):
             exact = (queries.float(), keys.float(), values.float(), scale, bias.float(), cap)
-            return _BatchedAttention._attended(*exact).to(queries.dtype)
-        scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
+            return _BatchedAttention._attend_rows(*exact).to(queries.dtype)
+        scores = _apply_cap(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + bias
         return torch.matmul(scores.softmax(dim=-1), values)
 
 
 @dataclass(slots=True)
 class _SingleAttention:
-    """Several new tokens of one row."""
+    """Attention of several new tokens of one row."""
 
-    shelf: CacheBlock
+    block: CacheBlock
     row: int
     first_token: int
     count: int
@@ -124,7 +124,7 @@ class _SingleAttention:
     biases: dict[int | None, Tensor] = field(default_factory=dict)
 
     def bias(self, window: int | None, like: Tensor) -> Tensor:
-        """0 where a token may look, -inf elsewhere: [count, end]."""
+        """Return 0 where a token may attend, -inf elsewhere: [count, end]."""
         if window not in self.biases:
             own = torch.arange(self.end - self.count, self.end, device=like.device)[:, None]
             positions = torch.arange(self.end, device=like.device)
@@ -135,15 +135,15 @@ class _SingleAttention:
         return self.biases[window]
 
     def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
-        """Attend to the cache: [count, heads, head_dim]."""
-        keys = self.shelf.keys[layer][self.row : self.row + 1, :, : self.end]
-        values = self.shelf.values[layer][self.row : self.row + 1, :, : self.end]
+        """Attend to the cache; returns [count, heads, head_dim]."""
+        keys = self.block.keys[layer][self.row : self.row + 1, :, : self.end]
+        values = self.block.values[layer][self.row : self.row + 1, :, : self.end]
         own = query[None, :, self.first_token : self.first_token + self.count]
         if cap is None and window is None and _is_bfloat16_on_cpu(query):
             return _attend_in_blocks(own[0].float(), keys[0].float(), values[0].float(), scale).to(query.dtype)
         if cap is not None:
             groups = own.shape[1] // keys.shape[1]
-            scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
+            scores = _apply_cap(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
             return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
         whole = self.count == self.end and window is None
         mask = None if whole else self.bias(window, query)
@@ -156,13 +156,13 @@ class _SingleAttention:
 def _is_bfloat16_on_cpu(like: Tensor) -> bool:
     """Return True for tensors whose products would be rounded to bfloat16.
 
-    Scores of Qwen2.5 reach hundreds, where neighbours in bfloat16 are 1 apart.
+    Scores of Qwen2.5 reach hundreds, where adjacent bfloat16 values differ by 1 or more.
     """
     return like.dtype is torch.bfloat16 and like.device.type == "cpu"
 
 
 def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Attend from the last tokens of a sequence, `BLOCK` at a time, to what is before each.
+    """Compute causal attention for the last tokens of a sequence, `BLOCK` queries at a time.
 
     On a CPU, with operands converted to float32, this is 1.4 to 1.6 times as fast as `scaled_dot_product_attention` in
     bfloat16.
@@ -171,7 +171,7 @@ def _attend_in_blocks(query: Tensor, keys: Tensor, values: Tensor, scale: float)
         query: [heads, count, head_dim].
         keys: [kv_heads, end, head_dim].
         values: [kv_heads, end, head_dim].
-        scale: Multiplies the scores.
+        scale: Factor of the scores.
 
     Returns:
         [count, heads, head_dim].
@@ -196,18 +196,18 @@ def _bias(hidden: Tensor, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
-def _capped(scores: Tensor, cap: float | None) -> Tensor:
+def _apply_cap(scores: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 class ForwardStep:
-    """The tokens of one forward pass; at most one piece per row, all of one adapter."""
+    """Tokens of one forward pass: at most one chunk per row, all of the same adapter."""
 
     def __init__(self, pieces: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
-        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
+        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.block.capacity, p.row.index))
         self.pieces = [*single, *(p for p in pieces if p.count > 1)]
-        """In the order of their tokens."""
+        """Chunks in the order of their tokens."""
         starts = [0]
         for piece in self.pieces:
             starts.append(starts[-1] + piece.count)
@@ -218,25 +218,25 @@ class ForwardStep:
         self.places = torch.tensor([places], device=device)
         """Index of each token in its sequence, int64[1, tokens]."""
         self.positions = self.places
-        """Rotary positions: the same, or int64[3, 1, tokens] where a sequence holds images."""
+        """Rotary positions: equal to `places`, or int64[3, 1, tokens] if a sequence contains images."""
         self.routed_experts: RoutedExperts | None = None
-        """Experts of each token, once they are known."""
+        """Routed experts of each token, once computed."""
         self.views: list[View] = []
-        """Tokens of this step that stand for images."""
+        """Image tokens of this step."""
         if any(p.row.images for p in self.pieces):
-            self._see(starts)
+            self._place_images(starts)
         self.last_tokens = torch.tensor(starts[1:], device=device) - 1
-        """The last token of each piece, int64[pieces]."""
+        """Index of each chunk's last token, int64[chunks]."""
         self._writes = list(self._plan_writes(starts))
-        self._together = list(self._plan_together(single))
-        self._alone = [
-            _SingleAttention(p.row.shelf, p.row.index, start, p.count, p.end)
+        self._batched = list(self._plan_batched(single))
+        self._singles = [
+            _SingleAttention(p.row.block, p.row.index, start, p.count, p.end)
             for p, start in zip(self.pieces, starts, strict=False)
             if p.count > 1
         ]
 
     def keep_routed_experts(self) -> None:
-        """Store the experts of the tokens in their rows, before these count as computed."""
+        """Store the routed experts of the tokens in their rows; call before the tokens count as computed."""
         if self.routed_experts is None:
             return
         first = 0
@@ -244,30 +244,30 @@ class ForwardStep:
             piece.row.routed_experts[piece.start :] = self.routed_experts[first : first + piece.count]
             first += piece.count
 
-    def _see(self, starts: list[int]) -> None:
+    def _place_images(self, starts: list[int]) -> None:
         positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]
         self.positions = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)[:, None]
         for piece, start in zip(self.pieces, starts, strict=False):
             self.views += views_of(piece.row.images, piece.start, piece.end, at=start)
 
     def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
-        by_shelf: dict[CacheBlock, tuple[list[int], list[int]]] = {}
+        by_block: dict[CacheBlock, tuple[list[int], list[int]]] = {}
         for piece, start in zip(self.pieces, starts, strict=False):
-            tokens, rows = by_shelf.setdefault(piece.row.shelf, ([], []))
+            tokens, rows = by_block.setdefault(piece.row.block, ([], []))
             tokens += range(start, start + piece.count)
             rows += [piece.row.index] * piece.count
-        for shelf, (tokens, rows) in by_shelf.items():
+        for block, (tokens, rows) in by_block.items():
             places = torch.tensor(tokens, device=self._device)
-            yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.places[0, places])
+            yield _Write(block, places, torch.tensor(rows, device=self._device), self.places[0, places])
 
-    def _plan_together(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
+    def _plan_batched(self, single: list[SequenceChunk]) -> Iterator[_BatchedAttention]:
         token = 0
-        for shelf, on_shelf in groupby(single, key=lambda p: p.row.shelf):
-            for run in _runs(list(on_shelf)):
-                yield self._gather(shelf, run, token)
+        for block, in_block in groupby(single, key=lambda p: p.row.block):
+            for run in _runs(list(in_block)):
+                yield self._gather(block, run, token)
                 token += len(run)
 
-    def _gather(self, shelf: CacheBlock, run: list[SequenceChunk], token: int) -> _BatchedAttention:
+    def _gather(self, block: CacheBlock, run: list[SequenceChunk], token: int) -> _BatchedAttention:
         first = run[0].row.index
         span = run[-1].row.index + 1 - first
         lengths, queries = [1] * span, [token] * span
@@ -275,7 +275,7 @@ class ForwardStep:
         for offset, (place, piece) in enumerate(zip(members, run, strict=True)):
             lengths[place], queries[place] = piece.end, token + offset
         return _BatchedAttention(
-            shelf=shelf,
+            block=block,
             first_row=first,
             lengths=torch.tensor(lengths, device=self._device),
             longest=max(lengths),
@@ -302,19 +302,19 @@ class ForwardStep:
             query: [heads, tokens, head_dim].
             key: [kv_heads, tokens, head_dim], rotated.
             value: [kv_heads, tokens, head_dim].
-            scale: Multiplies the scores.
-            window: Tokens that a token sees, itself included; ``None`` for all.
-            cap: What scores are capped at, if they are.
+            scale: Factor of the scores.
+            window: Number of tokens that a token attends to, including itself; ``None`` for all.
+            cap: Soft limit of the scores; ``None`` for no limit.
 
         Returns:
             [tokens, heads, head_dim].
         """
         keys, values = key.transpose(0, 1), value.transpose(0, 1)
         for write in self._writes:
-            all_keys, all_values = write.shelf.layer(layer, keys, values)
+            all_keys, all_values = write.block.layer(layer, keys, values)
             all_keys[write.rows, :, write.positions] = keys[write.tokens]
             all_values[write.rows, :, write.positions] = values[write.tokens]
-        parts: list[_BatchedAttention | _SingleAttention] = [*self._together, *self._alone]
+        parts: list[_BatchedAttention | _SingleAttention] = [*self._batched, *self._singles]
         if len(parts) == 1:
             return parts[0].attend(layer, query, scale, window, cap)
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
@@ -324,7 +324,7 @@ class ForwardStep:
 
 
 def _runs(pieces: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
-    """Split pieces, sorted by row, where more than `LARGEST_GAP` rows lie between two."""
+    """Split chunks, sorted by row, at gaps of more than `LARGEST_GAP` rows."""
     run = [pieces[0]]
     for piece in pieces[1:]:
         if piece.row.index - run[-1].row.index > LARGEST_GAP + 1:
@@ -347,9 +347,12 @@ def step_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention for transformers over the sequences of a `ForwardStep`; shapes [1, heads, tokens, head_dim]."""
+    """Compute attention over the sequences of a `ForwardStep`, as an attention function of transformers.
+
+    Tensors are [1, heads, tokens, head_dim].
+    """
     if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
-        raise UsageError("the local engine cannot run this model", got=f"attention with {', '.join(changed)}")
+        raise UsageError("the local engine does not support this model", got=f"attention with {', '.join(changed)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = cast("int", module.layer_idx)
     return step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)[None], None

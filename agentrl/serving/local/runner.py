@@ -1,4 +1,4 @@
-"""The model of the local engine: logits for the last token of each piece of a step."""
+"""Model of the local engine: computes the logits after each chunk's last token."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from agentrl.serving.local.forward import ATTENTION, ForwardStep
 
 
 class LocalModelRunner:
-    """Runner of a decoder-only model with rotary positions that may be training elsewhere.
+    """Runner of a decoder-only model with rotary positions, which may be in training.
 
-    The runner's module shares the trainer's parameters and buffers, but has its own settings: it evaluates, with
+    The runner's module shares the trainer's parameters and buffers, but has its own settings: evaluation mode, and
     attention over a `ForwardStep`.
 
     Args:
-        model: The model.
-        reader: Image processor of a model that takes images.
-        routed_experts: Report the experts of a mixture.
-        copies: Number of models of this size that may be laid out anew.
+        model: Model to run.
+        reader: Image processor of a model that accepts images.
+        routed_experts: Report the routed experts of a mixture-of-experts model.
+        copies: Number of packed copies of models of this size that must fit into memory.
 
     Raises:
-        UsageError: the model's attention cannot be replaced, or it has no experts.
+        UsageError: the model's attention cannot be replaced, or the model has no experts to report.
     """
 
     def __init__(
@@ -62,19 +62,19 @@ class LocalModelRunner:
         return cast("torch.device", self._source.device)
 
     def prepare(self) -> None:
-        """Lay the weights out anew after a change; to be called before a step's forward passes."""
+        """Pack the weights if they have changed; call before a step's forward passes."""
         if self._packs and self._packed is None:
             self._packed = PackedDecoder(self._source)
 
     def weights_changed(self) -> None:
-        """Take the weights as they are from now on."""
+        """Discard the packed weights, so that `prepare` packs the current ones."""
         self._packed = None
 
     @torch.inference_mode()
     def logits(self, step: ForwardStep) -> Tensor:
-        """Logits after each piece's last token, [pieces, vocabulary].
+        """Return the logits after each chunk's last token, [chunks, vocabulary].
 
-        The pieces' keys and values are stored in their rows, the tokens' experts in the step.
+        Stores the keys and values in the chunks' rows, and the tokens' routed experts in the step.
         """
         if self._packed is not None:
             return self._packed.logits(step)
@@ -95,18 +95,18 @@ class LocalModelRunner:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights into the parameters, all or none; raises `EngineError` unless each trained one is there."""
+        """Copy weights into the parameters, all or none; raises `EngineError` if a trained one is missing."""
         parameters: dict[str, Tensor] = dict(self._source.named_parameters())
         known = {**self._source.state_dict(keep_vars=True), **parameters}
         if unknown := sorted(set(weights) - set(known)):
             raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
         trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
         if missing := sorted(trained - set(weights)):
-            raise EngineError("weights are missing", got=f"none for {', '.join(missing[:3])}")
+            raise EngineError("weights are missing", got=f"no {', '.join(missing[:3])}")
         for name, tensor in weights.items():
             if tensor.shape != known[name].shape:
                 raise EngineError(
-                    f"weight {name} has another shape", got=tuple(tensor.shape), expected=tuple(known[name].shape)
+                    f"weight {name} has the wrong shape", got=tuple(tensor.shape), expected=tuple(known[name].shape)
                 )
         for name, tensor in weights.items():
             known[name].copy_(tensor)
@@ -120,11 +120,11 @@ def _float32_logits(head: Any, hidden: Tensor) -> Tensor:
 def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:
     name = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
-        raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
+        raise UsageError(f"the local engine does not support {name}", got="attention that cannot be replaced")
     if routed_experts and not routers(model):
         raise UsageError(
-            "the local engine cannot report experts",
+            "the local engine cannot report routed experts",
             got=name,
-            expected="a mixture of experts",
+            expected="a mixture-of-experts model",
             hint="set trainer.moe.router_replay=false",
         )

@@ -1,15 +1,14 @@
-"""Scheduler of the local engine: which requests run, in which rows of the cache, and what they compute next.
+"""Scheduler of the local engine: decides which requests run, in which cache rows, and what they compute next.
 
-Nothing here looks at a clock: the same requests, aborts and updates in the same order give the same schedule.
+The schedule does not depend on time: the same requests, aborts and updates in the same order give the same schedule.
 
 Requests wait in order of arrival (`waiting`), run up to `slots` at a time (`running`), and leave their row to their
-session, where the next turn finds it. A row is taken away from an idle session when others need its room, and from the
-youngest running request when the oldest ones need it to grow; that request then waits at the front of the queue and
-computes its keys and values again.
+session for its next turn. A row is evicted from an idle session when others need its memory, and from the latest
+admitted request when earlier ones need to grow; that request then waits at the front of the queue and recomputes its
+keys and values.
 
-What a new row's sequence begins with is computed once: it is copied from another row, for which the request waits if
-that row is about to compute it. So a group's prompt, the system message of all, and the history of a branch cost the
-model one sequence.
+A shared prefix is computed once: a new row copies it from another row, and waits if that row is about to compute it. So
+the prompt of a group, a common system message, and the history before a branch are each computed once.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from agentrl.serving.local.forward import SequenceChunk
 from agentrl.serving.request import common_prefix
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""Gives the text of token ids."""
+"""Function that converts token ids to text."""
 PIECES_OF_A_CHARACTER = 4
-"""Most tokens without a character of their own between the last ones: bytes of a character of UTF-8."""
+"""Maximum tokens per character: the bytes of a UTF-8 character."""
 FEWEST_SHARED = 16
-"""Tokens from which on it is worth while to copy, or to wait for, the keys and values of another sequence."""
+"""Minimum length of a prefix that is copied from, or awaited in, another row."""
 ANSWER_ROOM = 32
-"""Tokens of the answer for which a new row has room at once; longer answers move."""
+"""Answer tokens for which a new row has room; longer answers move to a larger row."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,22 +48,22 @@ class ScheduledRequest:
     future: asyncio.Future[Generation]
     seed: int
     ids: list[int]
-    """Prompt and what was sampled so far."""
+    """Prompt and tokens sampled so far."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     routed_experts: list[RoutedExperts] = field(default_factory=list)
-    """Experts of the tokens from the request's `routed_experts_from` on, as they were first computed."""
+    """Routed experts of the tokens from the request's `routed_experts_from` on, as first computed."""
     row: CacheRow | None = None
-    """Held while the job runs."""
+    """Cache row; ``None`` while the request waits."""
     is_new: bool = False
-    """Its row was just taken, and holds nothing yet."""
+    """True if the row is new and empty."""
     cached_tokens: int = 0
     submitted: float = field(default_factory=time.perf_counter)
     admitted: float | None = None
     first_token: float | None = None
 
     @property
-    def sampled(self) -> int:
+    def num_sampled(self) -> int:
         """Number of tokens sampled so far."""
         return len(self.logprobs)
 
@@ -79,26 +78,26 @@ class ScheduledRequest:
         self.versions.append(version)
 
     def add_routed_experts(self, row: CacheRow) -> None:
-        """Record the experts of tokens that were computed."""
+        """Record the routed experts of newly computed tokens."""
         if self.request.routed_experts_from is not None:
             self.routed_experts += row.routed_experts[self.request.routed_experts_from + len(self.routed_experts) :]
 
     def stop_reason(self, max_context: int, decode: Decode | None = None) -> StopReason | None:
-        """Why sampling ends after the latest token; ``None`` when it goes on. Stop texts need `decode`."""
+        """Return why sampling ends after the latest token; ``None`` if it continues. Stop texts require `decode`."""
         params = self.request.params
         if self.ids[-1] in params.stop_token_ids or (params.stop and decode and self._ends_in_text(decode)):
             return StopReason.STOP
-        full = self.sampled >= self.request.params.max_tokens or len(self.ids) >= max_context
+        full = self.num_sampled >= self.request.params.max_tokens or len(self.ids) >= max_context
         return StopReason.LENGTH if full else None
 
     def _ends_in_text(self, decode: Decode) -> bool:
         stop = self.request.params.stop
-        recent = min(self.sampled, max(map(len, stop)) + PIECES_OF_A_CHARACTER)
+        recent = min(self.num_sampled, max(map(len, stop)) + PIECES_OF_A_CHARACTER)
         text = decode(self.ids[-recent:])
         return any(end in text for end in stop)
 
     def generation(self, reason: StopReason) -> Generation:
-        """The answer as it is now."""
+        """Return the answer sampled so far."""
         now = time.perf_counter()
         admitted = self.admitted or now
         first_token = self.first_token or now
@@ -116,7 +115,7 @@ class ScheduledRequest:
 
 
 class Scheduler:
-    """Admits up to `slots` requests and plans steps of at most `prefill_tokens` prompt tokens over all requests."""
+    """Scheduler that runs up to `slots` requests and plans steps with at most `prefill_tokens` prompt tokens in all."""
 
     def __init__(self, *, slots: int, prefill_tokens: int, rows: RowStore) -> None:
         self.slots = slots
@@ -139,7 +138,7 @@ class Scheduler:
         self.waiting.append(job)
 
     def order_waiting(self) -> None:
-        """Sort the queue by request id, so that it does not depend on the order of arrival."""
+        """Sort the queue by request id, so that the schedule does not depend on the order of arrival."""
         self.waiting = deque(sorted(self.waiting, key=lambda job: job.request.request_id))
 
     def plan(self) -> list[SequenceChunk]:
@@ -161,7 +160,7 @@ class Scheduler:
         return pieces
 
     def finish(self, job: ScheduledRequest) -> None:
-        """Take a request out, wherever it is; its session keeps the row."""
+        """Remove a waiting or running request; its session keeps the row."""
         if job.row is None:
             self.waiting.remove(job)
             return
@@ -173,7 +172,7 @@ class Scheduler:
             self.rows.give_back(row)
 
     def end_session(self, session_id: str) -> None:
-        """Give back a session's row; a request that runs in it keeps it to its end."""
+        """Release a session's row; a running request keeps it until it finishes."""
         row = self._sessions.pop(session_id, None)
         if row is None:
             return
@@ -182,7 +181,7 @@ class Scheduler:
             self.rows.give_back(row)
 
     def forget_computed(self) -> None:
-        """Drop all keys and values; running requests compute theirs again."""
+        """Discard all keys and values; running requests recompute theirs."""
         for session_id in [name for name, row in self._sessions.items() if not row.in_use]:
             self.end_session(session_id)
         for job in self.running:
@@ -190,13 +189,13 @@ class Scheduler:
                 job.row.computed, job.is_new = 0, True
 
     def reset(self) -> None:
-        """Forget all sessions and the memory of the cache, when nothing runs any more."""
+        """Remove all sessions and free the cache; no request may be running."""
         for session_id in list(self._sessions):
             self.end_session(session_id)
         self.rows.clear()
 
     def _place(self, job: ScheduledRequest) -> bool:
-        """Give a waiting request its session's row or a new one; ``False`` when there is no room yet."""
+        """Give a waiting request its session's row or a new one; returns False if no memory is available yet."""
         session_id = job.request.session_id
         row = self._sessions.get(session_id)
         if row is None or row.in_use or row.adapter != job.request.adapter:
@@ -218,7 +217,7 @@ class Scheduler:
         return True
 
     def _share(self, job: ScheduledRequest, row: CacheRow) -> bool:
-        """Copy to a new row what others have computed of its beginning; ``False`` while one is about to compute it."""
+        """Copy the longest computed prefix from another row; returns False while that row is about to compute it."""
         best, most = None, FEWEST_SHARED - 1
         last = len(job.ids) - 1
         for other, known in self._rows_before(job):
@@ -232,15 +231,16 @@ class Scheduler:
             return False
         job.is_new = False
         if best is not None:
-            best.shelf.copy_row(best.index, row.shelf, row.index, most)
+            best.block.copy_row(best.index, row.block, row.index, most)
             row.computed, row.routed_experts = most, best.routed_experts[:most]
-            if not job.sampled:
+            if not job.num_sampled:
                 job.cached_tokens = most
         return True
 
     def _rows_before(self, job: ScheduledRequest) -> Iterator[tuple[CacheRow, int]]:
-        """Rows of the same adapter: of requests that were admitted before `job`, and of idle sessions, with what they
-        hold or will.
+        """Yield rows of the same adapter, with the number of tokens that they hold or will hold.
+
+        These are the rows of requests that were admitted before `job`, and of idle sessions.
         """
         for other in self.running:
             if other is job:
@@ -251,9 +251,9 @@ class Scheduler:
         yield from ((row, row.computed) for row in idle)
 
     def _fit(self, job: ScheduledRequest, row: CacheRow) -> bool:
-        """Make the row large enough for the job's tokens; ``False`` when the job had to give it up."""
+        """Make the row large enough for the request's tokens; returns False if the request was preempted."""
         length = len(job.ids)
-        if length <= row.shelf.capacity:
+        if length <= row.block.capacity:
             return True
         while not self._make_room(length, instead_of=row):
             youngest = self.running[-1]
@@ -273,7 +273,7 @@ class Scheduler:
         return True
 
     def _least_useful_session(self) -> str | None:
-        """Return the idle session that is needed last: least recently used, or else last in the queue."""
+        """Return the idle session to evict: the least recently used one not in the queue, else the last one in it."""
         queued = {job.request.session_id: place for place, job in enumerate(self.waiting)}
         idle = [(name, row) for name, row in self._sessions.items() if not row.in_use]
         if not idle:
@@ -292,15 +292,15 @@ class Scheduler:
 
 
 TOKEN_COST = 24
-"""Cached tokens whose attention costs as much as taking one new token through the model, for small models."""
+"""Number of cached tokens whose attention costs as much as one new token, in small models."""
 
 
 def split_pieces(pieces: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:
-    """Neighbouring pieces in as many parts as are worth it, of about the same cost."""
+    """Split chunks into parts of similar cost for at most `lanes` threads, `FEWEST_PER_LANE` chunks or more each."""
     count = max(1, min(lanes, len(pieces) // FEWEST_PER_LANE))
     if count == 1:
         return [list(pieces)]
-    ordered = sorted(pieces, key=lambda piece: (piece.row.shelf.capacity, piece.row.index))
+    ordered = sorted(pieces, key=lambda piece: (piece.row.block.capacity, piece.row.index))
     costs = [piece.count * TOKEN_COST + piece.end for piece in ordered]
     share, spent = sum(costs) / count, 0.0
     parts: list[list[SequenceChunk]] = [[] for _ in range(count)]

@@ -1,12 +1,12 @@
-"""Group of a pool's servers as weight sync sees it, and the keeper that watches them and brings lost ones back.
+"""Group of a pool's servers for weight sync, and the monitor that checks servers and recovers lost ones.
 
     SERVING ── a connection broke ──► SUSPECT ── it answers the check ──► SERVING
        │                                 │ it does not
-       └── no answer, stale, refuses ────┴──► LOST ── back, with the current weights, verified ──► SERVING
-           weights                              └── could not be brought back some times in a row ──► REMOVED
+       └── no answer, stale, refuses ────┴──► LOST ── recovered, with verified current weights ──► SERVING
+           weights                              └── several failed attempts in a row ──► REMOVED
 
-One task per server. A server never serves between its loss and the moment at which it has the current weights; the
-group changes weights or members one change at a time.
+There is one monitor task per server. A lost server serves again only after it has the current weights. Changes of
+weights and members run one at a time.
 """
 
 from __future__ import annotations
@@ -23,54 +23,54 @@ from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError,
 from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, first_of
 
 BUSY_LOOP_S = 0.1
-"""A deadline that fires so late was missed by this process, which did not look: the server is asked again."""
-MOST_QUESTIONS = 3
+"""Delay after which a missed deadline is attributed to a busy event loop; the check is then repeated."""
+MAX_CHECKS = 3
 
 _log = logging.getLogger(__name__)
 
 
 Restart: TypeAlias = Callable[[int], Awaitable[InferenceServer]]
-"""Ends what is left of a launched server, by its index, and returns another one, connected; or raises `EngineError`."""
+"""Function that kills a launched server, by its index, and returns a new, connected one; or raises `EngineError`."""
 Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
 
 
 class ServerMonitor:
-    """Watches the servers of a group, and brings lost ones back."""
+    """Monitor that checks the servers of a group and recovers lost ones."""
 
     def __init__(self, group: PoolGroup, restart: Restart | None) -> None:
         self._group = group
         self._settings = group.settings
         self._restart = restart
         self.bring_up_to_date: Action | None = None
-        """Gives a server the current weights and verifies them."""
+        """Function that sends a server the current weights and verifies them."""
         self.changes_running = 0
-        """Changes of weights that run: servers may be too busy to answer, and their own deadline watches them."""
+        """Number of running weight changes. Meanwhile servers may be too busy to answer; the change has a deadline."""
 
-    async def tend(self, member: Member) -> None:
-        """Watch one member and bring it back, until it is given up."""
+    async def run(self, member: Member) -> None:
+        """Check a member and recover it when it is lost, until it is removed."""
         while member.state is not MemberState.REMOVED:
             await self._watch(member)
             await self._bring_back(member)
 
     def lose(self, member: Member, why: object) -> None:
-        """A server is lost: its requests go elsewhere."""
+        """Mark a server as lost, and move its requests to other servers."""
         if member.state.is_in:
             self._group.say(f"server {member.server.url} is lost: {why}")
             member.lose(str(why))
-            self._group.changed()
+            self._group.notify_change()
 
     def suspect(self, member: Member) -> None:
-        """A connection broke: send nothing new before the server has answered a check, which comes at once."""
+        """Mark a server whose connection broke as suspect: it is checked at once and gets no requests until then."""
         if member.state is MemberState.SERVING:
             member.state = MemberState.SUSPECT
             member.wake.set()
-            self._group.changed()
+            self._group.notify_change()
 
     async def _watch(self, member: Member) -> None:
         while member.state.is_in:
             await self._check(member)
-            self._group.changed()
+            self._group.notify_change()
             if member.state.is_in:
                 await self._sleep(member, self._settings.check_every_s)
 
@@ -83,26 +83,26 @@ class ServerMonitor:
         member.wake.clear()
 
     async def _check(self, member: Member) -> None:
-        ailment = await self._ailment(member.server)
+        fault = await self._find_fault(member.server)
         if self.changes_running or not member.state.is_in:
             return
-        if ailment is not None:
-            self.lose(member, ailment)
+        if fault is not None:
+            self.lose(member, fault)
             return
         try:
-            async with async_boundary(EngineError, "a reading", deadline_s=self._settings.health_timeout_s):
+            async with async_boundary(EngineError, "reading its load", deadline_s=self._settings.health_timeout_s):
                 if member.state is MemberState.SUSPECT:
-                    await self._clear(member)
+                    await self._clear_suspicion(member)
                 reading = await member.server.load()
         except AgentRLError as error:
-            _log.info("no reading of server %s: %s", member.server.url, error)
+            _log.info("the load of server %s cannot be read: %s", member.server.url, error)
             return
-        if member.state.is_in and not self._group.is_paused:  # what a pause holds looks like a queue
+        if member.state.is_in and not self._group.is_paused:  # requests held by a pause look like a queue
             member.reading = reading
             member.concurrency.read(reading, in_flight=member.in_flight)
 
-    async def _clear(self, member: Member) -> None:
-        """A suspect answers: it serves on, unless it is another process with other weights."""
+    async def _clear_suspicion(self, member: Member) -> None:
+        """Let a suspect that answers serve again, unless it is a new process with other weights."""
         version = await member.server.weight_version()
         if self._group.changing.locked() or member.state is not MemberState.SUSPECT:
             return
@@ -111,17 +111,17 @@ class ServerMonitor:
         else:
             self.lose(member, f"it serves weights of version {version} instead of {self._group.version}")
 
-    async def _ailment(self, server: InferenceServer) -> str | None:
-        """Return why a server cannot serve; ``None`` when it answers in time that it is healthy."""
+    async def _find_fault(self, server: InferenceServer) -> str | None:
+        """Return why a server cannot serve; ``None`` if it reports in time that it is healthy."""
         deadline_s, clock = self._settings.health_timeout_s, asyncio.get_running_loop().time
-        for _ in range(MOST_QUESTIONS):
+        for _ in range(MAX_CHECKS):
             began = clock()
             try:
                 async with async_boundary(EngineError, "a health check", deadline_s=deadline_s + BUSY_LOOP_S / 2):
                     if await server.is_healthy(deadline_s=deadline_s):
                         return None
             except EngineError as error:
-                _log.info("no answer of server %s to a health check: %s", server.url, error)
+                _log.info("server %s did not answer a health check: %s", server.url, error)
             except AgentRLError as error:
                 return str(error)
             seconds = clock() - began
@@ -132,7 +132,7 @@ class ServerMonitor:
         return f"its health route did not answer within {deadline_s:g} s"
 
     async def _bring_back(self, member: Member) -> None:
-        """Try until the server serves again or is given up."""
+        """Retry until the server serves again or is removed."""
         wait_s = self._settings.retry_s
         while member.state is MemberState.LOST:
             if member.attempts >= self._settings.attempts:
@@ -146,33 +146,33 @@ class ServerMonitor:
                 self._give_up(member)
                 return
             except AgentRLError as error:
-                self._group.say(f"server {member.server.url} could not be brought back: {error}")
+                self._group.say(f"server {member.server.url} could not be recovered: {error}")
                 wait_s = min(2 * wait_s, self._settings.longest_retry_s)
             await asyncio.sleep(wait_s)
 
     def _give_up(self, member: Member) -> None:
-        self._group.say(f"server {member.server.url} is given up after {member.attempts} attempts")
+        self._group.say(f"server {member.server.url} is removed after {member.attempts} attempts")
         member.state = MemberState.REMOVED
-        self._group.changed()
+        self._group.notify_change()
 
     async def _attempt(self, member: Member) -> bool:
         server = member.server
         if self._restart is None:
-            if await self._ailment(server) is not None:
+            if await self._find_fault(server) is not None:
                 return False
             member.attempts += 1
         else:
             member.attempts += 1
-            server = await self._started_again(self._restart, member)
+            server = await self._restart_server(self._restart, member)
         async with self._group.changing:
             await self._prepare(server)
             member.join(server)
         self._group.say(f"server {server.url} serves again with weights of version {self._group.version}")
-        self._group.changed()
+        self._group.notify_change()
         return True
 
-    async def _started_again(self, restart: Restart, member: Member) -> InferenceServer:
-        with suppress(EngineError):  # it is lost anyway
+    async def _restart_server(self, restart: Restart, member: Member) -> InferenceServer:
+        with suppress(EngineError):  # the server is lost already
             async with async_boundary(EngineError, "closing it", deadline_s=self._settings.control_timeout_s):
                 await member.server.close()
         what = f"the restart of server {member.server.url}"
@@ -182,10 +182,10 @@ class ServerMonitor:
         return server
 
     async def _prepare(self, server: InferenceServer) -> None:
-        """Give a server the current weights, verified; then hold it, or let it go on, as the pool."""
+        """Send a server the current weights and verify them; then pause or resume it like the pool."""
         if self.bring_up_to_date is not None:
-            await self.bring_up_to_date(server)  # has deadlines of its own
-        what = f"the return of server {server.url}"
+            await self.bring_up_to_date(server)  # has its own deadlines
+        what = f"the recovery of server {server.url}"
         async with async_boundary(EngineError, what, deadline_s=self._settings.control_timeout_s):
             if self.bring_up_to_date is None and (version := await server.weight_version()) != self._group.version:
                 raise EngineError(
@@ -195,23 +195,23 @@ class ServerMonitor:
 
 
 CLEANING_S = 15.0
-"""For how long a call that is given up may clean up after itself before the server is brought back."""
+"""Seconds that an abandoned call may take to clean up before its server is recovered."""
 
 SAID_EVERY_S = 10.0
-"""Between two messages about a wait that goes on."""
+"""Seconds between two messages about a wait."""
 
 
 class PoolGroup:
-    """The servers of a pool, which have the same weights; an `agentrl.weights.contract.ServerGroup`.
+    """Servers of a pool, which all have the same weights; an `agentrl.weights.contract.ServerGroup`.
 
     Args:
         servers: At least one; connected by `start`, closed by `close`.
-        settings: Deadlines and counts.
-        restart: Starts a launched server again; without it, lost servers are waited for.
-        version: Version of the weights that the servers start with.
-        on_change: Called when a server comes, goes, or takes more or fewer requests.
-        on_failure: Called with the error when nothing can be served any more.
-        say: Called with messages for the user: losses, returns, long waits.
+        settings: Deadlines and limits.
+        restart: Restarts a launched server; without it, the pool waits for lost servers to return.
+        version: Initial weight version of the servers.
+        on_change: Called when a server joins or leaves, or its request limit changes.
+        on_failure: Called with the error when no request can be served any more.
+        say: Called with messages for the user: losses, recoveries, long waits.
     """
 
     def __init__(
@@ -240,24 +240,24 @@ class PoolGroup:
         self._changed = asyncio.Event()
         self._deliver: Deliver | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.keeper = ServerMonitor(self, restart)
+        self.monitor = ServerMonitor(self, restart)
 
     @property
     def servers(self) -> list[InferenceServer]:
-        """The servers that take part now."""
+        """Servers that are serving or suspect."""
         if not self.members:
             return self._initial
         return [member.server for member in self.members if member.state.is_in]
 
     async def start(self) -> Capabilities:
-        """Connect to all servers, begin to watch them, and return their common capabilities."""
+        """Connect to all servers, start their monitors, and return their common capabilities."""
         await asyncio.gather(*map(self._connect, self._initial))
         capabilities = common_capabilities([server.capabilities for server in self._initial])
         self.members = [
             Member.of(index, server, self.settings, time.monotonic) for index, server in enumerate(self._initial)
         ]
         self._tasks = [
-            asyncio.create_task(self.keeper.tend(member), name=f"keeper of {member.server.url}")
+            asyncio.create_task(self.monitor.run(member), name=f"monitor of {member.server.url}")
             for member in self.members
         ]
         return capabilities
@@ -269,7 +269,7 @@ class PoolGroup:
 
     @asynccontextmanager
     async def _saying(self, what: str, deadline_s: float) -> AsyncIterator[None]:
-        """Say now and then that the block still waits, and for how long it will."""
+        """Report at intervals that the block is still waiting."""
 
         async def say() -> None:
             waited_s = 0.0
@@ -284,8 +284,8 @@ class PoolGroup:
         finally:
             saying.cancel()
 
-    def changed(self) -> None:
-        """Announce a change; the group fails when no server is left."""
+    def notify_change(self) -> None:
+        """Announce a change; the group fails if all servers are removed."""
         self._changed.set()
         self._on_change()
         if self.members and all(member.state is MemberState.REMOVED for member in self.members):
@@ -293,35 +293,35 @@ class PoolGroup:
             self.fail(EngineError("no server is left", got=whys))
 
     def fail(self, error: AgentRLError) -> None:
-        """Stop serving with an error; the first one counts."""
+        """Stop serving with an error; later errors are ignored."""
         if self._failure is None:
             self._failure = error
             self._changed.set()
             self._on_failure(error)
 
     async def pause(self) -> None:
-        """Hold all requests, on every server; one that cannot is taken out."""
+        """Pause every server; servers that fail to do so are marked as lost."""
         self.is_paused = True
         await self.each(lambda server: server.pause(), what="pause", deadline_s=self.settings.control_timeout_s)
 
     async def resume(self) -> None:
-        """Go on, on every server; one that cannot is taken out."""
+        """Resume every server; servers that fail to do so are marked as lost."""
         await self.each(lambda server: server.resume(), what="resume", deadline_s=self.settings.control_timeout_s)
         self.is_paused = False
-        self.changed()
+        self.notify_change()
 
     async def change(self, action: Action, *, what: str, deadline_s: float) -> None:
-        """`each`, for what keeps a server too busy to answer: only this deadline watches it meanwhile."""
-        self.keeper.changes_running += 1
+        """Run `each`, ignoring failed health checks: the action may keep servers too busy to answer them."""
+        self.monitor.changes_running += 1
         try:
             await self.each(action, what=what, deadline_s=deadline_s)
         finally:
-            self.keeper.changes_running -= 1
+            self.monitor.changes_running -= 1
 
     async def each(self, action: Action, *, what: str, deadline_s: float) -> None:
-        """Do something on every server at once; those that fail or miss the deadline are taken out.
+        """Run an action on all servers at once; those that fail or miss the deadline are marked as lost.
 
-        A `TrainingError` or `UsageError` of the action is raised: it would come from every server.
+        A `TrainingError` or `UsageError` is raised instead, as every server would raise it.
         """
         members = [member for member in self.members if member.state.is_in]
         calls = (self._on(member, action, what, deadline_s) for member in members)
@@ -339,34 +339,34 @@ class PoolGroup:
         except (TrainingError, UsageError):
             raise
         except AgentRLError as error:
-            self.keeper.lose(member, error)
+            self.monitor.lose(member, error)
         finally:
             await end(call, within_s=CLEANING_S)
 
     def remove(self, server: InferenceServer, why: object) -> None:
-        """Take a server out until it has the current weights, verified."""
+        """Mark a server as lost, so that it serves again only with verified current weights."""
         for member in self.members:
             if member.server is server:
-                self.keeper.lose(member, why)
+                self.monitor.lose(member, why)
 
     def publish(self, version: int) -> None:
-        """Record the version that all servers have now."""
+        """Record the weight version of all servers."""
         self.version = version
 
     def connect_sync(self, *, deliver: Deliver, bring_up_to_date: Action) -> None:
-        """Register how weights reach all servers, and one that comes back."""
+        """Register the functions that send weights to all servers and to a recovered one."""
         self._deliver = deliver
-        self.keeper.bring_up_to_date = bring_up_to_date
+        self.monitor.bring_up_to_date = bring_up_to_date
 
     async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Let weight sync bring weights to all servers; raises `EngineError` where there is none."""
+        """Send weights to all servers through weight sync; raises `EngineError` if none is connected."""
         if self._deliver is None:
             raise EngineError("weights reach servers through weight sync", got="a pool without one")
         await self._deliver(weights, version)
 
     async def wait_for_server(self, *, deadline_s: float) -> None:
-        """Wait until a server takes part; raises `EngineError` when none does within the deadline, or ever will."""
-        what = "no server is there; waiting for one to come back"
+        """Wait until a server is available; raises `EngineError` at the deadline, or if all servers are removed."""
+        what = "no server is available; waiting for one to return"
         async with (
             async_boundary(EngineError, "the return of a server", deadline_s=deadline_s),
             self._saying(what, deadline_s),
@@ -378,7 +378,7 @@ class PoolGroup:
                 await self._changed.wait()
 
     async def stop(self) -> None:
-        """Stop watching; all servers are as good as lost."""
+        """Stop all monitors and mark all servers as lost."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -386,13 +386,13 @@ class PoolGroup:
             member.lose("closed")
 
     async def close(self) -> None:
-        """Let go of the servers."""
+        """Close the connections to the servers."""
         servers = [member.server for member in self.members] or self._initial
         await asyncio.gather(*(server.close() for server in servers), return_exceptions=True)
 
 
 def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
-    """Return the capabilities that all servers have; raises `UsageError` if their vocabularies differ."""
+    """Return the capabilities that all servers share; raises `UsageError` if their vocabularies differ."""
     sizes = {capabilities.vocab_size for capabilities in found}
     if len(sizes) > 1:
         raise UsageError("the servers serve different models", got=f"vocabularies of {sorted(sizes)} tokens")

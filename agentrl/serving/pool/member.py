@@ -1,4 +1,4 @@
-"""Members of a server pool: state, circuit breaker, adaptive concurrency, and the settings of watching them."""
+"""Members of a server pool: state, circuit breaker, adaptive concurrency, and the pool's settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.config.engines import ServerEngineConfig
 from agentrl.engine import InferenceServer, ServerLoad
 
 LONGEST_FACTOR = 16
-"""A server that fails every trial rests at most so many times as long as after the first failure."""
+"""Maximum factor by which repeated failed trials lengthen a server's rest."""
 
 
 class BreakerState(enum.StrEnum):
@@ -22,11 +22,11 @@ class BreakerState(enum.StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
-    """One request passes: the trial."""
+    """One trial request is allowed."""
 
 
 class CircuitBreaker:
-    """Circuit breaker of one server: `failures` in a row open it, the first time for `open_s` seconds of `clock`."""
+    """Circuit breaker of one server: opens after `failures` consecutive failures, first for `open_s` seconds."""
 
     def __init__(self, *, failures: int, open_s: float, clock: Callable[[], float]) -> None:
         self._most_failures = failures
@@ -38,25 +38,25 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """State now."""
+        """Current state."""
         if self._opened is None:
             return BreakerState.CLOSED
         is_over = self._clock() - self._opened >= self._open_s * self._factor
         return BreakerState.HALF_OPEN if is_over else BreakerState.OPEN
 
     def limit(self, most: int) -> int:
-        """Return how many requests may run at once, where `most` may run while it is closed."""
+        """Return the maximum number of concurrent requests; `most` while the breaker is closed."""
         if self._opened is None:
             return most
         return min(most, 1) if self.state is BreakerState.HALF_OPEN else 0
 
     def record_success(self) -> None:
-        """Count a success: it closes the breaker, unless it is a late answer while the breaker is open."""
+        """Close the breaker, unless it is open: then the success is a late answer."""
         if self.state is not BreakerState.OPEN:
             self.reset()
 
     def record_failure(self) -> None:
-        """Count a failure; those while it is open do not count."""
+        """Count a failure; failures while the breaker is open are ignored."""
         state = self.state
         if state is BreakerState.HALF_OPEN:
             self._factor = min(2 * self._factor, LONGEST_FACTOR)
@@ -67,25 +67,25 @@ class CircuitBreaker:
                 self._opened = self._clock()
 
     def reset(self) -> None:
-        """Start anew, for a new server."""
+        """Close the breaker and clear its counts, for a new server."""
         self._failures, self._factor, self._opened = 0, 1, None
 
 
 ROOMY = 0.8
-"""Share of the cache below which more requests fit."""
+"""Share of cache use below which more requests fit."""
 PATIENCE = 2
-"""Readings in a row with a queue before it counts: one shows only that requests have just arrived."""
+"""Consecutive readings with a queue before it counts; a single one may mean that requests have just arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AdaptiveConcurrency:
-    """The limit of one server.
+    """Adaptive limit on the concurrent requests of one server.
 
     Args:
-        limit: Requests at once, to begin with: those that the server samples at once. While its cache has room, a queue
-            of requests on their way into it never takes the limit below that.
-        least: Lower bound of the limit.
-        most: Upper bound of the limit.
+        limit: Initial limit: the number of requests that the server samples at once. While the server's cache has room,
+            a queue never lowers the limit below it.
+        least: Minimum limit.
+        most: Maximum limit.
     """
 
     limit: int
@@ -99,11 +99,11 @@ class AdaptiveConcurrency:
         self._first = self.limit
 
     def read(self, load: ServerLoad, *, in_flight: int) -> None:
-        """Adapt the limit to a reading of the server, which has `in_flight` requests by our own count."""
+        """Adapt the limit to the server's load; `in_flight` is the pool's count of its requests."""
         preempted = self._preemptions is not None and load.preemptions > self._preemptions
         self._preemptions = load.preemptions
         self._queued_readings = self._queued_readings + 1 if load.waiting else 0
-        if preempted and load.cache_used >= ROOMY:  # an update of the weights preempts, too, and means nothing
+        if preempted and load.cache_used >= ROOMY:  # weight updates preempt requests, too, and do not count
             fits = load.running if load.waiting else in_flight - self._step(in_flight)
             self._set(min(self.limit, fits))
         elif self._queued_readings >= PATIENCE:
@@ -115,7 +115,7 @@ class AdaptiveConcurrency:
             self._set(self.limit + self._step(self.limit))
 
     def forget(self) -> None:
-        """Start the counts anew, for a new server; the limit stays."""
+        """Clear the counts, for a new server; the limit does not change."""
         self._preemptions, self._queued_readings = None, 0
 
     @staticmethod
@@ -127,40 +127,40 @@ class AdaptiveConcurrency:
 
 
 QUEUE_FACTOR = 2
-"""A server never has more requests than this many times those that it samples at once."""
+"""Maximum requests of a server, as a multiple of the requests that it samples at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """Deadlines and counts of a pool."""
+    """Deadlines and limits of a pool."""
 
     concurrency: int = 64
-    """Requests at once that a server gets to begin with; adapted from its own readings."""
+    """Initial limit on a server's concurrent requests, adapted to its load."""
     most_concurrency: int = 1024
-    """Never more than that."""
+    """Maximum of that limit."""
     connect_timeout_s: float = 600.0
-    """Deadline of the first answer of a server."""
+    """Seconds before a server's first answer."""
     control_timeout_s: float = 60.0
-    """Deadline of a pause or a resume."""
+    """Timeout of a pause or resume."""
     health_timeout_s: float = 30.0
-    """A server that does not answer its health route for so long is lost."""
+    """Seconds without an answer to a health check before a server is lost."""
     check_every_s: float = 1.0
     """Seconds between two checks of a server."""
     retry_s: float = 1.0
-    """Seconds before a lost server is tried again; twice as long after every attempt that failed."""
+    """Seconds before the first attempt to recover a lost server is repeated; doubled after every failed attempt."""
     longest_retry_s: float = 30.0
     attempts: int = 5
-    """A lost server that could not be brought back so often in a row is given up."""
+    """Failed recovery attempts in a row after which a server is removed."""
     resubmissions: int = 8
-    """How often one request may lose its server; then it fails."""
+    """Maximum number of times that a request may lose its server before it fails."""
     breaker_failures: int = 5
-    """Failed answers in a row after which a server rests."""
+    """Consecutive failed answers after which a server rests."""
     breaker_open_s: float = 5.0
     """Seconds of that rest."""
 
     @classmethod
     def from_config(cls, config: ServerEngineConfig) -> Self:
-        """Return the settings of a run: each server starts with what it samples at once."""
+        """Return a run's settings: each server's initial limit is the number of requests that it samples at once."""
         return cls(
             concurrency=config.max_running,
             most_concurrency=QUEUE_FACTOR * config.max_running,
@@ -174,23 +174,23 @@ class MemberState(enum.StrEnum):
 
     SERVING = "serving"
     SUSPECT = "suspect"
-    """A connection broke: it gets nothing new until it has answered a check."""
+    """A connection broke: the server gets no new requests until it has answered a check."""
     LOST = "lost"
-    """It takes part again when it has come back and has the current weights."""
+    """The server does not serve until it is recovered and has the current weights."""
     REMOVED = "removed"
-    """Given up for the rest of the run."""
+    """The server is not used for the rest of the run."""
 
     @property
     def is_in(self) -> bool:
-        """True if its requests are still awaited, and it gets new weights."""
+        """True if the pool waits for the server's answers and sends it new weights."""
         return self in (MemberState.SERVING, MemberState.SUSPECT)
 
 
 class Call:
-    """One request at a server, in the task that waits for its answer; a context manager.
+    """Context manager around one request to a server.
 
-    The loss of the server cancels what the block awaits, and ends the block: `is_lost` is true then. All other
-    cancellations of the task pass.
+    If the server is lost, the block is cancelled and exits without an error, and `is_lost` is True. Other cancellations
+    of the task propagate.
     """
 
     __slots__ = ("_cancellations", "_member", "_task", "is_lost")
@@ -216,14 +216,14 @@ class Call:
         return is_alone and isinstance(error, (Exception, asyncio.CancelledError))
 
     def lose(self) -> None:
-        """End the block: its server is lost."""
+        """Cancel the block, as its server is lost."""
         self.is_lost = True
         self._task.cancel()
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A server and its state."""
+    """Server of a pool and its state."""
 
     index: int
     server: InferenceServer
@@ -232,20 +232,20 @@ class Member:
     state: MemberState = MemberState.SERVING
     reading: ServerLoad | None = None
     why: str = ""
-    """Why it is not serving."""
+    """Reason why the server is not serving."""
     losses: int = 0
     attempts: int = 0
-    """Attempts to bring it back since it last answered a request."""
+    """Attempts to recover the server since it last answered a request."""
     calls: set[Call] = field(default_factory=set)
-    """Requests that it was given."""
+    """Running requests."""
     gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Done once the server is lost; renewed when it comes back."""
+    """Future that is done once the server is lost; replaced when it is recovered."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it should be checked without delay."""
+    """Event that triggers a check without delay."""
 
     @classmethod
     def of(cls, index: int, server: InferenceServer, settings: PoolSettings, clock: Callable[[], float]) -> Member:
-        """Return a member that serves."""
+        """Make a member that is serving."""
         return cls(
             index=index,
             server=server,
@@ -255,16 +255,16 @@ class Member:
 
     @property
     def limit(self) -> int:
-        """Requests that it may have at once now."""
+        """Current limit on concurrent requests."""
         return self.breaker.limit(self.concurrency.limit) if self.state is MemberState.SERVING else 0
 
     @property
     def in_flight(self) -> int:
-        """Requests that it was given and has not answered."""
+        """Number of running requests."""
         return len(self.calls)
 
     def lose(self, why: str) -> None:
-        """Mark it as lost, and cancel its requests."""
+        """Mark the server as lost, and cancel its requests."""
         self.state, self.why, self.reading = MemberState.LOST, why, None
         self.losses += 1
         if not self.gone.done():
@@ -274,12 +274,12 @@ class Member:
         self.calls = set()
         self.wake.set()
 
-    def asked(self) -> Call:
-        """Return a context manager around a request that this server answers."""
+    def track_call(self) -> Call:
+        """Return a context manager around a request to this server."""
         return Call(self)
 
     def join(self, server: InferenceServer) -> None:
-        """Take the server back, perhaps as another process."""
+        """Serve again, possibly with a new server process."""
         self.server, self.state, self.why = server, MemberState.SERVING, ""
         self.gone = asyncio.get_running_loop().create_future()
         self.breaker.reset()
@@ -287,13 +287,13 @@ class Member:
 
 
 async def first_of(call: asyncio.Future[Any], gone: asyncio.Future[None]) -> None:
-    """Wait until a server has answered, or is lost."""
+    """Wait until a server has answered or is lost."""
     both: set[asyncio.Future[Any]] = {call, gone}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def end(call: asyncio.Future[Any], *, within_s: float) -> None:
-    """Cancel a call and wait until it has cleaned up after itself. Later exceptions are ignored."""
+    """Cancel a call and wait until it has cleaned up. Later exceptions are ignored."""
     if not call.done():
         call.cancel()
         await asyncio.wait({call}, timeout=within_s)

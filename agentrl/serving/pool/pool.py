@@ -1,15 +1,14 @@
-"""Several servers as one engine.
+"""Pool of servers that acts as one engine.
 
     generate() ─► router: the session's server, else the least loaded ─► InferenceServer.generate ─► answer
                     ▲                                                        │ the server is lost, or stale
                     └───────────── the same request again ◄──────────────────┘
 
-A request whose server is lost is given to another one inside the pool: a broken connection leaves no partial answer, so
-its prompt (everything that the ledger holds) is all that there is to send, and callers keep their count of aborted
-answers for servers that really abort. `Generation.resubmissions` says how often that happened. Answers with versions
-that were not published, or that are older than the request, are thrown away, and their server is lost.
+The pool resubmits a request whose server is lost to another one. A broken connection leaves no partial answer, so the
+prompt is sent again, and callers do not see an aborted answer. `Generation.resubmissions` counts the resubmissions.
+Answers with unpublished versions, or versions older than the request, are discarded, and their server is lost.
 
-Weights do not pass through here: weight sync talks to the pool's `group`.
+Weight sync uses the pool's `group` directly.
 """
 
 from __future__ import annotations
@@ -40,38 +39,38 @@ from agentrl.serving.request import check_is_new
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request on its way to a server."""
+    """Request with its place in the router."""
 
     session_id: str
     tokens: int
-    """Tokens that it can take up in a cache: its prompt and the longest answer."""
+    """Maximum cache use in tokens: the prompt and the longest possible answer."""
     server: int | None = None
-    """Its server; ``None`` while it waits for one."""
+    """Index of the server; ``None`` while the request waits for one."""
 
 
 @dataclass(slots=True)
 class ServerSlots:
-    """Requests and tokens in flight at one server, and its limit."""
+    """Requests and tokens in flight at one server, with its limit."""
 
     limit: int = 0
-    """Requests that it may have at once; 0: it is closed."""
+    """Maximum number of concurrent requests; 0 for a server that does not serve."""
     requests: int = 0
     tokens: int = 0
-    """Tokens in flight."""
+    """Number of tokens in flight."""
 
     @property
     def is_free(self) -> bool:
-        """True if it takes one more request."""
+        """True if the server accepts another request."""
         return self.requests < self.limit
 
 
 @dataclass(slots=True)
 class Router:
-    """Gives servers to requests in order of arrival, as far as the limits allow."""
+    """Router that assigns requests to servers in order of arrival, within the servers' limits."""
 
     servers: list[ServerSlots]
     held: bool = False
-    """Nothing is placed."""
+    """True if no request is assigned, during a pause."""
     waiting: deque[QueuedRequest] = field(default_factory=deque)
     _homes: dict[str, int] = field(default_factory=dict)
 
@@ -80,7 +79,7 @@ class Router:
         self.waiting.append(ticket)
 
     def leave(self, ticket: QueuedRequest) -> None:
-        """Remove a request that is over or aborted; call `place` afterwards."""
+        """Remove a finished or aborted request; call `place` afterwards."""
         if ticket.server is None:
             self.waiting.remove(ticket)
             return
@@ -90,7 +89,7 @@ class Router:
         ticket.server = None
 
     def place(self) -> list[QueuedRequest]:
-        """Give servers to waiting requests; returns those that got one."""
+        """Assign waiting requests to servers, and return the requests that were assigned."""
         placed: list[QueuedRequest] = []
         passed: list[QueuedRequest] = []
         while self.waiting and not self.held and any(server.is_free for server in self.servers):
@@ -105,7 +104,7 @@ class Router:
         return placed
 
     def end_session(self, session_id: str) -> None:
-        """Forget where a session was."""
+        """Forget the server of a session."""
         self._homes.pop(session_id, None)
 
     def _choose(self, session_id: str) -> int | None:
@@ -124,48 +123,48 @@ class Router:
 
 @dataclass(slots=True, eq=False)
 class PoolRequest:
-    """A request in the pool, over all its attempts."""
+    """Request in the pool, over all its attempts."""
 
     request: GenerateRequest
     resubmissions: int = 0
     is_aborted: bool = False
     member: Member | None = None
-    """The server that samples it now."""
+    """Server that is sampling it."""
     _placed: asyncio.Future[None] = field(init=False)
 
     @property
-    def sent(self) -> GenerateRequest:
-        """Request as it is sent: each attempt has an id of its own, because a lost server may still run the last."""
+    def wire_request(self) -> GenerateRequest:
+        """Request as sent to the server. Each attempt has its own id: a lost server may still run the previous one."""
         if not self.resubmissions:
             return self.request
         return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}", on_tokens=None)
 
-    def new_ticket(self) -> QueuedRequest:
-        """Return the ticket of the next attempt."""
+    def new_attempt(self) -> QueuedRequest:
+        """Return the queue entry of the next attempt."""
         self._placed = asyncio.get_running_loop().create_future()
         tokens = len(self.request.prompt_ids) + self.request.params.max_tokens
         return QueuedRequest(session_id=self.request.session_id, tokens=tokens)
 
     async def wait(self) -> None:
-        """Wait until the ticket has a server, or the request is aborted, or the pool fails."""
+        """Wait until the attempt has a server, or the request is aborted, or the pool fails."""
         if not self.is_aborted:
             await self._placed
 
-    def placed(self) -> None:
-        """Record that the ticket has a server."""
+    def mark_placed(self) -> None:
+        """Record that the attempt has a server."""
         if not self._placed.done():
             self._placed.set_result(None)
 
     def abort(self) -> None:
-        """Stop waiting: the caller takes the answer so far."""
+        """Stop waiting, so that the caller gets the answer sampled so far."""
         self.is_aborted = True
-        self.placed()
+        self.mark_placed()
 
     def fail(self, error: AgentRLError) -> None:
-        """Fail the request, as the pool has failed."""
+        """Fail the request with the pool's error."""
         if not self._placed.done():
             self._placed.set_exception(error)
-            self._placed.exception()  # marks it as retrieved, as there may be no waiter
+            self._placed.exception()  # marks it as retrieved, as no task may be waiting
 
 
 @dataclass(slots=True)
@@ -175,38 +174,38 @@ class PoolTotals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     sampled_tokens: int = 0
-    """Of answers that have come; what is being sampled is not known yet."""
+    """Sampled tokens of finished answers; those of running requests are not known yet."""
     resubmissions: int = 0
     _requests: int = 0
     _busy_s: float = 0.0
     _busy_since: float = 0.0
 
     def begin(self, request: GenerateRequest) -> None:
-        """Count a request that comes."""
+        """Count a new request."""
         if not self._requests:
             self._busy_since = time.perf_counter()
         self._requests += 1
         self.prompt_tokens += len(request.prompt_ids)
 
     def end(self) -> None:
-        """Count a request that goes."""
+        """Count a finished request."""
         self._requests -= 1
         if not self._requests:
             self._busy_s += time.perf_counter() - self._busy_since
 
-    def answered(self, answer: Generation) -> None:
+    def count_answer(self, answer: Generation) -> None:
         """Count the tokens of an answer."""
         self.cached_tokens += answer.cached_tokens
         self.sampled_tokens += len(answer.token_ids)
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which there was a request."""
+        """Seconds with at least one request."""
         return self._busy_s + (time.perf_counter() - self._busy_since if self._requests else 0.0)
 
 
 def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) -> EngineMetrics:
-    """Return a reading of the pool, without I/O."""
+    """Return the metrics of a pool from its last readings, without I/O."""
     loads = [member.reading for member in members if member.reading is not None]
     return EngineMetrics(
         running=sum(places.requests for places in router.servers),
@@ -236,14 +235,14 @@ NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason
 
 
 class ServerPool(PolicyEngine):
-    """Serves with several servers.
+    """Engine that distributes requests over several servers.
 
     Args:
         servers: At least one; connected by `start`, closed by `close`.
-        settings: Deadlines and counts.
-        restart: Starts a launched server again; without it, lost servers are waited for.
-        version: Version of the weights that the servers start with.
-        say: Called with messages for the user: losses, returns, long waits; the log when left out.
+        settings: Deadlines and limits.
+        restart: Restarts a launched server; without it, the pool waits for lost servers to return.
+        version: Initial weight version of the servers.
+        say: Called with messages for the user: losses, recoveries, long waits; writes to the log by default.
     """
 
     def __init__(
@@ -265,7 +264,7 @@ class ServerPool(PolicyEngine):
             on_failure=self._fail,
             say=say,
         )
-        """The servers, for weight sync."""
+        """Servers, for weight sync."""
         self._router = Router([ServerSlots() for _ in servers])
         self._requests: dict[str, PoolRequest] = {}
         self._tickets: dict[QueuedRequest, PoolRequest] = {}
@@ -280,11 +279,11 @@ class ServerPool(PolicyEngine):
 
     @property
     def servers(self) -> list[InferenceServer]:
-        """The servers that take part now."""
+        """Servers that are serving or suspect."""
         return self.group.servers
 
     async def start(self) -> None:
-        """Connect to the servers and begin to watch them; idempotent."""
+        """Connect to the servers and start their monitors; idempotent."""
         async with self._starting:
             self._check_open()
             if not self.group.members:
@@ -292,10 +291,10 @@ class ServerPool(PolicyEngine):
                 self._place()
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn on one of the servers; waits for one when all are lost, for as long as the caller does.
+        """Sample one turn on one of the servers. Waits without a deadline while all servers are lost.
 
         Raises:
-            UsageError: no server like these can serve it.
+            UsageError: these servers cannot serve the request.
             EngineError: a server answered with an error, the request lost its server too often, or no server is left.
         """
         self._check_open()
@@ -310,7 +309,7 @@ class ServerPool(PolicyEngine):
         finally:
             del self._requests[request.request_id]
             self._totals.end()
-        self._totals.answered(answer)
+        self._totals.count_answer(answer)
         return answer
 
     async def _serve(self, pending: PoolRequest) -> Generation:
@@ -325,14 +324,14 @@ class ServerPool(PolicyEngine):
             self._totals.resubmissions += 1
             if pending.resubmissions > self.settings.resubmissions:
                 raise EngineError(
-                    f"request {pending.request.request_id} lost its server again and again",
+                    f"request {pending.request.request_id} lost its server too often",
                     got=f"{pending.resubmissions} times",
                     expected=f"at most {self.settings.resubmissions}",
                 )
 
     async def _attempt(self, pending: PoolRequest) -> Generation | None:
-        """Wait for a server and ask it; ``None`` when the server is lost, or the request was aborted before."""
-        ticket = pending.new_ticket()
+        """Wait for a server and its answer; ``None`` if the server is lost, or the request aborted before sampling."""
+        ticket = pending.new_attempt()
         self._tickets[ticket] = pending
         self._router.enter(ticket)
         self._place()
@@ -351,10 +350,10 @@ class ServerPool(PolicyEngine):
         answer: Generation | None = None
         pending.member = member
         try:
-            with member.asked() as call:
-                answer = await member.server.generate(pending.sent)
+            with member.track_call() as call:
+                answer = await member.server.generate(pending.wire_request)
         except ServerLost:
-            self.group.keeper.suspect(member)
+            self.group.monitor.suspect(member)
             return None
         except EngineError:
             member.breaker.record_failure()
@@ -372,21 +371,21 @@ class ServerPool(PolicyEngine):
         if not versions or (oldest <= min(versions) and max(versions) <= self.version):
             return True
         why = f"it sampled with weights of version {sorted(set(versions))}, expected {oldest} to {self.version}"
-        self.group.keeper.lose(member, why)
+        self.group.monitor.lose(member, why)
         return False
 
     def _place(self) -> None:
-        """Give servers to waiting requests, after anything changed."""
+        """Assign waiting requests to servers; call after any change."""
         if not self._router.waiting:
             return
         self._router.held = self.group.is_paused
         for places, member in zip(self._router.servers, self.group.members, strict=False):
             places.limit = member.limit
         for ticket in self._router.place():
-            self._tickets[ticket].placed()
+            self._tickets[ticket].mark_placed()
 
     async def abort(self, request_id: str) -> bool:
-        """End a request with what it has; ``False`` when it is not here."""
+        """End a request with the tokens sampled so far; returns False if it is not running."""
         pending = self._requests.get(request_id)
         if pending is None:
             return False
@@ -395,23 +394,23 @@ class ServerPool(PolicyEngine):
         if member is not None:
             with suppress(EngineError):  # the server is lost, and the request ends without it
                 async with async_boundary(EngineError, "an abort", deadline_s=self.settings.health_timeout_s):
-                    await member.server.abort(pending.sent.request_id)
+                    await member.server.abort(pending.wire_request.request_id)
         return True
 
     async def pause(self) -> None:
-        """Hold all requests, on every server and here; a server that cannot is taken out."""
+        """Hold all requests in the pool and on every server; servers that fail to pause are marked as lost."""
         await self.group.pause()
 
     async def resume(self) -> None:
-        """Go on, on every server; one that cannot is taken out."""
+        """Resume every server; servers that fail to do so are marked as lost."""
         await self.group.resume()
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Hand weights to the weight sync of this pool, which does not verify them."""
+        """Send weights through the pool's weight sync, without verification."""
         await self.group.deliver(weights, version)
 
     async def end_session(self, session_id: str) -> None:
-        """Forget which server a session has."""
+        """Forget the server of a session."""
         self._router.end_session(session_id)
 
     def metrics(self) -> EngineMetrics:
@@ -423,15 +422,15 @@ class ServerPool(PolicyEngine):
             raise self._failure
 
     def _fail(self, error: AgentRLError) -> None:
-        """Stop serving: waiting requests fail, and those that a server still answers are answered."""
+        """Stop serving: waiting requests fail; requests at a server are still answered."""
         if self._failure is None:
             self._failure = error
             for pending in self._requests.values():
                 pending.fail(error)
 
     async def close(self) -> None:
-        """Let go of the servers; requests that run end as `EngineError`."""
+        """Close the connections to the servers; running requests raise `EngineError`."""
         self._fail(EngineError("the pool of servers is closed"))
         await self.group.stop()
-        await asyncio.sleep(0)  # requests hear that their server is lost
+        await asyncio.sleep(0)  # lets requests see that their server is lost
         await self.group.close()

@@ -1,4 +1,4 @@
-"""SGLang servers: how one is started, and the client of one."""
+"""SGLang servers: launch command and client."""
 
 from agentrl.serving.sglang.launch import launch_command
 from agentrl.serving.sglang.server import SGLangServer

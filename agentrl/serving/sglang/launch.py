@@ -1,4 +1,4 @@
-"""The command line and the variables that start an SGLang server as agentrl needs it."""
+"""Command line and environment variables of an SGLang server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agentrl.serving.sglang import start_with_key
 from agentrl.serving.sglang.server import GRAMMAR
 
 CPU_MODULES = Path(__file__).parent / "cpu_modules"
-"""Folder of stand-ins for packages that exist for GPUs only."""
+"""Folder of placeholders for packages that exist for GPUs only."""
 CONTEXT_RESERVE = 6
-"""SGLang takes prompts and answers that are so many tokens shorter than the context length that it is given."""
+"""Tokens by which SGLang's maximum for prompt and answer is below the context length that it is given."""
 CPU_CACHE_TOKENS = 65_536
-"""Key-value cache on the CPU, in tokens; SGLang would take most of the machine's memory."""
+"""Tokens in the key-value cache on the CPU; by default, SGLang would use most of the machine's memory."""
 
 
 def launch_command(
@@ -34,8 +34,8 @@ def launch_command(
 ) -> LaunchCommand:
     """Build the command that starts one server.
 
-    The arguments are those of `agentrl.serving.vllm.launch_command`. Without `config.max_context`, the context is the
-    model's own less `CONTEXT_RESERVE`.
+    Arguments are as for `agentrl.serving.vllm.launch_command`. Without `config.max_context`, the context is the model's
+    minus `CONTEXT_RESERVE`.
     """
     argv = [
         python,
@@ -75,5 +75,5 @@ def _cpu_arguments(config: SGLangEngineConfig) -> list[str]:
         *("--grammar-backend", GRAMMAR),
         *("--max-total-tokens", str(cache)),
         "--disable-overlap-schedule",
-        "--sleep-on-idle",  # its scheduler would keep a core busy that the trainer needs
+        "--sleep-on-idle",  # otherwise its scheduler keeps a core busy that the trainer needs
     ]

@@ -1,4 +1,4 @@
-"""Client of one SGLang server, and the probe that checks it before it is used."""
+"""Client of one SGLang server, and the probe that checks the server before use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from agentrl.serving.sglang.updates import BEGIN, SGLangUpdates
 from agentrl.serving.sglang.wire import decode_answer, decode_load, encode_request, needs_flush, tokens_left
 
 TRIED_VERSION = "0.5.23"
-"""The version that all promises were checked on."""
+"""Version of SGLang that this client was tested with."""
 NEEDED_ROUTES = (
     "/generate",
     "/abort_request",
@@ -44,21 +44,21 @@ NEEDED_ROUTES = (
     "/v1/loads",
 )
 GRAMMAR = "xgrammar"
-"""The backend whose structural tags a request names."""
+"""Grammar backend that supports the structural tags in requests."""
 TRANSPORT_ROUTES = {
     "collective": ("/init_weights_update_group", "/update_weights_from_distributed"),
     "tensor": ("/update_weights_from_tensor",),
 }
-"""More routes that a transport needs."""
+"""Additional routes that a transport needs."""
 NEARLY_CERTAIN = -1e-3
-"""Log-probability above which a temperature need not show."""
+"""Log-probability above which a change of the temperature may have no visible effect."""
 _VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
 VOCABULARY_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}}
-"""Request to ``/generate`` that is refused with the size of the vocabulary."""
+"""Invalid request to ``/generate``: the error message contains the vocabulary size."""
 
 
 def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
-    """Raise `UsageError` for a server that lacks a route."""
+    """Raise `UsageError` if a server lacks a required route."""
     missing = [route for route in NEEDED_ROUTES if route not in openapi.get("paths", {})]
     if missing:
         raise UsageError(
@@ -69,34 +69,36 @@ def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
 
 
 def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a server with settings under which our requests mean something else.
+    """Raise `UsageError` if a server's settings would change the meaning of requests, or it does not report its load.
 
     Args:
-        url: Address of the server.
-        info: The JSON of ``/server_info``.
-        model: The JSON of ``/model_info``.
+        url: URL of the server.
+        info: JSON of ``/server_info``.
+        model: JSON of ``/model_info``.
     """
     if not model.get("is_generation", True):
         raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
     if preferred := model.get("preferred_sampling_params"):
-        hint = "start it without --preferred-sampling-params: they change what is sampled, not its log-probability"
-        raise UsageError(f"the SGLang server at {url} has sampling settings of its own", got=preferred, hint=hint)
+        hint = "start it without --preferred-sampling-params: they change sampling, but not the log-probabilities"
+        raise UsageError(f"the SGLang server at {url} has its own sampling settings", got=preferred, hint=hint)
     if not info.get("enable_metrics"):
         raise UsageError(f"the SGLang server at {url} does not report its load", hint="start it with --enable-metrics")
 
 
 def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
-    """Raise `UsageError` for a server that lacks what the config needs; on a CPU every SGLang server can sleep.
+    """Raise `UsageError` if a server lacks the transport or the sleep that the config needs.
+
+    On a CPU, every SGLang server can sleep.
 
     Args:
-        url: Address of the server.
-        openapi: The JSON of ``/openapi.json``.
-        info: The JSON of ``/server_info``.
-        config: Transport of the weights, and whether servers sleep.
+        url: URL of the server.
+        openapi: JSON of ``/openapi.json``.
+        info: JSON of ``/server_info``.
+        config: Config with the weight transport and the sleep setting.
     """
     missing = [route for route in TRANSPORT_ROUTES.get(config.transport, ()) if route not in openapi["paths"]]
     if missing:
-        hint = "set another engine.transport"
+        hint = "use another engine.transport"
         raise UsageError(f"the SGLang server at {url} has no {', '.join(missing)}", hint=hint)
     if config.sleep and info.get("device") != "cpu" and not info.get("enable_memory_saver"):
         hint = "start it with --enable-memory-saver, or remove engine.sleep"
@@ -104,102 +106,102 @@ def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any],
 
 
 def decode_context(info: Mapping[str, Any]) -> int:
-    """Most tokens of prompt and answer together, from ``/server_info``: SGLang takes prompts of up to one less."""
+    """Return the maximum tokens of prompt and answer together, from ``/server_info``; the prompt limit is one less."""
     limit = info.get("max_req_input_len")
     if not isinstance(limit, int):
-        raise EngineError("SGLang does not report how long a prompt may be", got=limit, expected="max_req_input_len")
+        raise EngineError("SGLang does not report its prompt limit", got=limit, expected="max_req_input_len")
     return limit
 
 
-def decode_vocabulary(said: str) -> int:
-    """Return the size of the vocabulary, from the refusal."""
-    found = _VALID_KEYS.search(said)
+def decode_vocabulary(message: str) -> int:
+    """Return the vocabulary size in the error message for `VOCABULARY_PROBE`."""
+    found = _VALID_KEYS.search(message)
     if found is None:
-        raise EngineError("SGLang does not report the size of its vocabulary", got=repr(said))
+        raise EngineError("SGLang does not report its vocabulary size", got=repr(message))
     return int(found[1]) + 1
 
 
 def encode_probe(temperature: float) -> dict[str, Any]:
-    """Return the body of a request to ``/generate`` for the most probable token."""
+    """Return the body of a request to ``/generate`` that samples the most probable token."""
     params = {"max_new_tokens": 1, "temperature": temperature, "min_p": 1.0}
     return {"input_ids": [0], "sampling_params": params, "return_logprob": True}
 
 
 def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
-    """Raise `UsageError` if SGLang is too old, or if its log-probabilities are not those of the temperature.
+    """Raise `UsageError` if SGLang is too old, or if its log-probabilities ignore the temperature.
 
     Args:
-        url: Address of the server.
-        plain: The answer to the probe at temperature 1.
-        sharpened: The answer at a lower temperature, at which the most probable token is more probable.
+        url: URL of the server.
+        plain: Answer to the probe at temperature 1.
+        sharpened: Answer at a lower temperature, where the most probable token has a higher probability.
         version: Version of SGLang.
     """
     if not plain["meta_info"].get("weight_versions"):
         raise UsageError(
-            f"the SGLang server at {url} cannot be used: it does not report which weights sampled a token",
+            f"the SGLang server at {url} cannot be used: it does not report the weight version of each token",
             got=f"SGLang {version}",
             expected=f"a version whose answers have weight_versions, such as {TRIED_VERSION}",
         )
     before, after = (float(answer["meta_info"]["output_token_logprobs"][0][0]) for answer in (plain, sharpened))
     if before < NEARLY_CERTAIN and after == before:
         hint = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
-        raise UsageError(f"the SGLang server at {url} gives log-probabilities of temperature 1", hint=hint)
+        raise UsageError(f"the SGLang server at {url} reports log-probabilities at temperature 1", hint=hint)
 
 
 PROBE_S = 5.0
-"""The probe has at least so many seconds once the server answers."""
+"""Minimum seconds for the probe once the server answers."""
 
 
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request and its tokens so far."""
+    """Running request and its tokens so far."""
 
     request: GenerateRequest
     wire_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Its name at the server. SGLang aborts all requests whose names begin with the aborted one, so that all names
-    have the same length."""
+    """Request id at the server. SGLang aborts all requests whose ids start with the aborted one, so all ids have the
+    same length."""
     answer: Generation | None = None
-    """What the calls of ``/generate`` that have ended sampled."""
+    """Tokens from finished calls of ``/generate``."""
     task: asyncio.Task[Generation] | None = None
-    sent: bool = False
-    """The server has the request; otherwise it waits here for the end of a pause."""
+    is_sent: bool = False
+    """True while the server has the request; False while it waits for the end of a pause."""
     aborted: bool = False
 
     @property
-    def sampled(self) -> list[int]:
-        """The tokens so far."""
+    def sampled_ids(self) -> list[int]:
+        """Token ids sampled so far."""
         return [] if self.answer is None else self.answer.token_ids
 
     @property
     def routed_experts_from(self) -> int | None:
-        """The first token whose experts are requested and not known yet."""
+        """Position of the first token whose routed experts are requested and not received yet."""
         first = self.request.routed_experts_from
         if first is None or self.answer is None or self.answer.routed_experts is None:
             return first
         return first + len(self.answer.routed_experts)
 
-    def ended(self, stop_reason: StopReason) -> Generation:
-        """Return the answer so far as the whole answer."""
+    def finish(self, stop_reason: StopReason) -> Generation:
+        """Return the answer sampled so far as the final answer."""
         if self.answer is None:
             return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=stop_reason)
         return replace(self.answer, stop_reason=stop_reason)
 
 
 ABORT_WAITS_S = (0.5, 2.0, 8.0)
-"""Seconds for which an aborted request is waited for, after each attempt; then it ends without the server's answer. An
-abort may overtake its request, and SGLang forgets one of a request that came in during a pause."""
+"""Seconds to wait for an aborted request after each attempt; then it ends without the server's answer. Aborts are
+repeated because one may arrive before its request, and SGLang drops those of requests that arrived during a pause."""
 
 
 class SGLangServer(SGLangUpdates, InferenceServer):
     """Client of one SGLang server.
 
-    SGLang's own seeds do not give equal samples, so that `capabilities.seeded` is ``False``. An abort gives the tokens
-    so far; of a request that a pause holds, those up to the last 50th.
+    SGLang's seeds do not make samples reproducible, so `capabilities.seeded` is False. An abort returns the tokens so
+    far; for a request held by a pause, only up to the last multiple of 50.
 
     Args:
-        url: Base address.
-        config: Key, deadlines (that of an answer includes pauses) and the longest context.
-        vocab_size: Entries of the vocabulary that the server must have; whatever it has when left out.
+        url: Base URL.
+        config: Key, timeouts (that of an answer includes pauses) and maximum context.
+        vocab_size: Required vocabulary size; any size by default.
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int | None = None) -> None:
@@ -213,7 +215,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         self._endings: set[asyncio.Task[None]] = set()
 
     async def connect(self, *, deadline_s: float) -> None:
-        """Wait until the server answers, check it, and learn its capabilities; one that was left paused goes on."""
+        """Wait until the server answers, check it, and read its capabilities. A paused server is resumed."""
         until = time.monotonic() + deadline_s
         await self._http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s)
         found = await self._probe(max(PROBE_S, until - time.monotonic()))
@@ -243,7 +245,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         try:
             answer = str(await http.post("/generate", VOCABULARY_PROBE, deadline_s=limit_s))
         except Refused as refused:
-            answer = refused.said
+            answer = refused.message
         self._has_sessions, self._workers = BEGIN in openapi["paths"], int(info.get("tp_size") or 1)
         return Capabilities(
             max_context=decode_context(info),
@@ -266,62 +268,62 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             raise
         finally:
             del self._calls[request.request_id]
-        if call.task.cancelled():  # by an abort that the server did not answer, or did not have to hear of
-            return call.ended(StopReason.ABORT)
+        if call.task.cancelled():  # by an abort that the server did not answer or did not need
+            return call.finish(StopReason.ABORT)
         return call.task.result()
 
     async def _sample(self, call: RunningRequest) -> Generation:
         request, most = call.request, self.capabilities.max_context
-        while tokens_left(request, most, len(call.sampled)) > 0:
+        while tokens_left(request, most, len(call.sampled_ids)) > 0:
             await self._going.wait()
-            call.sent = True
+            call.is_sent = True
             body = encode_request(
                 request,
                 wire_id=call.wire_id,
                 max_context=most,
-                sampled=call.sampled,
+                sampled=call.sampled_ids,
                 routed_experts_from=call.routed_experts_from,
             )
             try:
                 answer = await self._ask(call, body)
             except Refused as refused:
                 if refused.status == 400 and request.params.structure is not None:
-                    raise UsageError(f"{self.url} does not take a structure", got=refused.said) from refused
+                    raise UsageError(f"{self.url} rejects a structured request", got=refused.message) from refused
                 raise
-            call.sent = False
+            call.is_sent = False
             stops = request.params.stop_token_ids, request.params.stop
             part = decode_answer(answer, *stops, routed_experts_from=call.routed_experts_from)
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(
-                    f"{self.url} aborted request {request.request_id}, which was not asked for",
+                    f"{self.url} aborted request {request.request_id} without being asked to",
                     got=answer["meta_info"]["finish_reason"],
                 )
             if call.aborted:
-                return call.ended(StopReason.ABORT if part.goes_on else part.generation.stop_reason)
-            if not part.goes_on:
+                return call.finish(StopReason.ABORT if part.continues else part.generation.stop_reason)
+            if not part.continues:
                 return call.answer
             if request.params.structure is not None:
-                call.answer = None  # a structure has one beginning
-        return call.ended(StopReason.LENGTH)
+                call.answer = None  # a structure must be sampled from its beginning
+        return call.finish(StopReason.LENGTH)
 
     async def _ask(self, call: RunningRequest, body: dict[str, Any]) -> Any:
-        tell = call.request.on_tokens
-        if tell is None:
+        on_tokens = call.request.on_tokens
+        if on_tokens is None:
             return await self._post("/generate", body)
         answer: Any = {"output_ids": []}
 
-        def take(event: Any) -> None:  # it has all tokens so far
+        def take(event: Any) -> None:  # an event contains all tokens so far
             nonlocal answer
-            told, answer = len(answer["output_ids"]), event
-            tell(event["output_ids"][told:])
+            seen, answer = len(answer["output_ids"]), event
+            on_tokens(event["output_ids"][seen:])
 
         streamed = body | {"stream": True}
         await self._http.stream("/generate", streamed, take, deadline_s=self._config.timeout_s, late=EngineError)
         return answer
 
     async def abort(self, request_id: str) -> bool:
-        """End a request early, and wait until it has ended; ``False`` when no such request runs."""
+        """End a request early and wait until it has ended; returns False if it is not running."""
         call = self._calls.get(request_id)
         if call is None or call.task is None or call.task.done():
             return False
@@ -330,7 +332,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
 
     async def _end(self, call: RunningRequest, task: asyncio.Task[Generation]) -> None:
         call.aborted = True
-        if call.sent:
+        if call.is_sent:
             for wait_s in ABORT_WAITS_S:
                 await self._http.post("/abort_request", {"rid": call.wire_id}, deadline_s=self._config.health_timeout_s)
                 await asyncio.wait([task], timeout=wait_s)
@@ -343,62 +345,62 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         try:
             await self._end(call, task)
         except EngineError:
-            task.cancel()  # no caller waits for it, and the next request meets the same fault
+            task.cancel()  # no caller waits for it, and the next request will fail in the same way
         await asyncio.gather(task, return_exceptions=True)
 
     async def pause(self) -> None:
-        """Throw all requests out of the cache and hold them; when this returns, nothing is sampled."""
+        """Remove all requests from the cache and hold them; after this returns, nothing is sampled."""
         self._going.clear()
         try:
             await self._http.post("/pause_generation", {"mode": "retract"}, deadline_s=self._config.timeout_s)
-            # answered before the scheduler has stopped; this goes the same way, and its answer comes from there
+            # the pause is answered before the scheduler stops; the scheduler answers this request after it
             await self._http.get("/server_info", deadline_s=self._config.timeout_s)
         except BaseException:
             self._going.set()
             raise
 
     async def resume(self) -> None:
-        """Go on; what was held is read again with the current weights."""
+        """Resume; held requests are prefilled again with the current weights."""
         await self._http.post("/continue_generation", {}, deadline_s=self._config.timeout_s)
         self._going.set()
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Read new weights while paused, and forget the cache."""
+        """Load new weights from a folder while paused, and clear the cache."""
         await self._update(lambda: self.from_folder(folder, version))
 
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
-        """`load_weights`, with the tensors in the requests."""
+        """Load new weights as `load_weights` does, from tensors in the requests."""
         await self._update(lambda: self.from_tensors(parts, version))
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
-        """`load_weights`, out of the trainer's memory."""
+        """Load new weights as `load_weights` does, from the trainer's memory."""
         if self._workers > 1:
-            raise UsageError(f"{self.url} has its weights in several processes", hint="set another engine.transport")
+            raise UsageError(f"{self.url} has its weights in several processes", hint="use another engine.transport")
         await self.load_tensors([tensors.part for tensors in shared], version)
 
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """`load_weights`, from a broadcast."""
+        """Load new weights as `load_weights` does, from a broadcast."""
         await self._update(lambda: self.from_broadcast(layouts, group, broadcast, version))
 
     async def _update(self, update: Callable[[], Awaitable[None]]) -> None:
         try:
             await update()
         except Refused as refused:
-            if not needs_flush(refused.said):
-                raise EngineError(f"{self.url} did not take the weights", got=refused.said) from refused
-            # the weights are new, but the cache and the reported version are old: once more
+            if not needs_flush(refused.message):
+                raise EngineError(f"{self.url} did not take the weights", got=refused.message) from refused
+            # the weights are new, but the cache and the reported version are old: retry
             await self.pause()
             await update()
 
     async def weight_version(self) -> int:
-        """Version of the weights that the server reports; 0 for those that it started with."""
+        """Return the weight version that the server reports; 0 for the initial weights."""
         model = await self._http.get("/model_info", deadline_s=self._config.health_timeout_s)
         return decode_version(str(model.get("weight_version")))
 
     async def load(self) -> ServerLoad:
-        """Return its load now."""
+        """Return the current load of the server."""
         limit_s = self._config.health_timeout_s
         loads, metrics = await asyncio.gather(
             self._http.get("/v1/loads", deadline_s=limit_s), self._http.get_text("/metrics", deadline_s=limit_s)
@@ -406,11 +408,11 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         return decode_load(loads, metrics, paused=not self._going.is_set())
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
-        """Return True if its scheduler answers in time, also during a pause, when SGLang's health route fails."""
+        """Return True if the scheduler answers in time. Works during a pause, unlike SGLang's health route."""
         return await self._http.answers("/server_info", deadline_s=deadline_s)
 
     async def close(self) -> None:
-        """Close the connections; requests that run fail as `EngineError`, and SGLang ends them within seconds."""
+        """Close the connections; running requests raise `EngineError`, and SGLang ends them within seconds."""
         await self._http.close()
         self._going.set()
         await asyncio.gather(*self._endings)

@@ -1,7 +1,7 @@
-"""Starts an SGLang server with the key that it asks of its clients, where other users of the machine do not see it.
+"""Program that starts an SGLang server with an API key that other users of the machine cannot see.
 
-SGLang takes its key on the command line, which everybody can read; this program takes it from the environment. Run by
-its file name, with SGLang's interpreter and arguments.
+SGLang takes its key on the command line, which all users can read; this program takes it from the environment. Run it
+by file name, with SGLang's interpreter and arguments.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ VARIABLE = "AGENTRL_SGLANG_API_KEY"
 
 
 def main() -> None:
-    """Become ``python -m sglang.launch_server ARGUMENTS --api-key KEY``."""
-    del sys.path[0]  # the folder of this file, whose modules are not SGLang's
+    """Run ``python -m sglang.launch_server ARGUMENTS --api-key KEY`` in this process."""
+    del sys.path[0]  # the folder of this file, whose modules could shadow others
     sys.argv += ["--api-key", os.environ.pop(VARIABLE)]
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""New weights for one server, in each of the ways in which SGLang takes them."""
+"""Weight updates of one SGLang server, by each supported transport."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agentrl.serving.sglang.wire import decode_checksums, encode_broadcast, enco
 BEGIN = "/begin_weight_update"
 END = "/end_weight_update"
 FAILED_S = 10.0
-"""Deadline of what is tried after a failure."""
+"""Timeout of the cleanup request after a failure."""
 LEAVING_S = 10.0
 
 
 class SGLangUpdates:
-    """Part of `SGLangServer` that updates weights. Failures are those of `agentrl.serving.http.HttpSession`.
+    """Part of `SGLangServer` that updates weights. Errors are those of `agentrl.serving.http.HttpSession`.
 
     Args:
-        http: The connections to the server.
-        timeout_s: Deadline of one request.
-        has_sessions: Updates in parts stand between a begin and an end: SGLang asks for that from 0.5.21 on, and has
-            no such routes before.
-        workers: Processes that hold weights.
+        http: Connections to the server.
+        timeout_s: Timeout of one request.
+        has_sessions: Send a begin and an end around an update in parts: SGLang requires it since 0.5.21, and has no
+            such routes before.
+        workers: Number of processes that hold weights.
     """
 
     def __init__(self, http: HttpSession, *, timeout_s: float, has_sessions: bool = False, workers: int = 1) -> None:
@@ -38,15 +38,15 @@ class SGLangUpdates:
         self._workers = workers
 
     async def workers(self) -> int:
-        """Processes that hold weights."""
+        """Return the number of processes that hold weights."""
         return self._workers
 
     async def from_folder(self, folder: Path, version: int) -> None:
-        """Let it read a folder."""
+        """Load weights from a folder."""
         await self._post("/update_weights_from_disk", encode_update(folder, version))
 
     async def from_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
-        """Send tensors; the last part names the version and clears the caches."""
+        """Send tensors; the last part sets the version and clears the caches."""
         async with self._session():
             for number, part in enumerate(parts):
                 last = version if number == len(parts) - 1 else None
@@ -56,7 +56,7 @@ class SGLangUpdates:
     async def from_broadcast(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """Let it receive broadcasts; the last one names the version and clears the caches."""
+        """Load broadcast weights; the last broadcast sets the version and clears the caches."""
         async with self._session():
             for number, layout in enumerate(layouts):
                 last = version if number == len(layouts) - 1 else None
@@ -65,13 +65,13 @@ class SGLangUpdates:
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
-        """Around an update in parts; a failure leaves no session behind."""
+        """Open an update session around the block; it is closed after a failure, too."""
         if not self._has_sessions:
             yield
             return
         try:
             await self._post(BEGIN, {})
-        except Refused:  # left by a trainer that died
+        except Refused:  # a trainer that died left a session open
             await self._post(END, {})
             await self._post(BEGIN, {})
         try:
@@ -83,7 +83,7 @@ class SGLangUpdates:
         await self._post(END, {})
 
     async def join_group(self, group: UpdateGroup) -> None:
-        """Let its workers join a process group."""
+        """Let the server's workers join a process group."""
         body = {
             "master_address": group.address,
             "master_port": group.port,
@@ -95,21 +95,24 @@ class SGLangUpdates:
         await self._post("/init_weights_update_group", body)
 
     async def leave_group(self, group: UpdateGroup) -> None:
-        """Let its workers leave a process group: SGLang keeps all that it joined."""
+        """Let the server's workers leave a process group, as SGLang does not leave groups by itself."""
         body = {"group_name": group.name}
         await self._http.post("/destroy_weights_update_group", body, deadline_s=LEAVING_S, late=EngineError)
 
     async def checksums(self) -> Mapping[str, str]:
-        """Ask for checksums; none with several workers, which have parts, and other ones than SHA-256 on a GPU."""
+        """Return the checksums of the weights, by name.
+
+        Empty with several workers, as each has a part of every tensor. On a GPU the checksums are not SHA-256.
+        """
         answer = await self._post("/weights_checker", {"action": "checksum"})
         return decode_checksums(answer) if self._workers == 1 else {}
 
     async def sleep(self) -> None:
-        """Give back the memory of weights and cache; on the CPU SGLang keeps it."""
+        """Release the memory of weights and cache; on a CPU, SGLang keeps it."""
         await self._post("/release_memory_occupation", {})
 
     async def wake_up(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
         await self._post("/resume_memory_occupation", {})
 
     async def _post(self, route: str, body: Mapping[str, Any]) -> Any:

@@ -23,8 +23,8 @@ class GeneratedPart:
     """Part of a generation that one call of ``/generate`` sampled."""
 
     generation: Generation
-    goes_on: bool
-    """SGLang ended it at one of the model's own end tokens, which the request does not stop at."""
+    continues: bool
+    """True if SGLang stopped at an end token of the model that is not a stop token of the request."""
 
 
 def encode_request(
@@ -35,14 +35,14 @@ def encode_request(
     sampled: Sequence[int] = (),
     routed_experts_from: int | None = None,
 ) -> dict[str, Any]:
-    """Return the body of a request to ``/generate``, with all settings, so that no default of the server's counts.
+    """Return the body of a request to ``/generate``, with all settings, so that no default of the server applies.
 
     Args:
-        request: The request, checked with `agentrl.serving.request.check_request`.
-        wire_id: Name of the request at the server.
-        max_context: Most tokens of prompt and answer together.
-        sampled: The answer so far, which is continued.
-        routed_experts_from: The first token whose experts are requested.
+        request: Request, checked with `agentrl.serving.request.check_request`.
+        wire_id: Request id at the server.
+        max_context: Maximum tokens of prompt and answer together.
+        sampled: Token ids of the answer so far, which is continued.
+        routed_experts_from: Position of the first token whose routed experts are requested.
     """
     params = request.params
     body: dict[str, Any] = {
@@ -54,7 +54,7 @@ def encode_request(
             "temperature": params.temperature,
             **_encode_cuts(params),
             "stop_token_ids": sorted(params.stop_token_ids),
-            # it would make SGLang go past our stop tokens, too
+            # with ignore_eos, SGLang ignores the request's stop tokens, too
             "ignore_eos": not params.stop_token_ids,
         },
     }
@@ -75,7 +75,7 @@ def _encode_cuts(params: SamplingParams) -> dict[str, Any]:
 
 
 def tokens_left(request: GenerateRequest, max_context: int, sampled: int) -> int:
-    """Tokens that may still be sampled for a request."""
+    """Return the number of tokens that may still be sampled for a request."""
     return min(request.params.max_tokens, max_context - len(request.prompt_ids)) - sampled
 
 
@@ -89,19 +89,19 @@ def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str,
 
     Args:
         part: Base64 of a pickled list of names and tensors.
-        workers: Processes, each of which gets all of it and takes its share.
-        version: Version of the weights, with the last part; ``None`` with the others.
+        workers: Number of processes; each gets the whole part and loads its share.
+        version: Weight version, in the last part; ``None`` in the others.
     """
     return {"serialized_named_tensors": [part] * workers} | _encode_end(version)
 
 
 def encode_broadcast(layout: TensorLayout, *, group: str, version: int | None) -> dict[str, Any]:
-    """Return the body of a request to ``/update_weights_from_distributed``, for tensors that come as one run of bytes.
+    """Return the body of a request to ``/update_weights_from_distributed``, for tensors in one run of bytes.
 
     Args:
-        layout: The tensors.
+        layout: Names, number format and shapes of the tensors.
         group: Name of the process group.
-        version: Version of the weights, with the last run; ``None`` with the others.
+        version: Weight version, with the last run; ``None`` with the others.
     """
     return {
         "names": list(layout.names),
@@ -119,14 +119,14 @@ def _encode_end(version: int | None) -> dict[str, Any]:
 
 
 def decode_checksums(body: Any) -> dict[str, str]:
-    """Return the checksums of the first worker, from the answer of ``/weights_checker``."""
+    """Return the checksums of the first worker in the answer of ``/weights_checker``."""
     with decoding("SGLang does not report the checksums of its weights", body):
         return {str(name): str(checksum) for name, checksum in body["ranks"][0]["checksums"].items()}
 
 
-def needs_flush(said: str) -> bool:
-    """Return True if a refused update has nevertheless exchanged the weights, and only the cache is still old."""
-    return said.startswith(_NOT_FLUSHED)
+def needs_flush(message: str) -> bool:
+    """Return True if a failed update has replaced the weights, but not cleared the cache."""
+    return message.startswith(_NOT_FLUSHED)
 
 
 def decode_answer(
@@ -135,20 +135,20 @@ def decode_answer(
     """Decode a successful answer of ``/generate``.
 
     Args:
-        body: The JSON.
+        body: JSON of the answer.
         stop_token_ids: Stop tokens of the request.
         stop: Stop texts of the request.
-        routed_experts_from: The first token whose experts were requested.
+        routed_experts_from: Position of the first token whose routed experts were requested.
 
     Raises:
-        EngineError: it is not an answer, or its parts do not fit one another.
+        EngineError: the body is not an answer, or its parts are inconsistent.
     """
     with decoding("SGLang's answer is not a generation", body):
         meta = body["meta_info"]
         token_ids = [int(token) for token in body["output_ids"]]
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
-        stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids, stop)
+        stop_reason, continues = _decode_reason(meta["finish_reason"], stop_token_ids, stop)
         routed_experts = (
             None
             if routed_experts_from is None
@@ -156,7 +156,7 @@ def decode_answer(
         )
         cached_tokens, queue_s = int(meta.get("cached_tokens") or 0), float(meta.get("queue_time") or 0.0)
     if len(logprobs) != len(token_ids):
-        raise EngineError("SGLang left out log-probabilities", got=len(logprobs), expected=f"{len(token_ids)} of them")
+        raise EngineError("SGLang omitted log-probabilities", got=len(logprobs), expected=len(token_ids))
     generation = Generation(
         token_ids=token_ids,
         logprobs=logprobs,
@@ -168,11 +168,11 @@ def decode_answer(
         prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
         decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
     )
-    return GeneratedPart(generation, goes_on)
+    return GeneratedPart(generation, continues)
 
 
 def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExperts | None:
-    """Decode base64 of int32, for `prompt` tokens of the prompt and all of the answer but the last."""
+    """Decode base64 of int32, for `prompt` prompt tokens and all answer tokens except the last."""
     encoded = meta.get("routed_experts")
     if encoded is None:
         return None
@@ -192,7 +192,7 @@ def _decode_reason(
         return stop_reason, False
     if not isinstance(matched, int):
         raise EngineError(
-            "SGLang stopped at something that is neither a token nor a text of the request",
+            "SGLang stopped at neither a stop token nor a stop text of the request",
             got=repr(matched),
             expected=[*sorted(stop_token_ids), *stop],
         )
@@ -208,12 +208,12 @@ PREFIX = "sglang:"
 
 
 def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
-    """Return the load, summed over the server's replicas; of `cache_used` the greatest.
+    """Return the load, summed over the server's replicas; `cache_used` is their maximum.
 
     Args:
-        loads: The JSON of ``/v1/loads``: the load now. A paused server does not update it.
-        metrics: The text of ``/metrics``: counts since the start, and the load when the server was paused.
-        paused: Whether the server is paused.
+        loads: JSON of ``/v1/loads``: the current load, which a paused server does not update.
+        metrics: Text of ``/metrics``: counts since the start, and the load at the beginning of a pause.
+        paused: True if the server is paused.
     """
     sums = sums_of(metrics)
     with decoding("SGLang does not report its load", loads):
@@ -223,7 +223,7 @@ def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
         cache_used = max(float(rank["token_usage"]) for rank in ranks)
         if paused:
             running, waiting = (int(sums[PREFIX + name]) for name in ("num_running_reqs", "num_queue_reqs"))
-            cache_used = 0.0  # a pause throws all requests out of the cache
+            cache_used = 0.0  # a pause removes all requests from the cache
     return ServerLoad(
         running=running,
         waiting=waiting,
@@ -236,7 +236,7 @@ def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
 
 
 def sums_of(metrics: str) -> dict[str, float]:
-    """SGLang's figures by name, each summed over its labels."""
+    """Return SGLang's metrics by name, each summed over its labels."""
     sums: dict[str, float] = {}
     for line in metrics.splitlines():
         if not line.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""vLLM servers: the client, and what starts them."""
+"""vLLM servers: launch command and client."""
 
 from agentrl.serving.vllm.launch import launch_command
 from agentrl.serving.vllm.server import VLLMServer

@@ -1,4 +1,4 @@
-"""The command line and the variables that start a vLLM server as agentrl needs it."""
+"""Command line and environment variables of a vLLM server."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agentrl.serving.vllm.wire import PROCESSED, WORKER_EXTENSION
 MODULE = "vllm.entrypoints.openai.api_server"
 SERVED_NAME = "policy"
 RECEIVER = "agentrl"
-"""What receives broadcast weights in the server's workers: `agentrl_vllm_receiver` in `WORKER_PATH`."""
+"""Name of the weight transfer engine in the server's workers: `agentrl_vllm_receiver` in `WORKER_PATH`."""
 WORKER_PATH = Path(__file__).parent / "worker"
-"""Folder of the module that the server's workers import."""
+"""Folder of the modules that the server's workers import."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Largest ranks of adapters that vLLM can be started for."""
+"""Values that vLLM accepts as the maximum rank of adapters."""
 CPU_CACHE_GIB = 2
-"""Key-value cache of a server on a CPU; on a GPU vLLM takes a share of its memory."""
+"""Size of a server's key-value cache on a CPU; on a GPU, vLLM uses a share of its memory."""
 BINDING = "VLLM_CPU_OMP_THREADS_BIND"
-"""Which cores a server computes on. By itself it takes one of each pair, less one for its other processes: of two, it
-computes on one."""
+"""Variable with the cores on which a server computes. By default vLLM uses one core of each pair, minus one for its
+other processes, so on a machine with two cores it computes on one."""
 
 
 def launch_command(
@@ -41,16 +41,16 @@ def launch_command(
     """Build the command that starts one server.
 
     Args:
-        config: Sizes and more arguments.
-        python: Interpreter that has vLLM.
-        model: Hugging Face folder; its output head must be written out (``lm_head.weight``), or updates of weights
-            reach only the embedding.
-        port: On `host`.
+        config: Sizes and additional arguments.
+        python: Interpreter of an environment with vLLM.
+        model: Hugging Face folder. It must contain the output head (``lm_head.weight``), or weight updates reach only
+            the embedding.
+        port: Port on `host`.
         dtype: ``float32`` or ``bfloat16``.
-        host: Address of this machine on which it listens.
-        gpus: GPUs of this server; without any it runs on the CPU.
-        api_key: Key of the server, which is passed in the environment, unseen by other users of the machine.
-        python_path: PYTHONPATH of this process; the server's comes before it.
+        host: Address of this machine on which the server listens.
+        gpus: GPUs of this server; without any, it runs on the CPU.
+        api_key: API key of the server, passed in the environment, so that other users of the machine cannot see it.
+        python_path: PYTHONPATH of this process, appended to the server's.
     """
     argv = [
         python,
@@ -85,7 +85,7 @@ def launch_command(
         argv += ["--enable-lora", "--max-loras", str(config.max_adapters), "--max-lora-rank", str(rank)]
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if RETURN_ROUTES in config.arguments:
-        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the other one does not report experts
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the old runner does not report routed experts
     if gpus and config.sleep:
         argv.append("--enable-sleep-mode")
     if not gpus:

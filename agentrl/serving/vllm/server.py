@@ -1,4 +1,4 @@
-"""Client of one vLLM server, and the probe that checks it before it is used."""
+"""Client of one vLLM server, and the probe that checks the server before use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentrl.serving.vllm.launch import RECEIVER
 from agentrl.serving.vllm.updates import VLLMUpdates
 from agentrl.serving.vllm.wire import (
     ADAPTER,
-    CUT_TO_ONE,
+    TOP_1_PROBE,
     LogprobConvention,
     adapter_name,
     check_convention,
@@ -41,32 +41,35 @@ from agentrl.serving.vllm.wire import (
     decode_load,
     encode_abort,
     encode_request,
-    is_uncut,
+    is_pre_truncation,
     join_events,
 )
 
 OLDEST = "0.32"
-"""Versions before it do not stamp tokens with the version of the weights."""
+"""Oldest supported version; older ones do not report the weight version of tokens."""
 PROBE_IDS = [1, 2, 3]
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
-    """Refuse a paused server, which answers nothing. vLLM does not report whether a server sleeps."""
+    """Raise `UsageError` if a server is paused, as it does not answer requests. vLLM does not report sleep."""
     if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
         hint = (
-            f"wait until its weights are updated, or let it go on: curl -X POST {http.url}/resume (start it again "
-            "if a run with engine.sleep was killed: then it has no weights)"
+            f"wait until its weights are updated, or resume it: curl -X POST {http.url}/resume (restart it if a run "
+            "with engine.sleep was killed: then it has no weights)"
         )
         raise UsageError(f"{http.url} is paused", hint=hint)
 
 
 def _check_updates(url: str, found: Mapping[str, Any], config: ServerEngineConfig) -> None:
-    """Refuse a server that lacks what the config asks of it; on a CPU vLLM takes a sleep for granted."""
+    """Raise `UsageError` if a server lacks a feature that the config needs. On a CPU, every vLLM server can sleep."""
     receiver = (found.get("weight_transfer_config") or {}).get("backend")
     if config.transport in ("collective", "cuda_ipc") and receiver != RECEIVER:
-        hint = "start it with agentrl serve, or set another engine.transport"
+        hint = "start it with agentrl serve, or use another engine.transport"
         raise UsageError(
-            f"{url} takes no weights by {config.transport}", got=f"receiver {receiver}", expected=RECEIVER, hint=hint
+            f"{url} does not accept weights by transport {config.transport}",
+            got=f"receiver {receiver}",
+            expected=RECEIVER,
+            hint=hint,
         )
     _check_adapters(url, found, config)
     is_on_cpu = (found.get("device_config") or {}).get("device") == "cpu"
@@ -82,22 +85,22 @@ def _check_adapters(url: str, found: Mapping[str, Any], config: ServerEngineConf
     most = section.get("max_lora_rank")
     if most is None or most < rank:
         raise UsageError(
-            f"{url} takes no adapters of rank {rank}",
+            f"{url} does not accept adapters of rank {rank}",
             got="no --enable-lora" if most is None else f"--max-lora-rank {most}",
             expected=f"--max-lora-rank {rank} or more",
             hint=f"start it with agentrl serve … engine.adapter_rank={rank}, or remove engine.adapter_rank",
         )
     if (room := section.get("max_loras", 1)) < count:
         raise UsageError(
-            f"{url} has no room for {count} adapters",
+            f"{url} does not accept {count} adapters",
             got=f"--max-loras {room}",
             expected=f"--max-loras {count} or more",
             hint=f"start it with agentrl serve … engine.adapter_rank={rank} engine.max_adapters={count}",
         )
 
 
-async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:
-    body = {"token_ids": PROBE_IDS, "sampling_params": CUT_TO_ONE}
+async def _probe_top_1_logprob(http: HttpSession, deadline_s: float) -> float:
+    body = {"token_ids": PROBE_IDS, "sampling_params": TOP_1_PROBE}
     answer: Any = await http.post("/inference/v1/generate", body, deadline_s=deadline_s)
     with decoding(f"{http.url} does not answer like vLLM", answer):
         choice = answer["choices"][0]
@@ -107,17 +110,17 @@ async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:
 
 
 async def _reason(http: HttpSession, refused: Refused, deadline_s: float) -> EngineError | UsageError:
-    """Why a route is missing: the version, or a flag."""
+    """Return the error for a missing route: an old version, a missing flag, or `refused` itself."""
     if refused.status == 403:
         hint = "start it with --enable-scale-out, or let agentrl launch it"
-        return UsageError(f"{http.url} does not take token ids", got=refused.said, hint=hint)
+        return UsageError(f"{http.url} does not accept token ids", got=refused.message, hint=hint)
     if refused.status != 404:
         return refused
     version = await _version(http, deadline_s)
     if _numbers(version) < _numbers(OLDEST):
         return _too_old(version)
-    hint = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for this machine only"
-    return UsageError(f"{http.url} lacks the routes for updates of weights", got=f"vLLM {version}", hint=hint)
+    hint = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable from this machine only"
+    return UsageError(f"{http.url} lacks the routes for weight updates", got=f"vLLM {version}", hint=hint)
 
 
 async def _version(http: HttpSession, deadline_s: float) -> str:
@@ -150,15 +153,15 @@ class _Running:
 
 
 class VLLMServer(VLLMUpdates, InferenceServer):
-    """Client of one vLLM server, token ids in and out.
+    """Client of one vLLM server, with token ids in and out.
 
-    Requests that run during a pause stay at the server; an update of the weights throws their key-value cache away, so
-    that they go on from one computed anew.
+    Requests that run during a pause stay at the server. A weight update clears their key-value cache, which is then
+    recomputed.
 
     Args:
-        url: Base address.
-        config: Key, deadlines and the longest context.
-        vocab_size: Entries of the model's vocabulary, which vLLM does not report.
+        url: Base URL.
+        config: Key, timeouts and maximum context.
+        vocab_size: Vocabulary size of the model, which vLLM does not report.
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int) -> None:
@@ -170,24 +173,24 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         self._convention: LogprobConvention | None = None
         self._is_adapted = False
         self._read: dict[str, Path] = {}
-        """The folder of each of several adapters that it has now."""
+        """Folders of the loaded adapters, by name."""
         self._client = uuid.uuid4().hex[:8]
         self._numbers = itertools.count()
 
     async def connect(self, *, deadline_s: float) -> None:
-        """Wait until the server answers; check its version, its settings and the log-probabilities that it gives."""
+        """Wait until the server answers; check its version, settings and log-probabilities."""
         await self._http.wait_until_up("/health", "vLLM", deadline_s=deadline_s)
         http, config = self._http, self._config
         try:
             models = await http.get("/v1/models", deadline_s=deadline_s)
             info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
             await _check_awake(http, deadline_s)
-            logprob = await _logprob_after_a_cut(http, deadline_s)
+            logprob = await _probe_top_1_logprob(http, deadline_s)
         except Refused as refused:
             raise await _reason(http, refused, deadline_s) from refused
         convention, settings = convention_of(info), info["vllm_config"]
         _check_updates(http.url, settings, config)
-        with decoding(f"{http.url} does not report its longest context", models):
+        with decoding(f"{http.url} does not report its maximum context", models):
             max_context = int(models["data"][0]["max_model_len"])
         self.capabilities = Capabilities(
             max_context=min(max_context, config.max_context or max_context),
@@ -195,14 +198,16 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             structures=True,
             routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
         )
-        is_cut = convention is LogprobConvention.UNCUT and not is_uncut(logprob)
-        self._convention = LogprobConvention.CUT if is_cut else convention
-        self._loaded, self._read = decode_adapters(models), {}  # it may be another process than before
+        is_truncated = convention is LogprobConvention.PRE_TRUNCATION and not is_pre_truncation(logprob)
+        self._convention = LogprobConvention.POST_TRUNCATION if is_truncated else convention
+        self._loaded, self._read = decode_adapters(models), {}  # the server may be a new process
         self._is_adapted = ADAPTER in self._loaded and config.adapter_rank is not None
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn. Seeds are not sent: they are not reproducible under load, and on the CPU one of them ends
-        the server's worker when the prefill of its prompt is cut in two.
+        """Sample one turn.
+
+        Seeds are not sent: samples are not reproducible under load, and on the CPU a seed crashes the server's worker
+        when the prefill of its prompt is split.
         """
         if self._convention is None:
             raise EngineError(f"{self.url} is not connected", hint="await connect first")
@@ -231,30 +236,32 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         if request.on_tokens is None:
             return await self._http.post(GENERATE, body, deadline_s=timeout_s, late=EngineError)
         events: list[Any] = []
-        tell = request.on_tokens
+        on_tokens = request.on_tokens
 
         def take(event: Any) -> None:
             events.append(event)
             for choice in event["choices"]:
-                tell(choice["token_ids"] or ())
+                on_tokens(choice["token_ids"] or ())
 
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         await self._http.stream(GENERATE, body, take, deadline_s=timeout_s, late=EngineError)
         return join_events(events)
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
-        """Interpret an error status: vLLM answers 500 before it ends after a failure of its engine."""
+        """Return the error for an error status. vLLM answers 500 if its engine has failed and it is about to exit."""
         if refused.status in (400, 422):
-            return UsageError(f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.said!r}")
+            return UsageError(
+                f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.message!r}"
+            )
         if refused.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
-            return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.said!r}")
+            return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.message!r}")
         return refused
 
     async def abort(self, request_id: str) -> bool:
-        """End a request early; returns once it is over.
+        """End a request early, and wait until it has ended; returns False if it is not running.
 
-        vLLM ignores ids that it does not know, such as those of requests on their way: the abort is repeated until the
-        request ends.
+        vLLM ignores unknown ids, such as those of requests that have not arrived yet, so the abort is repeated until
+        the request ends.
         """
         running = self._running.get(request_id)
         if running is None:
@@ -271,33 +278,33 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         return True
 
     async def pause(self) -> None:
-        """Hold all requests, with what they have computed."""
+        """Hold all requests; their caches are kept."""
         await self._post(PAUSE)
 
     async def resume(self) -> None:
-        """Go on; after a sleep, with the memory of the cache."""
+        """Resume; after a sleep, the memory of the cache is allocated first."""
         await self.wake_cache()
         await self._post("/resume")
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Read new weights while paused, throw away all caches, and only then name the version.
+        """Load new weights from a folder while paused, clear all caches, then set the version.
 
-        The folder holds `lm_head.weight`, whether or not the model's head is its embedding. After a failure (a folder
-        that is not there) vLLM's weights are undefined, and its engine ends at the next request.
+        The folder must contain `lm_head.weight`, even if head and embedding are tied. After a failure (such as a
+        missing folder) vLLM's weights are undefined, and its engine exits at the next request.
         """
         await self._check_paused()
         await self.from_folder(folder, version)
         await self._check_version(version)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        """`load_weights`, of an adapter, which answers all requests from now on, those that are held, too."""
+        """Load an adapter as `load_weights` does; from then on it answers all requests, including held ones."""
         await self._check_paused()
         await self.from_adapters({ADAPTER: folder}, version)
         self._is_adapted = True
         await self._check_version(version)
 
     async def load_adapters(self, folders: Mapping[str, Path], version: int) -> None:
-        """`load_adapter`, of those whose folder is another than before; the model without adapters stays, too."""
+        """Load the adapters whose folder has changed; requests without an adapter use the base model."""
         await self._check_paused()
         changed = {adapter_name(name): folder for name, folder in folders.items() if self._read.get(name) != folder}
         await self.from_adapters(changed, version)
@@ -308,15 +315,15 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """`load_weights`, from a broadcast in the group that was joined last."""
+        """Load new weights as `load_weights` does, from a broadcast in the group that was joined last."""
         await self._check_paused()
         await self.from_broadcast(layouts, broadcast, version)
         await self._check_version(version)
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
-        """`load_weights`, out of the trainer's memory."""
+        """Load new weights as `load_weights` does, from the trainer's memory."""
         if await self.workers() > 1:
-            raise UsageError(f"{self.url} has its weights in several processes", hint="set another engine.transport")
+            raise UsageError(f"{self.url} has its weights in several processes", hint="use another engine.transport")
         await self._check_paused()
         await self.from_memory(shared, version)
         await self._check_version(version)
@@ -324,25 +331,25 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def _check_paused(self) -> None:
         paused = await self._http.get("/is_paused", deadline_s=self._config.health_timeout_s)
         if paused != {"is_paused": True}:
-            raise EngineError(f"{self.url} is not paused", got=paused, hint="pause before you load weights")
+            raise EngineError(f"{self.url} is not paused", got=paused, hint="pause it before loading weights")
 
     async def _check_version(self, version: int) -> None:
         if (served := await self.weight_version()) != version:
-            raise EngineError(f"{self.url} did not take the version", got=served, expected=version)
+            raise EngineError(f"{self.url} did not set the weight version", got=served, expected=version)
 
     async def weight_version(self) -> int:
-        """Version that vLLM stamps tokens with."""
+        """Return the weight version that vLLM stamps on tokens."""
         info = await self._http.get("/weight_info", deadline_s=self._config.health_timeout_s)
         if not isinstance(info, dict) or "weight_version" not in info:
-            raise EngineError(f"{self.url} does not report its weights' version", got=info)
+            raise EngineError(f"{self.url} does not report its weight version", got=info)
         return decode_version(info["weight_version"])
 
     async def load(self) -> ServerLoad:
-        """Read ``/metrics``."""
+        """Return the load reported by ``/metrics``."""
         return decode_load(await self._http.get_text("/metrics", deadline_s=self._config.health_timeout_s))
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
-        """Return True if ``/health`` answers 200 in time."""
+        """Return True if ``/health`` returns 200 in time."""
         return await self._http.answers("/health", deadline_s=deadline_s)
 
     async def close(self) -> None:

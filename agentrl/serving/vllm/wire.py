@@ -16,12 +16,12 @@ from agentrl.routed_experts import RoutedExperts, small
 from agentrl.serving.http import decode_versions, decoding
 
 ID_PREFIX = "generate-tokens-"
-"""vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""
+"""Prefix that vLLM adds to request ids. An abort must include it: unknown ids are ignored silently."""
 ADAPTER = "policy-adapter"
-"""Name of the adapter that a server was sent, in place of its model's."""
+"""Name of the policy's adapter at a server, used in place of the model's name."""
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORT}
 _NO_LOGPROB = -9999.0
-"""What vLLM writes where a log-probability is missing or not a number."""
+"""Value that vLLM reports for a log-probability that is missing or not a number."""
 _COUNTS = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -33,7 +33,7 @@ _COUNTS = {
 _CACHE_USED = "vllm:kv_cache_usage_perc"
 CHECKSUM_DIGITS = 16
 _OF_NOTHING = "e3b0c44298fc1c14"
-"""Checksum of a tensor whose bytes vLLM keeps in a packed form elsewhere."""
+"""Checksum of no bytes, reported for a tensor that vLLM keeps in a packed form elsewhere."""
 
 
 def encode_request(
@@ -42,10 +42,10 @@ def encode_request(
     """Return the body of a request to ``/inference/v1/generate``.
 
     Args:
-        request: The request, checked with `agentrl.serving.request.check_request`.
-        wire_id: Name of the request at the server.
-        max_context: Most tokens of prompt and answer together.
-        adapter: The server's name of the adapter that is to answer; the model itself when left out.
+        request: Request, checked with `agentrl.serving.request.check_request`.
+        wire_id: Request id at the server.
+        max_context: Maximum tokens of prompt and answer together.
+        adapter: Name at the server of the adapter that answers; the model without adapters by default.
     """
     params = request.params
     sampling: dict[str, Any] = {
@@ -55,7 +55,7 @@ def encode_request(
         "min_p": params.min_p,
         "max_tokens": min(params.max_tokens, max_context - len(request.prompt_ids)),
         "stop_token_ids": sorted(params.stop_token_ids),
-        "ignore_eos": True,  # the request alone says where to stop, not the model's folder
+        "ignore_eos": True,  # only the request's stop tokens apply, not the model folder's
         "logprobs": 0,  # of the sampled tokens only
         "detokenize": False,
     }
@@ -75,7 +75,7 @@ def encode_request(
 
 
 def adapter_name(adapter: str) -> str:
-    """Return the name that a server has for one of several adapters."""
+    """Return the name at the server of one of several adapters."""
     return f"{ADAPTER}-{adapter}"
 
 
@@ -91,13 +91,13 @@ def encode_abort(wire_id: str) -> dict[str, Any]:
 
 
 def encode_run(layout: TensorLayout, *, handle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Describe a run of bytes for `agentrl_vllm_receiver`; without a handle that opens it, it is broadcast."""
+    """Describe a run of bytes for `agentrl_vllm_receiver`: broadcast, or opened with a memory handle."""
     shapes = [list(shape) for shape in layout.shapes]
     return {"names": list(layout.names), "dtype": layout.dtype, "shapes": shapes, "handle": handle}
 
 
 def decode_checksums(body: Any) -> dict[str, str]:
-    """Return the checksums in the answer of ``/weight_checker``; none if several workers have a part of each tensor."""
+    """Return the checksums in the answer of ``/weight_checker``; empty if several workers share each tensor."""
     with decoding("vLLM does not report the checksums of its weights", body):
         found = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
     if len({place for place, *_ in found}) != 1:
@@ -108,7 +108,7 @@ def decode_checksums(body: Any) -> dict[str, str]:
 def decode_answer(
     body: Any, stop_token_ids: frozenset[int], stop: Sequence[str] = (), *, decode_s: float = 0.0
 ) -> Generation:
-    """Return the answer in the body of a response to a request with these stop tokens and texts, after `decode_s`."""
+    """Decode the response to a request with these stop tokens and texts, which took `decode_s` seconds."""
     with decoding("vLLM's answer is not a generation", body):
         choice = body["choices"][0]
         token_ids = [int(token) for token in choice["token_ids"]]
@@ -120,11 +120,11 @@ def decode_answer(
         details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
         cached_tokens = int(details.get("cached_tokens") or 0)
     if len(logprobs) != len(token_ids) or min(logprobs, default=0.0) <= _NO_LOGPROB:
-        raise EngineError("vLLM left out log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
+        raise EngineError("vLLM omitted log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
     matched = choice.get("stop_reason")
     if stop_reason is StopReason.STOP and token_ids[-1] not in stop_token_ids and matched not in stop:
         raise EngineError(
-            "vLLM stopped at something that is not one of the request's stop tokens and texts",
+            "vLLM stopped at neither a stop token nor a stop text of the request",
             got=token_ids[-1] if matched is None else repr(matched),
             expected=[*sorted(stop_token_ids), *stop],
         )
@@ -140,7 +140,7 @@ def decode_answer(
 
 
 def join_events(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the body of a response that came as events: tokens as they were sampled, the rest with the last ones."""
+    """Merge the events of a streamed response into one body; all but the tokens comes from the last events."""
     with decoding("vLLM's events are not a generation", events[-1:]):
         choices = [choice for event in events for choice in event["choices"]]
         rows = [row for choice in choices if choice["token_ids"] for row in choice["logprobs"]["content"]]
@@ -153,7 +153,7 @@ def join_events(events: Sequence[Any]) -> dict[str, Any]:
 
 
 def _decode_routed_experts(encoded: str | None) -> RoutedExperts | None:
-    """Decode base64 of numpy's own format, [tokens, layers, chosen]."""
+    """Decode base64 of an ``.npy`` file, [tokens, layers, experts per token]."""
     if encoded is None:
         return None
     experts = np.load(io.BytesIO(base64.b64decode(encoded)), allow_pickle=False)
@@ -161,84 +161,86 @@ def _decode_routed_experts(encoded: str | None) -> RoutedExperts | None:
 
 
 def decode_load(text: str) -> ServerLoad:
-    """Return a server's load in the text of ``/metrics``: sums over its engines, and the use of the fullest cache."""
+    """Return a server's load from the text of ``/metrics``: sums over its engines; maximum for the cache use."""
     figures: dict[str, list[float]] = {name: [] for name in (*_COUNTS.values(), _CACHE_USED)}
     for line in text.splitlines():
         name, _, rest = line.partition("{")
         if name in figures:
             figures[name].append(float(rest.rpartition(" ")[2]))
     if missing := [name for name, values in figures.items() if not values]:
-        raise EngineError("vLLM's metrics are not complete", got=f"no {', '.join(missing)}")
+        raise EngineError("vLLM's metrics are incomplete", got=f"no {', '.join(missing)}")
     counts = {field: int(sum(figures[name])) for field, name in _COUNTS.items()}
     return ServerLoad(cache_used=max(figures[_CACHE_USED]), **counts)
 
 
 WORKER_EXTENSION = "agentrl_vllm_worker.UncutLogprobs"
-"""Module of `agentrl.serving.vllm.worker` that launched servers import."""
+"""Class in `agentrl.serving.vllm.worker` that launched servers load into their workers."""
 PROCESSED = "processed_logprobs"
 
 
 class LogprobConvention(enum.Enum):
-    """Distributions of which a server may give log-probabilities."""
+    """Distribution whose log-probabilities a server reports."""
 
     RAW = "raw"
-    """The model's own, whatever the temperature; what vLLM does by default."""
-    CUT = "cut"
-    """The one that is sampled from: at the request's temperature, after top-p, top-k and min-p."""
-    UNCUT = "uncut"
-    """At the request's temperature and before the cuts: what `agentrl.engine` promises."""
+    """Temperature 1, whatever the request's temperature; vLLM's default."""
+    POST_TRUNCATION = "post_truncation"
+    """Distribution that is sampled from: the request's temperature, after top-p, top-k and min-p."""
+    PRE_TRUNCATION = "pre_truncation"
+    """The request's temperature, before truncation: the convention of `agentrl.engine`."""
 
 
 def convention_of(server_info: Any) -> LogprobConvention:
     """Return the convention in the answer of ``/server_info?config_format=json``.
 
-    `LogprobConvention.UNCUT` is the server's setting; `is_uncut` finds out whether it is in effect.
+    The result `LogprobConvention.PRE_TRUNCATION` is only a setting; `is_pre_truncation` checks that it is in effect.
 
     Raises:
-        UsageError: the server gives logits.
+        UsageError: the server reports logits.
     """
     with decoding("vLLM does not report its logprobs mode", server_info):
         config = server_info["vllm_config"]
         mode = config["model_config"]["logprobs_mode"]
         extension = config["parallel_config"]["worker_extension_cls"]
     if mode == PROCESSED:
-        return LogprobConvention.UNCUT if extension == WORKER_EXTENSION else LogprobConvention.CUT
+        is_extended = extension == WORKER_EXTENSION
+        return LogprobConvention.PRE_TRUNCATION if is_extended else LogprobConvention.POST_TRUNCATION
     if mode == "raw_logprobs":
         return LogprobConvention.RAW
-    raise UsageError("vLLM gives no log-probabilities", got=f"--logprobs-mode {mode}", expected=PROCESSED)
+    raise UsageError("vLLM does not report log-probabilities", got=f"--logprobs-mode {mode}", expected=PROCESSED)
 
 
-CUT_TO_ONE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
-"""Sampling parameters that tell the conventions apart: after the cut the log-probability is 0; before it, hardly any
-model is so sure of a token at vLLM's greatest temperature."""
+TOP_1_PROBE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
+"""Sampling parameters that distinguish the conventions: after truncation the log-probability is 0; before it, it is
+below 0 for nearly every model at vLLM's maximum temperature."""
 
 
-def is_uncut(logprob: float) -> bool:
-    """Return True if the log-probability of a token sampled with `CUT_TO_ONE` is that before the cut."""
+def is_pre_truncation(logprob: float) -> bool:
+    """Return True if the log-probability of a token sampled with `TOP_1_PROBE` is that before truncation."""
     return logprob < 0
 
 
 def check_convention(params: SamplingParams, convention: LogprobConvention) -> None:
-    """Refuse requests for which the server's log-probabilities are not ``log_softmax(logits / temperature)``.
+    """Reject requests for which the server's log-probabilities are not ``log_softmax(logits / temperature)``.
 
     Raises:
-        UsageError: says how to start a server that can serve them.
+        UsageError: the request cannot be served; the hint says how to start a server that can serve it.
     """
-    is_cut = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
-    if params.temperature in (0, 1) and not (is_cut and convention is LogprobConvention.CUT and params.temperature):
+    truncates = params.top_p < 1 or params.top_k > 0 or params.min_p > 0
+    is_post = convention is LogprobConvention.POST_TRUNCATION
+    if params.temperature in (0, 1) and not (truncates and is_post and params.temperature):
         return
-    if convention is LogprobConvention.UNCUT or (convention is LogprobConvention.CUT and not is_cut):
+    if convention is LogprobConvention.PRE_TRUNCATION or (is_post and not truncates):
         return
     sampling = f"temperature {params.temperature}, top_p {params.top_p}, top_k {params.top_k}, min_p {params.min_p}"
     if convention is LogprobConvention.RAW:
         raise UsageError(
-            "this vLLM server gives log-probabilities of temperature 1",
+            "this vLLM server reports log-probabilities at temperature 1",
             got=sampling,
             expected="temperature 1 or 0",
             hint=f"start it with --logprobs-mode {PROCESSED}, or let agentrl launch it",
         )
     raise UsageError(
-        "this vLLM server gives log-probabilities of the cut distribution",
+        "this vLLM server reports log-probabilities after truncation",
         got=sampling,
         expected="no top_p, top_k and min_p",
         hint="let agentrl launch the server (engine.servers: launch), or start it with --logprobs-mode raw_logprobs "

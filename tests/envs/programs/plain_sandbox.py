@@ -92,7 +92,7 @@ class PlainSandbox(Sandbox):
     ) -> ExecResult:
         began = time.monotonic()
         process = await self._popen(command, cwd, env, asyncio.subprocess.PIPE)
-        most = self.spec.limits.narrowed(limits)
+        most = self.spec.limits.narrow(limits)
         late = False
         try:
             out, err = await asyncio.wait_for(process.communicate(stdin), most.seconds)

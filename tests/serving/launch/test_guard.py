@@ -121,4 +121,4 @@ def test_the_guard_ends_with_its_server_and_says_why(parent, fakes, parent_of, a
     process.wait(60)
     assert all_gone(fakes.pids() | guards)
     for log in (fakes.folder / "logs").iterdir():
-        assert "the process that started this server is gone" in log.read_text()
+        assert "the process that started this server has exited" in log.read_text()

@@ -87,7 +87,7 @@ async def test_when_one_does_not_start_none_is_left(launcher_of, fakes, alive_of
     with pytest.raises(EngineError, match="did not start"):
         await launcher.start()
     assert alive_of(fakes.pids()) == set()
-    with pytest.raises(EngineError, match="servers that are being ended"):
+    with pytest.raises(EngineError, match="a launcher that is closed"):
         await launcher.restart("server-0")
 
 

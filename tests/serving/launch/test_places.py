@@ -86,10 +86,10 @@ def test_gpus_are_assigned_in_turn(replicas, parallel, usable, chosen, expected)
         (2, 1, ["0"], None, "too few GPUs: got 1 for 2 servers with 1 each, expected 2"),
         (1, 4, ["0", "1", "2"], None, "got 3 for 1 servers with 4 each, expected 4"),
         (2, 2, ["0", "1", "2", "3"], [0, 1, 2], "got 3 for 2 servers"),
-        (1, 1, ["0", "1"], [2], r"not there: got \[2\], expected 0 to 1"),
-        (1, 1, ["0", "1"], [-1], r"not there: got \[-1\]"),
-        (1, 1, [], [0], "may use no GPU"),
-        (1, 8, [], None, "divides a server among GPUs, and this process can use none: got 8, expected 1"),
+        (1, 1, ["0", "1"], [2], r"does not exist: got \[2\], expected 0 to 1"),
+        (1, 1, ["0", "1"], [-1], r"does not exist: got \[-1\]"),
+        (1, 1, [], [0], "cannot use any GPU"),
+        (1, 8, [], None, "splits a server across GPUs, but this process cannot use any: got 8, expected 1"),
         (1, 1, ["0", "1"], [1, 1], "names a GPU twice"),
     ],
 )
@@ -166,7 +166,7 @@ def test_without_an_engine_it_is_told_how_to_install_it(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENTRL_ENGINES", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        UsageError, match=r"vllm is not installed: got none in .*make engines.*with a GPU: .*pip install"
+        UsageError, match=r"vllm is not installed: got neither in .*make engines.*with a GPU: .*pip install"
     ):
         engine_python("vllm", None)
 
@@ -174,7 +174,7 @@ def test_without_an_engine_it_is_told_how_to_install_it(tmp_path, monkeypatch):
 def test_the_users_own_interpreter_is_taken_as_it_is(tmp_path):
     assert engine_python("vllm", sys.executable) == sys.executable
     for wrong in (tmp_path, tmp_path / "python"):
-        with pytest.raises(UsageError, match=r"engine\.python is no program"):
+        with pytest.raises(UsageError, match=r"engine\.python is not a program"):
             engine_python("vllm", str(wrong))
     with pytest.raises(UnknownNameError, match="expected vllm or sglang"):
         engine_python("local", None)

@@ -75,7 +75,7 @@ async def test_a_server_that_is_killed_tells_the_signal(start):
 async def test_a_server_that_never_becomes_ready_misses_its_deadline(start, fakes, until):
     async with start("hangs") as server:
         await until(lambda: server.last_lines(1) == ["bar 3"])
-        with pytest.raises(EngineError, match=r"(?s)no answer of http.*expected one within 0.3 s.*bar 3"):
+        with pytest.raises(EngineError, match=r"(?s)no answer from http.*expected one within 0.3 s.*bar 3"):
             await server.wait_ready(deadline_s=0.3)
         assert server.code is None
 

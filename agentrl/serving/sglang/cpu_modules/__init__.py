@@ -1,1 +1,1 @@
-"""Import-only stand-ins for GPU packages; a launched server on a CPU has this folder on its path."""
+"""Placeholders for GPU packages that can only be imported; servers launched on a CPU have this folder on their path."""

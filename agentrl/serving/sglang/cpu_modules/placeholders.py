@@ -1,7 +1,7 @@
-"""Packages of which every attribute and every submodule exists, and nothing computes.
+"""Placeholder packages, in which every attribute and submodule exists and does nothing.
 
-SGLang imports GPU packages wherever it may use one of their kernels. On the CPU it calls none of them, so that names
-are enough. A decorator of such a package gives back what it decorates, or takes arguments first.
+SGLang imports GPU packages wherever it may use one of their kernels. On the CPU it calls none of them, so names are
+enough. A decorator of such a package returns the decorated object unchanged, with or without arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 
 class PlaceholderClass(type):
-    """A class that can be subclassed and named in annotations; its unknown attributes are strings, as of an enum."""
+    """Metaclass of placeholder classes: they can be subclassed and annotated, and unknown attributes are strings."""
 
     def __getattr__(cls, name: str) -> str:
         if _is_special(name):
@@ -24,7 +24,7 @@ class PlaceholderClass(type):
 
 
 class Placeholder(types.ModuleType):
-    """A module, function or decorator."""
+    """Placeholder of a module, function or decorator."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -36,14 +36,14 @@ class Placeholder(types.ModuleType):
         return value
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Return what it would decorate, or a decorator."""
+        """Return the decorated object, or a decorator."""
         if len(arguments) == 1 and not options and callable(arguments[0]):
             return arguments[0]
-        return _unchanged
+        return _identity
 
 
 class PlaceholderFinder:
-    """Finds every submodule of the packages in `packages`."""
+    """Import finder for every submodule of the packages in `packages`."""
 
     packages: ClassVar[set[str]] = set()
 
@@ -51,7 +51,7 @@ class PlaceholderFinder:
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the specification of a submodule; ``None`` for other packages."""
+        """Return the spec of a submodule; ``None`` for other packages."""
         package, _, submodule = name.partition(".")
         if package not in cls.packages or not submodule:
             return None
@@ -59,18 +59,18 @@ class PlaceholderFinder:
 
 
 class PlaceholderLoader(importlib.abc.Loader):
-    """Makes placeholders."""
+    """Loader of placeholder modules."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         """Return an empty placeholder."""
         return Placeholder(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run nothing."""
+        """Do nothing."""
 
 
 def attributes_of(package: str) -> Callable[[str], Any]:
-    """Make a ``__getattr__`` that gives a package every attribute and submodule."""
+    """Return a ``__getattr__`` that provides every attribute and submodule of a package."""
     PlaceholderFinder.packages.add(package)
     known: dict[str, Any] = {}
 
@@ -83,10 +83,10 @@ def attributes_of(package: str) -> Callable[[str], Any]:
 
 
 def attribute_of(module: str, name: str) -> Any:
-    """Return a class for names in capitals, else the submodule, or one that nobody has imported yet.
+    """Return a placeholder class for a capitalized name; otherwise the submodule or a new placeholder of it.
 
     Raises:
-        AttributeError: a name of Python's own.
+        AttributeError: the name is special, like ``__name__``.
     """
     if _is_special(name):
         raise AttributeError(name)
@@ -100,7 +100,7 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _unchanged(decorated: Any) -> Any:
+def _identity(decorated: Any) -> Any:
     return decorated
 
 

@@ -1,1 +1,1 @@
-"""What vLLM's own processes import; this folder is put on their path and on no other."""
+"""Modules that vLLM's processes import; only they have this folder on their path."""

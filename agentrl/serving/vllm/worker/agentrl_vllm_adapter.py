@@ -1,8 +1,8 @@
-"""Exchange of the adapters that vLLM's workers have.
+"""Replacement of adapters in vLLM's workers.
 
-vLLM's own route can do that, too (``load_inplace``). But every request remembers the files of the adapter that it began
-with, and then they are read in each step: a request that is held during an update would bring the old adapter back.
-Here requests name an adapter that is not to be read again, whose tensors are exchanged.
+vLLM's route for that (``load_inplace``) makes every request remember its adapter's files and read them again in each
+step: a request that is held during an update would restore the old adapter. Here, requests name an adapter whose files
+are not read again, and its tensors are replaced.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from vllm.lora.request import LoRARequest
 
 
 class AdapterExchange:
-    """A call of the workers."""
+    """Worker extension with a call that replaces an adapter."""
 
     model_runner: Any
 
     def exchange_adapter(self, folder: str, number: int) -> None:
-        """Read an adapter; the old one stays if that fails.
+        """Load an adapter in place of an older one; keeps the old one if that fails.
 
         Args:
-            folder: Holds peft's files.
-            number: Which one; vLLM counts the adapters that it has been sent from 1.
+            folder: Folder with peft's files.
+            number: Number of the adapter, counted by vLLM from 1 in the order of loading.
         """
         request = LoRARequest(lora_name=f"exchanged-{number}", lora_int_id=number, lora_path=folder, load_inplace=True)
         self.model_runner.lora_manager.add_adapter(request)

@@ -1,8 +1,8 @@
-"""Receiver of a trainer's weights in vLLM's workers: broadcast over gloo or NCCL, or out of their machine's memory.
+"""Receiver of a trainer's weights in vLLM's workers: broadcast over gloo or NCCL, or read from shared memory.
 
-vLLM's own NCCL engine speaks a protocol for which the trainer needs vLLM. This one stands beside it in vLLM's registry,
-under the name `BACKEND`, and speaks torch's; it is driven by the same requests. The trainer's side is
-`agentrl.weights.collective` and `agentrl.weights.shared_memory`.
+The protocol of vLLM's own NCCL engine requires vLLM on the trainer's side. This engine uses torch's process groups. It
+is registered in vLLM as `BACKEND`, and the same requests drive it. The trainer's side is `agentrl.weights.collective`
+and `agentrl.weights.shared_memory`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 BACKEND = "agentrl"
 c10d: Any = torch.distributed
-"""Its type stubs lack what groups are made of."""
+"""Untyped, as its type stubs lack the classes of process groups."""
 
 
 @dataclass
 class GroupInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """The group to join; the trainer is rank 0, and this server's workers follow."""
+    """Process group to join; the trainer is rank 0, and this server's workers follow."""
 
     name: str
     address: str
@@ -42,35 +42,35 @@ class GroupInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class RunInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Tensors of one number format that come as one run of bytes."""
+    """Tensors of one number format in one run of bytes."""
 
     names: list[str]
     dtype: str
     shapes: list[list[int]]
     handle: dict[str, Any] | None = None
-    """Where the run is, on this machine; one that is broadcast has none."""
+    """Memory handle of the run on this machine; ``None`` if it is broadcast."""
 
 
 class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[misc]
-    """Receives or opens runs of bytes, and loads the tensors in them as vLLM loads a checkpoint."""
+    """Engine that receives or opens runs of bytes and loads their tensors as vLLM loads a checkpoint."""
 
     init_info_cls = GroupInfo
     update_info_cls = RunInfo
     _group: Any = None
 
     def init_transfer_engine(self, init_info: GroupInfo) -> None:
-        """Meet the trainer."""
+        """Join the trainer's process group."""
         self.shutdown()
         self._place = torch.device("cpu") if init_info.backend == "gloo" else self.device
         rank = 1 + self.parallel_config.data_parallel_index * self.parallel_config.world_size
         self._group = join(init_info, rank + self.parallel_config.rank)
 
     def start_weight_update(self) -> None:
-        """Expect a whole model."""
+        """Prepare to receive the weights of the whole model."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive a run and load it. vLLM's own waits for an accelerator, which a CPU does not have."""
+        """Receive a run and load it. Unlike vLLM's method, it does not require an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -78,29 +78,32 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[
     def receive_weights(self, update_info: RunInfo) -> None:
         """Receive a run and load it."""
         dtype = getattr(torch, update_info.dtype)
-        run = self._heard(update_info, dtype) if update_info.handle is None else opened(update_info.handle, self.device)
+        if update_info.handle is None:
+            run = self._receive_broadcast(update_info, dtype)
+        else:
+            run = open_run(update_info.handle, self.device)
         self.model.load_weights(tensors_of(run, update_info.names, dtype, update_info.shapes))
 
-    def _heard(self, update_info: RunInfo, dtype: torch.dtype) -> torch.Tensor:
-        """Return the run that is broadcast."""
+    def _receive_broadcast(self, update_info: RunInfo, dtype: torch.dtype) -> torch.Tensor:
+        """Receive a run by broadcast."""
         if self._group is None:
-            raise RuntimeError("no group was joined")
+            raise RuntimeError("the worker has not joined a process group")
         count = sum(torch.Size(shape).numel() for shape in update_info.shapes)
         run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._place)
         self._group.broadcast(run, 0).wait()
         return run
 
     def finish_weight_update(self) -> None:
-        """Put the new tensors into use."""
+        """Finish loading, so that the new weights are used."""
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Let go of the group."""
+        """Release the group."""
         self._group = None
 
 
 def join(info: GroupInfo, rank: int) -> Any:
-    """Return the group, once all members have met. Names in the store are those that torch's own groups use."""
+    """Join a process group; returns once all members have joined. Store keys are those of torch's own groups."""
     timeout = timedelta(seconds=info.timeout_s)
     store = c10d.TCPStore(info.address, info.port, info.size, False, timeout)
     named = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, store))
@@ -116,18 +119,18 @@ def join(info: GroupInfo, rank: int) -> Any:
 
 
 def address_towards(host: str, port: int) -> str:
-    """Return the address of this machine from which another one is reached; nothing is sent."""
+    """Return the address of this machine that is used to reach a host; no data is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
 
 
-def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
-    """Return a run in the trainer's memory; it is given back with the last tensor that views it.
+def open_run(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
+    """Open a run in the trainer's memory; it is released with the last tensor that views it.
 
     Args:
-        handle: From `agentrl.weights.shared_memory.open_handle`.
-        device: Of this worker.
+        handle: Handle from `agentrl.weights.shared_memory.open_handle`.
+        device: Device of this worker.
     """
     storage: Any = torch.UntypedStorage
     if "gpu" not in handle:
@@ -135,7 +138,7 @@ def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8).set_(shared)
     own = str(torch.cuda.get_device_properties(device).uuid)
     if handle["gpu"] != own:
-        raise RuntimeError(f"the weights are on GPU {handle['gpu']}, this worker is on {own}")
+        raise RuntimeError(f"the weights are on GPU {handle['gpu']}, but this worker is on {own}")
     memory, counter, event = (base64.b64decode(handle[name]) for name in ("memory", "counter", "event"))
     shared = storage._new_shared_cuda(
         device.index,
@@ -153,7 +156,7 @@ def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
 def tensors_of(
     run: torch.Tensor, names: list[str], dtype: torch.dtype, shapes: list[list[int]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors in a run of bytes."""
+    """Yield the names and tensors in a run of bytes."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     for name, flat, shape in zip(names, torch.split(run.view(dtype), sizes), shapes, strict=True):
         yield name, flat.view(shape)

@@ -1,6 +1,6 @@
-"""Stands in for the CPU build of sgl_kernel, which no package index has.
+"""Placeholder of the CPU build of sgl_kernel, which no package index provides.
 
-SGLang imports its functions on every CPU, and calls them for speculative decoding and on Intel AMX only.
+SGLang imports its functions on every CPU, but calls them only for speculative decoding and on Intel AMX.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,6 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise AttributeError(name)
 
     def missing(*arguments: Any, **options: Any) -> NoReturn:
-        raise NotImplementedError(f"sgl_kernel.{name} was called, and this is a stand-in: install the real sgl_kernel")
+        raise NotImplementedError(f"sgl_kernel.{name} was called on a placeholder: install the real sgl_kernel")
 
     return missing

@@ -1,4 +1,4 @@
-"""Stands in for torchvision, whose usual wheels are built for CUDA and cannot be imported with a CPU build of torch."""
+"""Placeholder of torchvision: its default wheels are built for CUDA and do not import with a CPU build of torch."""
 
 from importlib import import_module
 

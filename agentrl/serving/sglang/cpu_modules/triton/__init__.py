@@ -1,4 +1,4 @@
-"""Stands in for triton, which SGLang imports everywhere; on the CPU none of its kernels is launched."""
+"""Placeholder of triton, which SGLang imports everywhere; on the CPU none of its kernels is launched."""
 
 from importlib import import_module
 
@@ -7,7 +7,7 @@ __getattr__ = import_module("placeholders").attributes_of("triton")
 
 
 class Config:
-    """A kernel's settings; SGLang makes lists of them at import."""
+    """Settings of a kernel; SGLang builds lists of them at import."""
 
     def __init__(self, kwargs: dict[str, object] | None = None, **options: object) -> None:
         self.kwargs = kwargs or {}
@@ -19,5 +19,5 @@ def cdiv(dividend: int, divisor: int) -> int:
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the smallest power of two that is not below the number."""
+    """Return the smallest power of two that is at least the number."""
     return 1 << (number - 1).bit_length() if number > 0 else 1
