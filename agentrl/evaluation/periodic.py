@@ -92,7 +92,7 @@ async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
     result = await evaluate_panel(env.runner, source, panel, concurrency=env.config.rollout.max_concurrent)
     if result.success is None:
         raise UsageError(
-            f"environment {env.spec.name} does not tell whether a task is solved",
+            f"environment {env.spec.name} does not report success",
             expected='info["success"] at the end of an episode',
             hint="remove sft.stop_at",
         )

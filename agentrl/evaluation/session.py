@@ -129,7 +129,7 @@ async def _play(
     pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE, fresh=request.fresh)
     try:
-        watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
+        watched = pool.waits.report_stalls(config.rollout.stall_report_s, on_stall)
         async with open_policy(config, request.policy, folder) as policy, watched, AsyncExitStack() as stack:
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters

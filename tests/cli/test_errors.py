@@ -65,7 +65,10 @@ Cli = Callable[..., Any]
         ("init json", "package of this name"),
         ("train quickstart engine={a: 1}", "a value was split at its spaces"),
         ("train quickstart --gpus 8", "--gpus is for --dry-run"),
-        ("train quickstart --dry-run agent.options.pages=3", "agent.options={} drops the options of another loop"),
+        (
+            "train quickstart --dry-run agent.options.pages=3",
+            "set agent.options={} to remove the options of another loop",
+        ),
         ("train trainer.steps", "trainer.steps has no value"),
         ("train .", ". is a folder, expected a YAML file"),
         ("eval runs/none", "there is no run runs/none"),

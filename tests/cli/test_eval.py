@@ -289,7 +289,7 @@ def test_an_environment_that_explains_nothing_is_told_so_and_its_failure_has_a_l
     (workplace / "silent_game.py").write_text(SILENT)
     monkeypatch.syspath_prepend(workplace)
     ended = agentrl("eval", "--env", "silent_game:Silent", "--policy", "random", "--tasks", "1", "rollout.retries=0")
-    assert "environment silent_game:Silent does not say what an action is" in caplog.text
+    assert "environment silent_game:Silent does not describe its actions" in caplog.text
     assert ended.code == 1
     assert f"It was raised in {workplace}/silent_game.py line 11: return self.nowhere" in caplog.text
     assert "silent_game.py line 11" in ended.err

@@ -235,7 +235,7 @@ def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any],
 @pytest.mark.parametrize(
     ("make", "rule", "words"),
     [
-        (Speechless, "speaks properly", "observation of step is not what an environment may return: got int 7"),
+        (Speechless, "speaks properly", "observation of step is invalid: got int 7"),
         (Raising, "plays an episode", "step raised RuntimeError: the door is stuck"),
         (Cancelling, "plays an episode", "step raised CancelledError, though it was not cancelled"),
     ],

@@ -85,7 +85,7 @@ UNPLAYABLE = [
     ("Interrupting", "step ended the process (KeyboardInterrupt)"),
     ("Raising", "step raised ValueError: boom"),
     ("FourValues", "step returned 4 values, expected 5: observation, reward, terminated, truncated, info"),
-    ("NoInfo", "reset is not what an environment may return: got str 'Room"),
+    ("NoInfo", "reset is invalid: got str 'Room"),
 ]
 
 
