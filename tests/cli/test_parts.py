@@ -89,7 +89,7 @@ def test_the_integrity_of_a_reward_is_reported(agentrl: Cli, workplace: Path, mo
     ended = agentrl("env", "integrity", "generous_world:Generous", "--episodes", "2")
     assert ended.code == 1
     assert re.search("failed +silence earns nothing +mean return 1, of a solution 1", ended.out)
-    assert "→ silence earns nothing: reward what was done" in ended.out
+    assert "→ silence earns nothing: reward results of actions" in ended.out
     assert agentrl("env", "integrity", "guess_number", "--only", "silence").code == 2
 
 

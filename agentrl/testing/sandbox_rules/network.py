@@ -1,4 +1,4 @@
-"""Rules about sandboxes that reach some of the network: hosts of a list through the proxy, and forwarded ports."""
+"""Rules about sandboxes with limited network access: listed hosts through the proxy, and forwarded ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.errors import UsageError
 from agentrl.sandbox import ProtocolFactory, Sandbox
 from agentrl.testing.report import Missing, require
 from agentrl.testing.sandbox_rules.security import attack_directly
-from agentrl.testing.sandbox_subject import SandboxSubject, ending, run_python, text
+from agentrl.testing.sandbox_subject import SandboxSubject, describe_end, run_python, text
 
 _CLIENT = """
     import hashlib, os, socket, sys
@@ -92,7 +92,7 @@ _CONNECTIONS = 300
 
 
 class _Server:
-    """Web server of this machine's loopback that keeps what it was asked."""
+    """Web server on this machine's loopback that records requests."""
 
     def __init__(self, answer: bytes) -> None:
         self.heard: list[bytes] = []
@@ -118,7 +118,7 @@ async def _serving(server: _Server) -> AsyncIterator[int]:
 
 
 async def reaches_listed_hosts_only(subject: SandboxSubject) -> str:
-    """Listed hosts are reached through the proxy, and nothing else is: by another notation, a header, or around it."""
+    """Only listed hosts are reached, through the proxy: not by another notation, by a header, or around the proxy."""
     welcome, hidden = _Server(b"welcome"), _Server(secrets.token_hex(16).encode())
     async with _serving(welcome) as open_port, _serving(hidden) as shut:
         network = (f"127.0.0.1:{open_port}", f"localhost:{shut}", "nowhere.invalid")
@@ -128,14 +128,14 @@ async def reaches_listed_hosts_only(subject: SandboxSubject) -> str:
         async with listed.attacked() as sandbox:
             done = await run_python(sandbox, _PROXY_ATTACKS, str(open_port), str(shut))
         require(not hidden.heard, f"a host that is not listed was reached: {b' '.join(hidden.heard)[:300]!r}")
-        require(text(done).endswith("True True True"), f"the listed host is not reached: {ending(done)}")
+        require(text(done).endswith("True True True"), f"the listed host is not reached: {describe_end(done)}")
         smuggled = [head for head in welcome.heard if b"leak" in head or str(shut).encode() in head]
         require(not smuggled, f"a request was smuggled: {smuggled[:1]!r}")
     return f"{text(done).split()[0]} notations of hosts, 14 requests"
 
 
 async def forwards_ports(subject: SandboxSubject) -> str:
-    """A forwarded port carries what is sent, whatever its size, to this process, and ends as connections end."""
+    """A forwarded port sends data of any size to this process, and closes its connections."""
 
     async def reverse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.read())[::-1])
@@ -145,13 +145,13 @@ async def forwards_ports(subject: SandboxSubject) -> str:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), reverse)
 
     async with subject.attacked() as sandbox:
-        port = await _forwarded(sandbox, protocol)
+        port = await _forward(sandbox, protocol)
         result = await run_python(sandbox, _FORWARDED, str(port), str(_SIZE), str(_CONNECTIONS))
-        require(text(result) == "same 16", f"what was sent did not come back: {ending(result)}")
+        require(text(result) == "same 16", f"the sent data was not returned: {describe_end(result)}")
     return f"{_SIZE >> 20} MiB, {_CONNECTIONS} idle connections"
 
 
-async def _forwarded(sandbox: Sandbox, protocol: ProtocolFactory) -> int:
+async def _forward(sandbox: Sandbox, protocol: ProtocolFactory) -> int:
     try:
         return await sandbox.forward(protocol)
     except UsageError as lacking:
