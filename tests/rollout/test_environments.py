@@ -101,7 +101,7 @@ async def test_tools_of_an_environment_run_beside_it(make_pool, worlds, isolatio
             "failed.*success of info is invalid: got str 'no', expected True or False",
         ),
         ("task_type", "failed.*task_type of info is invalid: got int 5, expected text"),
-        ("surrogate", "failed.*observation of step is not.*expected text without lone surrogates"),
+        ("surrogate", "failed.*observation of step is invalid.*expected text without lone surrogates"),
     ],
 )
 async def test_faults_become_one_error_wherever_they_happen(make_pool, worlds, isolation, fault, message):

@@ -1,4 +1,4 @@
-"""Tool calls in one section with marks around each call: DeepSeek V3 and V3.1, and Kimi K2."""
+"""Tool calls in a section with marks around each call: DeepSeek V3 and V3.1, and Kimi K2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionMarks:
-    """The marks of a notation, and how to write it."""
+    """Marks of a notation, and a description of the notation."""
 
     open: str
     close: str
@@ -24,24 +24,24 @@ class SectionMarks:
     separator: str
     call_close: str
     form: str
-    """A sentence for the model."""
+    """Sentence that shows the model how to write calls."""
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every mark."""
+        """All marks."""
         return (self.open, self.close, self.call_open, self.separator, self.call_close)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """A call, and the index after its body."""
+    """Call with the index after its body."""
 
     call: ToolCall
     end: int
 
 
 BodyReader = Callable[[str, int, int], ReadCall]
-"""From what stands before the separator, the index after it, and the call's number; raises `Malformed`."""
+"""Function of the text before the separator, the index after it, and the call's number; raises `Malformed`."""
 
 
 def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> ParsedCalls:
@@ -59,7 +59,7 @@ def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> Par
 
 
 def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
-    """Collect a call whatever stands around it, as servers do; the index after it."""
+    """Collect a call regardless of the text around it, as servers do; return the index after it."""
     while text.startswith(marks.call_open, start):
         start += len(marks.call_open)
     before = len(found.calls)
@@ -70,7 +70,7 @@ def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start
 
 
 _BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
-"""A name, and perhaps a damaged separator, before the arguments of a call."""
+"""Pattern of a name, and possibly a damaged separator, before the arguments of a call."""
 
 
 def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
@@ -79,7 +79,7 @@ def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: 
         cursor = _read_call(text, cursor + len(marks.call_open), marks, read_body, found)
     if text.startswith(marks.close, cursor):
         if found.number == before:
-            found.problems.append(f"The section of tool calls holds no call. {marks.form}")
+            found.problems.append(f"The section of tool calls contains no call. {marks.form}")
         return cursor + len(marks.close)
     found.problems.append(f"The section of tool calls was not closed with {marks.close}. {marks.form}")
     return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
@@ -88,7 +88,7 @@ def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: 
 def _read_call(
     text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected, *, strict: bool = True
 ) -> int:
-    """Collect one call; the index of what follows it. Unless `strict`, the end of the text closes it."""
+    """Collect one call and return the index after it; unless `strict`, the end of the text may end the call."""
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -107,7 +107,7 @@ def _read_call(
         body = read_body(text[start:separator].strip(), begin, number)
         end = skip_space(text, body.end)
         if not text.startswith(marks.call_close, end) and (end < len(text) or strict):
-            extra = "was not closed" if end == len(text) else "goes on after its arguments"
+            extra = "was not closed" if end == len(text) else "continues after its arguments"
             raise Malformed(f"Tool call {number} {extra}. {marks.form}")
         end = min(end + len(marks.call_close), len(text))
         return body.call

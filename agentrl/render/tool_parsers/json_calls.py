@@ -35,7 +35,7 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
 
     def read(start: int, found: Collected) -> int:
         _read_block(text, start, tools, found)
-        with suppress(Malformed):  # an argument may hold the marks
+        with suppress(Malformed):  # an argument may contain the marks
             start = read_json(text, start, "").end
         return after_block(text, start, OPEN, CLOSE)
 
@@ -48,12 +48,12 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 
 def _read_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> None:
-    """Collect what a block holds: a call, or a list of calls as SGLang reads it; the last block may be unclosed."""
+    """Collect the content of a block: a call, or a list of calls as SGLang accepts; the last block may be unclosed."""
     try:
         body = read_json(text, start, f"Tool call {found.number}", HERMES_FORM)
         is_closed = text.startswith(CLOSE, body.end)
         if not is_closed and body.end < len(text):
-            raise Malformed(f"Tool call {found.number} goes on after its JSON object. {HERMES_FORM}")
+            raise Malformed(f"Tool call {found.number} continues after its JSON object. {HERMES_FORM}")
         if body.value == []:
             raise Malformed(f"The list of tool calls is empty. {HERMES_FORM}")
     except Malformed as problem:
@@ -100,13 +100,13 @@ _CALL = re.compile(r'\{\s*"name"\s*:')
 
 
 def parse_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is one call or several with ``;`` between, or ends with such calls as servers read them."""
+    """Parse an answer that is one call or several separated by ``;``, or ends with calls as servers accept them."""
     strict = _parse_llama3_strictly(text, tools)
     return read_llama3(strict, text, tools, is_whole=False) if strict.problems else strict
 
 
 def read_llama3(strict: ParsedCalls, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Return the calls that an answer ends with, where these are more than what a strict reading found."""
+    """Return the calls at the end of an answer if there are more than the strict parser found."""
     own = frozenset({UNTAGGED, PARAMETERS})
     found = read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole, own=own, inline=True)
     if found is None or len(found.calls) <= len(strict.calls):
@@ -118,7 +118,7 @@ def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_PYTHON_TAG).strip()
     if not body.startswith("{"):
         stray = _CALL.search(body)
-        problems = (f"A tool call stands next to other text. {LLAMA3_FORM}",) if stray else ()
+        problems = (f"A tool call is next to other text. {LLAMA3_FORM}",) if stray else ()
         return ParsedCalls(content=body, problems=problems)
     found = Collected()
     cursor = 0
@@ -144,7 +144,7 @@ _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9
 
 
 def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read what follows every ``[TOOL_CALLS]``; see `agentrl.render.tool_parsers`."""
+    """Read the calls after each ``[TOOL_CALLS]``; see `agentrl.render.tool_parsers`."""
 
     def read(start: int, found: Collected) -> int:
         start = skip_space(text, start)
@@ -155,7 +155,7 @@ def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 
 def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
-    """Collect the calls of an array, or of a lone object; the index after it."""
+    """Collect the calls of an array or of a single object; return the index after it."""
     try:
         array = read_json(text, start, "The array of tool calls", MISTRAL_ARRAY_FORM)
     except Malformed as problem:
@@ -177,7 +177,7 @@ def _call_of(item: object, tools: ToolSchemas, found: Collected) -> ToolCall:
 
 
 def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
-    """Collect a call that begins with its name; the index after it."""
+    """Collect a call that begins with its name; return the index after it."""
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -200,7 +200,7 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
 
 
 def _call_id(written: object, found: Collected) -> str:
-    """The id that the model wrote, if it is one; else nine letters and digits, as Mistral's templates ask for."""
+    """Return the model's id if it is valid and unique, or else nine letters and digits as Mistral's templates require."""
     if isinstance(written, str) and _ID.fullmatch(written) and all(call.id != written for call in found.calls):
         return written
     return f"call{found.number:05d}"

@@ -1,6 +1,6 @@
-"""A reader of JSON with the slips that models make: missing closing brackets, trailing commas, bare line breaks.
+"""Reader of JSON with typical mistakes of models: missing closing brackets, trailing commas, bare line breaks.
 
-Only punctuation is mended. A string that was cut short is not closed, because its end is not known.
+Only punctuation is repaired. A string that was cut off is not closed, because its end is not known.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 @dataclass(frozen=True, slots=True)
 class MendedJson:
-    """A value, the index after it in the text, and what was mended."""
+    """Value with the index after it in the text, and the repairs."""
 
     value: Any
     end: int
@@ -30,17 +30,17 @@ class MendedJson:
 
 
 def read_mended(text: str, start: int, what: str, *, ends: Sequence[str] = (), is_whole: bool = True) -> MendedJson:
-    """Return the JSON value at `start`, mended where needed; white space after it is skipped.
+    """Read the JSON value at `start` with repairs if needed, and skip white space after it.
 
     Args:
-        text: The answer.
+        text: Text of the answer.
         start: Index of the value; white space before it is skipped.
-        what: Names the value in problems.
-        ends: Marks that end a value whose closing brackets are missing; so does the end of the text.
+        what: Name of the value in problems.
+        ends: Marks that end a value with missing closing brackets, like the end of the text.
         is_whole: The text was not cut, so its end may end such a value.
 
     Raises:
-        Malformed: no value stands there, or one that cannot be mended.
+        Malformed: there is no value, or it cannot be repaired.
     """
     begin = skip_space(text, start)
     try:
@@ -57,16 +57,16 @@ def read_mended(text: str, start: int, what: str, *, ends: Sequence[str] = (), i
 
 @dataclass(slots=True)
 class _Mended:
-    """A scan of one value: what it should have been, character by character."""
+    """Scan of one value, which builds the repaired text character by character."""
 
     text: str
     begin: int
     ends: Sequence[str]
     written: list[str] = field(default_factory=list)
     end: int | None = None
-    """Index after the value; ``None`` where it cannot be mended."""
+    """Index after the value; ``None`` if it cannot be repaired."""
     is_cut: bool = False
-    """The end of the text ended it."""
+    """True if the end of the text ended the value."""
     mends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class _Mended:
         self.end, self.is_cut = index, index == len(text)
 
     def _string(self, index: int) -> int:
-        """Copy the string that begins at an index; the index after it, or -1 if it has no end."""
+        """Copy the string that begins at an index; return the index after it, or -1 if it has no end."""
         self.written.append('"')
         index += 1
         while index < len(self.text):

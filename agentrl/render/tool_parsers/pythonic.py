@@ -1,4 +1,4 @@
-"""Tool calls as a Python list of calls that makes up the whole answer (Llama 4, Llama 3.2): ``[f(a=1), g(b='x')]``."""
+"""Tool calls as a Python list that is the whole answer (Llama 4, Llama 3.2): ``[f(a=1), g(b='x')]``."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is a list of calls, or holds one as servers read it; see `agentrl.render.tool_parsers`."""
+    """Parse an answer that is a list of calls, or contains one as servers accept it.
+
+    See `agentrl.render.tool_parsers`.
+    """
     strict = _parse_strictly(text, tools)
     if not strict.problems:
         return strict
     for opening in _CALLS.finditer(text):
         end = _list_end(text, opening.start())
-        before, after = _unfenced(text[: opening.start()]), _unfenced(text[end:].lstrip("])}> \n"))
+        before, after = _strip_fence(text[: opening.start()]), _strip_fence(text[end:].lstrip("])}> \n"))
         if opening[1] in tools and not (before and after):
             found = _parse_strictly(text[opening.start() : end], tools)
             if len(found.calls) > len(strict.calls):
@@ -49,7 +52,7 @@ def list_start(text: str) -> int:
     return len(text) if opening is None else opening.start()
 
 
-def _unfenced(text: str) -> str:
+def _strip_fence(text: str) -> str:
     return _FENCE.sub("", text.strip()).strip()
 
 
@@ -72,7 +75,7 @@ def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     begins = _CALLS.match(body)
     if begins is None:
         stray = _CALLS.search(body)
-        problems = (f"A tool call stands next to other text. {FORM}",) if stray else ()
+        problems = (f"A tool call is next to other text. {FORM}",) if stray else ()
         return ParsedCalls(content=body, problems=problems)
     found = Collected()
     written = _with_identifiers(body)
@@ -87,14 +90,14 @@ def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """A list of calls in which every name is an identifier, and the names by these identifiers."""
+    """List of calls in which every name is replaced by an identifier, and the names by these identifiers."""
 
     text: str
     names: Mapping[str, str]
 
 
 def _with_identifiers(body: str) -> _Written:
-    """Replace the names of tools and arguments: they may hold - and ., or be words of Python."""
+    """Replace the names of tools and arguments, which may contain - and ., or be keywords of Python."""
     pieces: list[str] = []
     names: dict[str, str] = {}
     cursor = depth = 0
@@ -119,7 +122,7 @@ def _with_identifiers(body: str) -> _Written:
 def _items(body: str) -> list[ast.expr]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings: their kind depends on the version of Python
+            warnings.simplefilter("ignore")  # about escapes in strings; the category depends on Python's version
             tree = ast.parse(body, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
@@ -150,7 +153,7 @@ def _call(item: ast.expr, names: Mapping[str, str], tools: ToolSchemas, number: 
 
 
 def _literal(node: ast.expr, what: str) -> Any:
-    """Return a number, string, truth value, nothing, list or dictionary of such."""
+    """Return the value of a literal: a number, string, boolean, ``None``, or a list or dictionary of literals."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:

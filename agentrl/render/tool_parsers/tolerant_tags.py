@@ -1,7 +1,7 @@
-"""Tags of calls and arguments where some are missing, doubled or misspelled, read as inference servers read them.
+"""Tolerant parser of calls with missing, doubled or misspelled tags, which reads them as inference servers do.
 
-A call ends where it is closed, where the next one begins, or with the text; an argument ends likewise within its call.
-Text outside the tags of arguments is ignored. A call counts only if its arguments fit the tool's schema.
+A call ends at its closing tag, at the next call, or at the end of the text; an argument ends in the same way within its
+call. Text outside the tags of arguments is ignored. A call counts only if its arguments fit the tool's schema.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _BROKEN_END = re.compile(r"</[^<>]*>?\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTags:
-    """The tags of a notation."""
+    """Tags of a notation."""
 
     call: re.Pattern[str]
-    """Opens a call; its first group is the name."""
+    """Opening of a call; its first group is the name."""
     ends: tuple[str, ...]
     """Marks that end a call."""
     argument: re.Pattern[str]
-    """Opens an argument; its first group is the key."""
+    """Opening of an argument; its first group is the key."""
     argument_end: str
     marks: re.Pattern[str]
     """Marks that are not part of the content."""
 
 
 ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
-"""From the opening of an argument, its text, the tool's name and the call's number; raises `Malformed`."""
+"""Function of an argument's opening, its text, the tool's name and the call's number; raises `Malformed`."""
 
 
 def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:
-    """Return what a strict reading found, or the tolerant reading if that finds more calls.
+    """Return the result of the strict parser, or that of the tolerant parser if it finds more calls.
 
     Args:
-        strict: The strict reading.
-        tags: Of the notation.
-        text: The answer.
-        tools: The offered tools.
-        read: Reads the value of one argument.
+        strict: Result of the strict parser.
+        tags: Tags of the notation.
+        text: Text of the answer.
+        tools: Offered tools.
+        read: Reads the value of an argument.
     """
     if not strict.problems:
         return strict
@@ -98,10 +98,10 @@ def _call(
 def fitting_call(
     name: str, arguments: Mapping[str, Any], tools: ToolSchemas, number: int, call_id: str | None = None
 ) -> ToolCall:
-    """Return a call whose arguments fit the tool's schema.
+    """Make a call whose arguments fit the tool's schema.
 
     Raises:
-        Malformed: they do not.
+        Malformed: the arguments do not fit.
     """
     made = make_call(name, arguments, tools, number, call_id)
     root = parameters_of(name, tools)

@@ -1,6 +1,6 @@
-"""Calls as JSON without the notation's own marks, which small models write: bare, in code fences or in other tags.
+"""Parser of JSON calls without the notation's own marks, as small models write them: bare, fenced or in other tags.
 
-Such calls must be the end of the answer, each on lines of its own: JSON in the midst of a text is part of the text.
+Such calls must be at the end of the answer, each on its own lines: JSON in the middle of a text is part of the text.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ AS_TEXT = "arguments as text"
 NO_ARGUMENTS = "no arguments"
 
 SERVED = frozenset({UNCLOSED_TAG, LISTED, PARAMETERS})
-"""What servers' parsers accept: the tool itself then judges the arguments, as it would there."""
+"""Deviations that the parsers of inference servers accept; the tool itself then checks the arguments, as there."""
 MOST_ATTEMPTS = 32
-"""Places in an answer that are tried: each may cost a reading of all that follows."""
+"""Maximum number of places in an answer that are tried; each may require reading the rest of the answer."""
 _TAG_NAMES = "tool_call|tool_calls|tools|tool|function_call|function_calls|functions"
 _MARK = re.compile(rf"(?P<tag><(?:{_TAG_NAMES})>)|(?P<fence>```[\w-]*)|</(?:{_TAG_NAMES}|function)>|[;,]")
 _SERVED_CANDIDATE = rf"<(?:{_TAG_NAMES})>|^[ \t]*(?P<line>```|\{{|\[)"
 _CANDIDATE = re.compile(rf"{_SERVED_CANDIDATE}|<function=(?=[\w.-]+>)", re.MULTILINE)
 _INLINE = re.compile(rf"{_SERVED_CANDIDATE}|(?=\{{\s*\"name\"\s*:)", re.MULTILINE)
 _NAMED = re.compile(r"<function=(?P<name>[\w.-]+)>\s*(?=\{)")
-"""A tag with the tool's name around JSON arguments, as Llama 3.1 writes calls of tools that a system prompt lists."""
+"""Pattern of a tag with a tool's name around JSON arguments, as Llama 3.1 writes calls of tools in a system prompt."""
 _BEGINNING = re.compile(
     r'(?:\[\s*)?\{\s*"(?:name|type|id|index|arguments|parameters|function|tool_call|function_call)s?"'
 )
@@ -70,7 +70,7 @@ _OPENED_FENCE = re.compile(r"```[\w-]*\s*\Z")
 
 @dataclass(frozen=True, slots=True)
 class Intended:
-    """A call as it was meant, and how it differs from the notation."""
+    """Intended call, and its deviations from the notation."""
 
     name: object
     arguments: object
@@ -78,7 +78,7 @@ class Intended:
 
 
 def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
-    """Return the calls that a JSON value stands for; none where any part of it is something else."""
+    """Return the calls in a JSON value; none if any part of it is something else."""
     if isinstance(value, dict) and len(value) == 1:
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
     items = value if isinstance(value, list) else [value]
@@ -90,7 +90,7 @@ def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
 
 
 def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
-    """Return the call that an object stands for; ``None`` where it is something else."""
+    """Return the call in an object; ``None`` if it is something else."""
     if not isinstance(item, dict):
         return None
     inner = next((item[key] for key in _WRAPPERS if isinstance(item.get(key), dict)), None)
@@ -112,7 +112,7 @@ def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
 
 
 def _describes_tool(item: Any) -> bool:
-    """Return True if an object repeats the description of a tool that takes no arguments, as prompts list it."""
+    """Return True if an object repeats a prompt's description of a tool without arguments."""
     if not isinstance(item, dict) or item.get("type") != "function":
         return False
     described = item.get("function")
@@ -126,12 +126,12 @@ def _is_schema(parameters: Any) -> bool:
 
 
 def is_nothing(arguments: Any) -> bool:
-    """Return True for what models write for no arguments: null or an empty text."""
+    """Return True for null or an empty text, which models write for no arguments."""
     return arguments is None or (isinstance(arguments, str) and not arguments.strip())
 
 
 def introduces_example(before: str) -> bool:
-    """Return True if the words directly before a call show it as an example or as an alternative."""
+    """Return True if the text directly before a call introduces it as an example or an alternative."""
     before = _OPENED_FENCE.sub("", before[-_LONGEST_SENTENCE:].rstrip()).rstrip()
     return _INTRODUCES.search(before.rpartition("\n")[2]) is not None
 
@@ -144,7 +144,7 @@ def _from_text(arguments: str) -> Any:
 
 
 def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: str) -> None:
-    """Keep a repaired call of an offered tool with arguments that fit, or say what is wrong with it."""
+    """Keep a repaired call if it names an offered tool and its arguments fit, or else record its problem."""
     number = found.number
 
     def read() -> ToolCall:
@@ -164,7 +164,7 @@ def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: st
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """The end of an answer that holds nothing but calls."""
+    """End of an answer that consists only of calls."""
 
     start: int
     calls: tuple[Intended, ...]
@@ -172,25 +172,25 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Where something else than a call stands."""
+    """Place in an answer that is not a call."""
 
     at: int
     was_read: bool = False
-    """It began like a call, so much may have been read."""
+    """True if the text began like a call, so that a long text may have been read."""
 
 
 def read_untagged(
     text: str, tools: ToolSchemas, form: str, *, is_whole: bool, own: frozenset[str] = frozenset(), inline: bool = False
 ) -> ParsedCalls | None:
-    """Return the calls that an answer ends with although it does not mark them; ``None`` where it ends otherwise.
+    """Return the unmarked calls at the end of an answer; ``None`` if it does not end with calls.
 
     Args:
-        text: The answer.
-        tools: The offered tools.
-        form: A sentence that shows the model how to write calls.
+        text: Text of the answer.
+        tools: Offered tools.
+        form: Sentence that shows the model how to write calls.
         is_whole: The answer was not cut.
-        own: What is not a slip in the model's notation.
-        inline: Read as servers read Llama's calls: a call may follow text on its line, be an example or stand in code.
+        own: Deviations that the model's notation allows.
+        inline: Read Llama's calls as servers do: a call may follow text on its line, be an example or be in code.
     """
     text = text.removeprefix(_BYTE_ORDER_MARK)
     region = _find_region(text, is_whole=is_whole, inline=inline)
@@ -211,7 +211,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
         if candidate["line"] == "```":
             is_fenced = not (is_fenced and _LONE_FENCE.match(text, start))
             if not is_fenced:
-                continue  # it closes a block of other code
+                continue  # the end of a block of other code
         elif is_fenced and not inline:
             continue  # a part of the code
         if start < failed:
@@ -260,6 +260,6 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
 
 
 def after_extra(text: str, cursor: int) -> tuple[int, tuple[str, ...]]:
-    """Return the index after closing brackets that close nothing, and what to say about them."""
+    """Return the index after unmatched closing brackets, and the deviation if there are any."""
     extra = _EXTRA.match(text, cursor)
     return (extra.end(), (EXTRA,)) if extra else (cursor, ())

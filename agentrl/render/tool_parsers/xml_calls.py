@@ -23,14 +23,14 @@ from agentrl.render.tool_parsers.values import after_block, first_of, skip_space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeMarks:
-    """The tags of a notation."""
+    """Tags of a notation."""
 
     block: str
     """Name of the tag around all calls."""
     prefix: str = ""
-    """What stands before the names of tags, ``｜DSML｜`` or nothing."""
+    """Prefix of the names of tags, ``｜DSML｜`` or empty."""
     string: str = ""
-    """An attribute of ``parameter``, as it is shown to the model; says whether the value is text or JSON."""
+    """Attribute of ``parameter`` in the description for the model; true if the value is text, false if it is JSON."""
 
     @property
     def open(self) -> str:
@@ -43,12 +43,12 @@ class InvokeMarks:
         return f"</{self.prefix}{self.block}>"
 
     def end_of(self, tag: str) -> str:
-        """Return a closing tag."""
+        """Return the closing tag of a name."""
         return f"</{self.prefix}{tag}>"
 
     @property
     def form(self) -> str:
-        """A sentence for the model."""
+        """Sentence that shows the model how to write calls."""
         p = self.prefix
         return (
             f'Write {self.open}\n<{p}invoke name="tool">\n<{p}parameter name="argument"{self.string}>value'
@@ -57,7 +57,7 @@ class InvokeMarks:
 
 
 class InvokeTagParser:
-    """A parser of one such notation; see `agentrl.render.tool_parsers`."""
+    """Parser of a notation with invoke tags; see `agentrl.render.tool_parsers`."""
 
     def __init__(self, marks: InvokeMarks) -> None:
         self._marks = marks
@@ -80,17 +80,17 @@ class InvokeTagParser:
 
     @property
     def form(self) -> str:
-        """A sentence for the model."""
+        """Sentence that shows the model how to write calls."""
         return self._marks.form
 
     @property
     def ending(self) -> str:
-        """The closing tags that follow the value of a call's last argument."""
+        """Closing tags after the value of a call's last argument."""
         marks = self._marks
         return f"{marks.end_of('parameter')}\n{marks.end_of('invoke')}\n{marks.close}"
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
-        """Calls, problems and the remaining text; never raises."""
+        """Return calls, problems and the remaining text; never raise."""
         if shows_example(text, f"<{self._marks.prefix}invoke "):
             return ParsedCalls(content=text.strip())
 
@@ -104,7 +104,7 @@ class InvokeTagParser:
         found = collect_blocks(text, marks.open, partial(self._read_block, text, tools))
         stray = f"<{marks.prefix}invoke name="
         if stray in found.content[-1] or marks.close in found.content[-1]:
-            found.problems.append(f"Parts of a tool call stand outside {marks.open} and {marks.close}. {marks.form}")
+            found.problems.append(f"Parts of a tool call are outside {marks.open} and {marks.close}. {marks.form}")
             found.content[-1] = found.content[-1].replace(marks.close, "")
         return found.result()
 
@@ -115,14 +115,14 @@ class InvokeTagParser:
         cursor = skip_space(text, cursor)
         if text.startswith(marks.close, cursor):
             if found.number == before:
-                found.problems.append(f"{marks.open} holds no call. {marks.form}")
+                found.problems.append(f"{marks.open} contains no call. {marks.form}")
             return cursor + len(marks.close)
-        extra = "was not closed" if cursor == len(text) else "holds something else than calls"
+        extra = "was not closed" if cursor == len(text) else "contains something other than calls"
         found.problems.append(f"{marks.open} {extra}. {marks.form}")
         return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
     def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: Collected) -> int:
-        """Collect one call; the index of what follows it."""
+        """Collect one call, and return the index after it."""
         number, end = found.number, invoke.end()
         closing = self._marks.end_of("invoke")
 
@@ -148,7 +148,7 @@ class InvokeTagParser:
         return self._after_invoke(text, end)
 
     def _after_invoke(self, text: str, start: int) -> int:
-        """Return the index after the call's closing tag, or else of the next call or the end of the block."""
+        """Return the index after the call's closing tag, or else that of the next call or of the end of the block."""
         closing = self._marks.end_of("invoke")
         close = text.find(closing, start)
         following = self._invoke.search(text, start)
@@ -252,7 +252,7 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     found = collect_blocks(text, OPEN, read)
     rest = "".join(found.content)
     if CLOSE in rest or "<function=" in rest:
-        found.problems.append(f"Parts of a tool call stand outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
+        found.problems.append(f"Parts of a tool call are outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
         found.content = [rest.replace(CLOSE, "")]
 
     def read_value(opening: re.Match[str], written: str, name: str, number: int) -> Any:
