@@ -207,7 +207,7 @@ class _Sessions(AgentLoop):
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._said: set[str] = set()
+        self._reported_settings: set[str] = set()
         self._sessions: dict[int, asyncio.Future[GatewaySession]] = {}
         """Sessions by the number of their episode, which is the seed of its task."""
         self._is_over = asyncio.Event()
@@ -215,7 +215,7 @@ class _Sessions(AgentLoop):
     async def run(self, episode: Episode) -> None:
         """Keep one session open."""
         await episode.reset()
-        session = GatewaySession(episode, steps=False, is_live=True, said=self._said)
+        session = GatewaySession(episode, steps=False, is_live=True, said=self._reported_settings)
         self._future_of(episode.task.seed).set_result(session)
         try:
             while not self._is_over.is_set() and (left := self._idle_s - session.idle_s) > 0:

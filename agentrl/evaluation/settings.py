@@ -123,9 +123,9 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
 def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:
     """Return overrides with the split in `env`, or else the split of the run's evaluations."""
     splits = resolve_environment(part.config.sole_environment.name).splits
-    asked = None if env is None else parse_env_name(env).split
+    requested = None if env is None else parse_env_name(env).split
     own = part.config.evaluation.split
-    return ["environment.tasks=null", f"environment.split={asked or (own if own in splits else _held_out(splits))}"]
+    return ["environment.tasks=null", f"environment.split={requested or (own if own in splits else _held_out(splits))}"]
 
 
 def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:

@@ -74,7 +74,7 @@ class LedgerConversation:
         self._repairs_calls = repairs_calls
         self._prompt_length = 0
         self._answer_start: int | None = None
-        self._asked_from = self.sequence
+        self._previous_sequence = self.sequence
         self._answers: list[_AnswerEnd] = []
         self._rewritten_from: TokenSequence | None = None
         self._ahead: Rendered | None = None
@@ -114,7 +114,7 @@ class LedgerConversation:
             LedgerError: The new text would change earlier tokens.
         """
         if self._answer_start is None:
-            self._asked_from = self.sequence if self._answers else TokenSequence()
+            self._previous_sequence = self.sequence if self._answers else TokenSequence()
             self._write_pending()
             self._answer_start = len(self.sequence)
             self.sequence.extend(self._renderer.prefill(prefill), Source.FORCED)
@@ -136,7 +136,7 @@ class LedgerConversation:
         sequences = self._trajectory.sequences
         if sequences and sequences[-1] is self.sequence and not self.sequence.turns:
             sequences.pop()
-        self.sequence = self._asked_from
+        self.sequence = self._previous_sequence
 
     def accept(self, generation: Generation, *, role: str = "assistant", trained: bool = True) -> Answer:
         """Append the sampled tokens as a turn of `role`, and return the parsed answer.

@@ -163,7 +163,7 @@ class EnvAdapter:
         own = getattr(self, method, None)
         if own is not None:
             return await own(*arguments)
-        return await maybe_await(self._required(method)(*arguments))
+        return await maybe_await(self._require(method)(*arguments))
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
@@ -180,7 +180,7 @@ class EnvAdapter:
 
     async def snapshot(self) -> Any:
         """Return the environment's state, including the step counts of Gymnasium's `TimeLimit` wrappers."""
-        inner = await maybe_await(self._required("snapshot")())
+        inner = await maybe_await(self._require("snapshot")())
         counts = [layer._elapsed_steps for layer in _time_limits(self.env)]
         return {_COUNTS: counts, _INNER: inner} if counts else inner
 
@@ -273,7 +273,7 @@ class EnvAdapter:
             for layer, count in zip(limits, data[_COUNTS], strict=True):
                 layer._elapsed_steps = count
             data = data[_INNER]
-        await maybe_await(self._required("restore")(data))
+        await maybe_await(self._require("restore")(data))
         return await self.state_key()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -299,7 +299,7 @@ class EnvAdapter:
     def _optional(self, name: str) -> Any:
         return optional_part(self.env, name)
 
-    def _required(self, name: str) -> Any:
+    def _require(self, name: str) -> Any:
         method = self._optional(name)
         if method is None:
             raise UsageError(f"the environment has no {name}()")

@@ -71,14 +71,14 @@ class EnvHandle:
         self._task = "none"
         self._steps = 0
         self._longest_step_s = 0.0
-        self.borrower = "nobody"
+        self.borrower = "no episode"
         """Id of the trajectory whose episode uses the environment."""
 
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
         self._task, self._steps, self._longest_step_s = task.id, 0, 0.0
         result = await self.call(RESET, task.seed, task.options)
-        self._longest_step_s = self._asked_step_s(result.info)
+        self._longest_step_s = self._requested_step_s(result.info)
         for tool in result.tools:
             if isinstance(tool, RemoteTool) and tool.remote is None:
                 tool.remote = lambda name, arguments: self.call(CALL_TOOL, name, arguments)
@@ -89,16 +89,16 @@ class EnvHandle:
         self._steps += 1
         return await self.call(STEP, action)
 
-    def _asked_step_s(self, info: Mapping[str, Any]) -> float:
+    def _requested_step_s(self, info: Mapping[str, Any]) -> float:
         """Return the seconds that the environment requests for each step of the task; 0 if it requests none."""
-        asked = info.get("step_timeout_s", 0.0)
-        if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 <= asked < math.inf:
+        requested = info.get("step_timeout_s", 0.0)
+        if isinstance(requested, bool) or not isinstance(requested, int | float) or not 0 <= requested < math.inf:
             raise EnvironmentFailure(
                 f'info["step_timeout_s"] of environment {self._name} cannot be used',
-                got=repr(asked),
+                got=repr(requested),
                 expected="seconds",
             )
-        return float(asked)
+        return float(requested)
 
     async def close(self) -> None:
         """Release the environment; a failure is only logged, because its episodes are over."""

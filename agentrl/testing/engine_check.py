@@ -171,7 +171,7 @@ class EngineProbe:
 
         await self.until(is_idle, "an engine without requests")
 
-    async def stands_still(self) -> bool:
+    async def makes_no_progress(self) -> bool:
         """Return True if no token is sampled during `LOOKS` polls."""
         before = await self.look(), self.engine.metrics().sampled_tokens
         for _ in range(LOOKS):
@@ -230,13 +230,13 @@ async def seeds(probe: EngineProbe) -> str:
     if not probe.engine.capabilities.seeded:
         raise Missing("the engine does not support seeds")
     prompt = probe.prompt(10)
-    alone = await probe.generate(prompt, max_tokens=24, seed=5)
+    unloaded = await probe.generate(prompt, max_tokens=24, seed=5)
     load = [probe.generate(probe.prompt(3 + i), max_tokens=30, seed=i) for i in range(10)]
     crowded, other, *_ = await asyncio.gather(
         probe.generate(prompt, max_tokens=24, seed=5), probe.generate(prompt, max_tokens=24, seed=6), *load
     )
-    require(alone.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
-    require(alone.token_ids != other.token_ids, "another seed gave the same tokens")
+    require(unloaded.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
+    require(unloaded.token_ids != other.token_ids, "another seed gave the same tokens")
     return ""
 
 
@@ -301,7 +301,7 @@ async def pause(probe: EngineProbe) -> str:
     await probe.engine.pause()
     require(not any(task.done() for task in tasks), "a request ended before the pause took effect")
     late = asyncio.ensure_future(probe.engine.generate(probe.request(probe.prompt(4), max_tokens=3)))
-    require(await probe.stands_still(), "tokens were sampled during a pause")
+    require(await probe.makes_no_progress(), "tokens were sampled during a pause")
     require(not any(task.done() for task in (*tasks, late)), "a request ended during a pause")
     await probe.engine.abort(aborted.request_id)
     partial = await tasks[1]

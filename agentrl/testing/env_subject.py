@@ -253,7 +253,7 @@ class Subject:
         return transcript_of_new_process(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
-    def alone(self) -> list[Played]:
+    def single_episodes(self) -> list[Played]:
         """First random steps of some tasks, each in its own environment."""
         episodes = []
         for task in self.tasks[:SIDE_BY_SIDE]:

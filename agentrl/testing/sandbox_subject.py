@@ -31,7 +31,7 @@ TIGHT = Limits(
     disk_bytes=16 * MIB,
     output_bytes=MIB // 16,
 )
-"""Limits of attacked sandboxes."""
+"""Limits of open_for_attack sandboxes."""
 GRACE_S = 8.0
 """Maximum number of seconds by which a command may exceed its limit on a busy machine."""
 _LOOKS = 500
@@ -80,7 +80,7 @@ class SandboxSubject:
         return open_sandbox(dataclasses.replace(self.spec, limits=TIGHT, files={}))
 
     @asynccontextmanager
-    async def attacked(self) -> AsyncIterator[Sandbox]:
+    async def open_for_attack(self) -> AsyncIterator[Sandbox]:
         """Open a sandbox to attack; afterwards it and a second one must still work and leave nothing behind.
 
         Raises:
@@ -96,11 +96,11 @@ class SandboxSubject:
 
 
 def in_sandbox(rule: Callable[[Sandbox], Awaitable[T]]) -> Callable[[SandboxSubject], Awaitable[T]]:
-    """Turn a rule about a sandbox into a rule about a back end, with a sandbox from `SandboxSubject.attacked`."""
+    """Turn a rule about a sandbox into a rule about a back end, by `SandboxSubject.open_for_attack`."""
 
     @functools.wraps(rule)
     async def look(subject: SandboxSubject) -> T:
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             return await rule(sandbox)
 
     return look

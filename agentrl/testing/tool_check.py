@@ -182,9 +182,9 @@ async def parallel_calls_agree(subject: _Subject) -> str:
     if not subject.tool.rules.is_parallel:
         raise Missing("the tool is not declared parallel")
     examples = subject.required_examples()
-    alone = [await subject.call_well(example) for example in examples]
+    one_by_one = [await subject.call_well(example) for example in examples]
     together = await asyncio.gather(*(subject.call_well(example) for example in examples))
-    if alone != together:
+    if one_by_one != together:
         raise Broken("concurrent calls gave other results than calls one after another")
     return f"{len(examples)} concurrent calls"
 

@@ -50,7 +50,7 @@ def test_one_of_several_named_templates_is_taken(templates, taken, tmp_path, cap
     with caplog.at_level("INFO", logger="agentrl.render"):
         made = Renderer(type(tokenizer).from_pretrained(tmp_path))
     assert made.template.source == with_tools
-    assert f"{taken} is taken" in caplog.text
+    assert f"{taken} is used" in caplog.text
     assert ("differently from default" in caplog.text) == (templates == ["default", "tool_use"])
     check_template(made, roles=["tool"], tools=[MOVE])
 

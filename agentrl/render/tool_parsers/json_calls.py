@@ -200,7 +200,7 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
 
 
 def _call_id(written: object, found: Collected) -> str:
-    """Return the model's id if it is valid and unique, or else nine letters and digits as Mistral's templates require."""
+    """Return the model's id if it is valid and unique, or else nine characters as Mistral's templates require."""
     if isinstance(written, str) and _ID.fullmatch(written) and all(call.id != written for call in found.calls):
         return written
     return f"call{found.number:05d}"

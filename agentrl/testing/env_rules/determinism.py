@@ -157,7 +157,7 @@ def has_keys_of_its_states(subject: Subject) -> str:
     with subject.session() as session, subject.session() as other:
         if session.find("state_key") is None:
             raise Missing("no state_key()")
-        for task, played in zip(subject.tasks, subject.alone, strict=False):
+        for task, played in zip(subject.tasks, subject.single_episodes, strict=False):
             is_same = session.reset(task) == other.reset(task)
             _require_equal_keys(session, other)
             for action in played.actions:
@@ -262,17 +262,17 @@ def _has_extension(root: str) -> bool:
 @rule("keep an episode's state in the instance, not in the class, the module or a shared file")
 def runs_interleaved(subject: Subject) -> str:
     """Interleaved episodes in one process are equal to episodes that run alone."""
-    alone = subject.alone
-    together = asyncio.run(_take_turns(subject, alone))
-    for one, other in zip(alone, together, strict=True):
+    single = subject.single_episodes
+    together = asyncio.run(_take_turns(subject, single))
+    for one, other in zip(single, together, strict=True):
         require_equal(one.moments, other, "an interleaved episode differs from the same episode alone")
-    return f"{len(alone)} interleaved episodes are equal to single ones"
+    return f"{len(single)} interleaved episodes are equal to single ones"
 
 
-async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[StepSnapshot]]:
-    envs = [make_environment(subject.spec.make, subject.options) for _ in alone]
+async def _take_turns(subject: Subject, single: Sequence[Played]) -> list[list[StepSnapshot]]:
+    envs = [make_environment(subject.spec.make, subject.options) for _ in single]
     try:
-        plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in alone), strict=False))
+        plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in single), strict=False))
         return list(await asyncio.gather(*plays))
     finally:
         for env in envs:
@@ -284,17 +284,17 @@ def runs_in_threads(subject: Subject) -> str:
     """Concurrent episodes in several threads are equal to episodes that run alone."""
     if subject.spec.isolation_under(subject.options) is not Isolation.THREAD:
         raise Missing("its code does not run in threads")
-    alone = subject.alone
+    single = subject.single_episodes
     with subject.session() as session:
         if isinstance(session.env, AsyncEnv):
             raise Missing("its steps are awaited in the event loop")
-    for one, other in zip(alone, _play_in_threads(subject, alone), strict=True):
+    for one, other in zip(single, _play_in_threads(subject, single), strict=True):
         require_equal(one.moments, other, "an episode in one of several threads differs from the same episode alone")
-    return f"{len(alone)} episodes in threads are equal to single ones"
+    return f"{len(single)} episodes in threads are equal to single ones"
 
 
-def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[StepSnapshot]]:
-    start = threading.Barrier(len(alone))
+def _play_in_threads(subject: Subject, single: Sequence[Played]) -> list[list[StepSnapshot]]:
+    start = threading.Barrier(len(single))
     ended: dict[int, list[StepSnapshot] | Exception] = {}
 
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
@@ -309,7 +309,7 @@ def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[Ste
             start.abort()
             ended.setdefault(number, error)
 
-    plays = enumerate(zip(subject.tasks, (episode.actions for episode in alone), strict=False))
+    plays = enumerate(zip(subject.tasks, (episode.actions for episode in single), strict=False))
     threads = [threading.Thread(target=run, args=(number, *play), daemon=True) for number, play in plays]
     _run_threads(threads)
     results = [ended.get(number) for number in range(len(threads))]
@@ -339,7 +339,7 @@ def survives_cancellation(subject: Subject) -> str:
     with subject.session() as session:
         if not isinstance(session.env, AsyncEnv):
             raise Missing("nothing is awaited, so nothing can be cancelled")
-    fresh = subject.alone[0]
+    fresh = subject.single_episodes[0]
     with asking("a call after a cancelled one", times=LONG_CALL):
         cut = asyncio.run(_cancel_and_continue(subject, fresh))
     if not cut:

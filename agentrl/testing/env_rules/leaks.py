@@ -110,15 +110,15 @@ def _tells(text: str, answer: str) -> bool:
 @rule("remove the solution from the observation")
 def hides_the_plan(subject: Subject) -> str:
     """The first observation does not contain the expert's actions in order."""
-    told = [
+    found = [
         _holds(episode.moments[0].observation, episode.actions)
         for episode in subject.expert_episodes
         if _is_telling(episode.actions)
     ]
     different = {episode.actions for episode in subject.expert_episodes}
-    if len(told) >= _FEW and len(different) >= _FEW and 2 * sum(told) > len(told):
-        raise Suspect(f"{sum(told)} of {len(told)} first observations contain the expert's whole plan")
-    return f"{sum(told)} of {len(told)} first observations contain a plan"
+    if len(found) >= _FEW and len(different) >= _FEW and 2 * sum(found) > len(found):
+        raise Suspect(f"{sum(found)} of {len(found)} first observations contain the expert's whole plan")
+    return f"{sum(found)} of {len(found)} first observations contain a plan"
 
 
 def _is_telling(actions: Sequence[str]) -> bool:
@@ -137,10 +137,10 @@ def hides_the_reward(subject: Subject) -> str:
     with suppress(Missing):
         episodes += subject.expert_episodes
     steps = [result for episode in episodes for result in episode.results if result.reward and not result.done]
-    told = [result.reward for result in steps if _tells_reward(plain_text(result.observation), result.reward)]
-    if len(told) >= _FEW and 2 * len(told) > len(steps):
-        raise Suspect(f"{len(told)} of {len(steps)} rewards appear in the observation, for example {told[0]:g}")
-    return f"{len(told)} of {len(steps)} intermediate rewards appear in the observation"
+    found = [result.reward for result in steps if _tells_reward(plain_text(result.observation), result.reward)]
+    if len(found) >= _FEW and 2 * len(found) > len(steps):
+        raise Suspect(f"{len(found)} of {len(steps)} rewards appear in the observation, for example {found[0]:g}")
+    return f"{len(found)} of {len(steps)} intermediate rewards appear in the observation"
 
 
 def _tells_reward(text: str, reward: float) -> bool:

@@ -140,7 +140,7 @@ async def lets_no_path_lead_out(subject: SandboxSubject) -> str:
     """Dots, links and mounts do not show or change a file of the host, from outside or from inside."""
     mark = secrets.token_hex(16)
     with host_file(mark) as file:
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             await sandbox.exec(["ln", "-s", str(file), "link"])
             await sandbox.exec(["ln", "-s", str(file.parent), "folder"])
             ways = [str(file), f"../../../../../../../..{file}", "link", "folder/secret.txt"]

@@ -95,18 +95,18 @@ class _Server:
     """Web server on this machine's loopback that records requests."""
 
     def __init__(self, answer: bytes) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._answer = answer
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = b""
         while not head.endswith(b"\r\n\r\n") and (line := await reader.readline()):
             head += line
-        self.heard.append(head)
+        self.received.append(head)
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + self._answer)
         if writer.can_write_eof():
             writer.write_eof()
-        self.heard[-1] += await reader.read()
+        self.received[-1] += await reader.read()
         writer.close()
 
 
@@ -125,11 +125,11 @@ async def reaches_listed_hosts_only(subject: SandboxSubject) -> str:
         listed = SandboxSubject(dataclasses.replace(subject.spec, network=network))
         await _require_possible(listed)
         await attack_directly(listed)
-        async with listed.attacked() as sandbox:
+        async with listed.open_for_attack() as sandbox:
             done = await run_python(sandbox, _PROXY_ATTACKS, str(open_port), str(shut))
-        require(not hidden.heard, f"a host that is not listed was reached: {b' '.join(hidden.heard)[:300]!r}")
+        require(not hidden.received, f"a host that is not listed was reached: {b' '.join(hidden.received)[:300]!r}")
         require(text(done).endswith("True True True"), f"the listed host is not reached: {describe_end(done)}")
-        smuggled = [head for head in welcome.heard if b"leak" in head or str(shut).encode() in head]
+        smuggled = [head for head in welcome.received if b"leak" in head or str(shut).encode() in head]
         require(not smuggled, f"a request was smuggled: {smuggled[:1]!r}")
     return f"{text(done).split()[0]} notations of hosts, 14 requests"
 
@@ -144,7 +144,7 @@ async def forwards_ports(subject: SandboxSubject) -> str:
     def protocol() -> asyncio.BaseProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), reverse)
 
-    async with subject.attacked() as sandbox:
+    async with subject.open_for_attack() as sandbox:
         port = await _forward(sandbox, protocol)
         result = await run_python(sandbox, _FORWARDED, str(port), str(_SIZE), str(_CONNECTIONS))
         require(text(result) == "same 16", f"the sent data was not returned: {describe_end(result)}")

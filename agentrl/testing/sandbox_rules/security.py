@@ -110,7 +110,7 @@ async def writes_only_where_it_may(sandbox: Sandbox) -> str:
 async def signals_nobody_outside(subject: SandboxSubject) -> str:
     """No process of the host can be signalled."""
     with bystander() as process:
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             await run_python(sandbox, _SIGNALS, str(process.pid))
             require(process.poll() is None, "a process of the host was killed")
     return "70,000 numbers tried"
@@ -176,12 +176,14 @@ async def attack_directly(subject: SandboxSubject) -> str:
     """
     with _listening() as ears:
         tcp, udp, path, name = (ear.getsockname() for ear in ears.values())
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             words = ",".join(_addresses()), str(tcp[1]), str(udp[1]), path, name[1:].decode()
             result = await run_python(sandbox, _TRY, *words)
             require(text(result) == "done", f"reached: {text(result)}, {result.stderr[-300:]!r}")
-            heard, _, _ = select.select(list(ears.values()), [], [], 0)
-            require(not heard, f"the host received {', '.join(what for what, ear in ears.items() if ear in heard)}")
+            readable, _, _ = select.select(list(ears.values()), [], [], 0)
+            require(
+                not readable, f"the host received {', '.join(what for what, ear in ears.items() if ear in readable)}"
+            )
             own = await run_python(sandbox, _LOOPBACK)
             require(text(own) == "hello", f"programs in the sandbox do not reach one another: {own.stderr[-200:]!r}")
     return "TCP, UDP, DNS, raw, packet, netlink, vsock and unix sockets; its own loopback works"
@@ -269,7 +271,7 @@ async def hides_the_environment(subject: SandboxSubject) -> str:
     """Environment variables and command lines of the host are not visible, not even through ``/proc``."""
     mark = secrets.token_hex(16)
     with bystander(AGENTRL_CHECK_SECRET=mark), mock.patch.dict(os.environ, AGENTRL_CHECK_SECRET=mark):
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             result = await sandbox.exec("env; cat /proc/*/environ 2>/dev/null")
             require(mark.encode() not in result.stdout, "a variable of the host is shown")
             seen = await _search(sandbox, _SEARCH, mark)
@@ -283,7 +285,7 @@ async def hides_files_of_the_host(subject: SandboxSubject) -> str:
     mark = secrets.token_hex(16)
     with host_file(mark) as file, file.open() as handle:
         os.set_inheritable(handle.fileno(), True)  # a sandbox must not inherit it
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             places = (str(file), "/tmp", "/home", "/var", "/run", "/mnt", "/root", "/opt", "/srv")
             await _search(sandbox, _SEARCH, mark, *places)
             handles = await run_python(sandbox, _HANDLES)
@@ -308,7 +310,7 @@ async def hides_other_sandboxes(subject: SandboxSubject) -> str:
             await grader.write(path, mark.encode())
         holder = await grader.spawn(["sh", "-c", "echo ready; exec sleep 60", mark], env={"ANSWER": mark})
         await holder.read_line()
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             await _search(sandbox, _SEARCH, mark, "/tmp", "/dev/shm", "/var", "/run", sandbox.folder)
             shared = await run_python(sandbox, "import os; print(os.listdir('/dev/shm'), os.listdir('/tmp'))")
             require(text(shared) == "[] []", f"a new sandbox contains {text(shared)}")
