@@ -42,7 +42,7 @@ def checked_logprobs(generation: Generation, request_id: str) -> Generation:
             raise EngineError(
                 f"the engine's answer to request {request_id} cannot be trained on",
                 got=f"log-probability {logprob} of token {token}",
-                expected="a number of 0 at most",
+                expected="a number of at most 0",
                 hint="the engine must return the natural logarithm of each sampled token's probability"
                 if logprob > 0
                 else None,
@@ -53,8 +53,8 @@ def checked_logprobs(generation: Generation, request_id: str) -> Generation:
 
 
 RECENT = 8
-"""Number of tokens that are decoded together to find the text of the last one: some tokenizers write the first token of
-a text differently."""
+"""Number of tokens that are decoded together to find the text of the last one, because some tokenizers decode the first
+token of a text differently."""
 
 
 def content_logprobs(

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnvHandle:
-    """One environment as an episode sees it: coroutines with deadlines."""
+    """Environment of an episode; its methods are coroutines with deadlines."""
 
     def __init__(
         self, backend: EnvBackend, *, name: str, waits: WaitTracker, reset_timeout_s: float, step_timeout_s: float

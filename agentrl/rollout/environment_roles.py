@@ -62,7 +62,7 @@ class EnvironmentRoles:
             raise UsageError(
                 f"environment {self._environment} has instructions for {unknown[0]}, which the runtime does not play",
                 got=", ".join(self.roles) or "no roles",
-                expected=f"roles_of of its EnvironmentSpec to name {unknown[0]}",
+                expected=f"roles_of in its EnvironmentSpec to include {unknown[0]}",
             )
         self._instructions = dict(given)
         return {name: value for name, value in info.items() if name != INSTRUCTIONS}

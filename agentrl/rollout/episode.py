@@ -82,7 +82,7 @@ class RuntimeEpisode(Episode):
         self._role_policies = role_policies or {}
         self._environment_roles = EnvironmentRoles(spec.name, environment_roles or {}, self._open_for_environment)
         self._role_error: EpisodeEnd | AgentRLError | None = None
-        """Exception because of which a role of the environment has not answered."""
+        """Exception that kept a role of the environment from answering."""
         self._stepping = asyncio.Lock()
         self.action_hint = ""
         self.goal: str | None = None
@@ -152,7 +152,7 @@ class RuntimeEpisode(Episode):
         """Take an action, and restore the environment's state."""
         if self._environment_roles.roles:
             roles = ", ".join(self._environment_roles.roles)
-            raise UsageError(f"an action cannot be tried in an environment with roles that answer: {roles}")
+            raise UsageError(f"an action cannot be tried if roles of the environment answer it: {roles}")
         async with self._stepping:
             try:
                 before = await self.environment.call(SNAPSHOT)
@@ -562,7 +562,7 @@ def _cut_parts(content: tuple[ContentPart, ...], text: str, kept: int) -> Conten
 
 
 def with_history(messages: Sequence[Message], history: Sequence[Message] | None) -> Sequence[Message]:
-    """Return a conversation's first messages after those of its task; two system messages become one."""
+    """Put the messages of a task before a conversation's first ones; two system messages become one."""
     if not history:
         return messages
     own = [message for message in messages[:1] if message.role == "system"]

@@ -38,8 +38,8 @@ def library_of(signature: inspect.Signature) -> Library | None:
     """Return the library that a function with this signature was written for; ``None`` if the signature does not say.
 
     The first two parameters of agentrl's own functions are named or annotated as in `OWN`; an unused one may be called
-    ``_``. Positional-only parameters, such as ``*args``, also indicate agentrl: the other libraries pass arguments by
-    name.
+    ``_``. Parameters that can only be passed by position, such as ``*args``, also indicate agentrl: the other libraries
+    pass arguments by name.
     """
     if _is_own(signature):
         return "agentrl"

@@ -472,7 +472,7 @@ async def play_all(
 
 
 class _Groups:
-    """Groups of assignments; holds back a group's episodes until the last one has ended if the scorer compares them."""
+    """Groups of assignments; a group's episodes are held back until all have ended if the scorer compares them."""
 
     def __init__(self, runner: EpisodeRunner, assignments: Sequence[Assignment]) -> None:
         self._runner = runner

@@ -38,7 +38,7 @@ MAX_WASTED_BATCHES = 20
 """Number of batches whose groups may be filtered out, or dropped as too stale, in a row before the run fails."""
 
 LEAST_FAILED_GROUPS = 4
-"""Minimum number of groups that must fail in a row before the run fails; for batches that are smaller."""
+"""Minimum number of groups that must fail in a row before the run fails, even if a batch is smaller."""
 
 GREEDY, EXPERT = "greedy", "expert"
 """Names of extra rollouts: the policy at temperature 0, and experts (with numbers: ``expert-0``, …)."""
@@ -104,7 +104,7 @@ class Group:
         return min(versions, default=None)
 
     def staleness(self, version: int, adapters: Mapping[str, int]) -> int | None:
-        """Return how many versions the group's oldest token is behind; each token counts by its own adapter."""
+        """Return how many versions the group's oldest token is behind; a token's age counts by its own adapter."""
         ages = [age for trajectory in self.trainable if (age := trajectory.staleness(version, adapters)) is not None]
         return max(ages, default=None)
 
@@ -166,7 +166,7 @@ class GroupScheduler:
             compared.
         extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
             name. A group fails if one of its extra rollouts fails.
-        adapter_versions: Returns the current versions of several adapters; a token's staleness counts by its adapter.
+        adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class GroupScheduler:
         if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.batch:
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
-                expected="groups whose episodes have different rewards before shaping for the advantage estimator",
+                expected="groups whose episodes the advantage estimator can distinguish, by rewards before shaping",
                 hint="use easier tasks, warm-start the policy (agentrl sft), or set algorithm.dynamic_sampling=false",
             )
 

@@ -82,7 +82,7 @@ class Budget:
         return None if self.limits.max_seconds is None else self.limits.max_seconds - self.elapsed_s
 
     def check_time(self) -> None:
-        """End the episode (truncated_time) when its seconds are spent."""
+        """End the episode (truncated_time) if its time is used up."""
         remaining = self.remaining_s
         if remaining is not None and remaining <= 0:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
@@ -175,7 +175,7 @@ class TurnLog:
         """Report the latest turn, begin the next one, and return its sampling seed; may raise `EpisodeEnd`.
 
         Args:
-            is_counted: The turn is the agent's, not one of an environment's role.
+            is_counted: The turn is the agent's, not that of a role of the environment.
         """
         index = self.budget.take_turn(is_counted=is_counted)
         self._report()

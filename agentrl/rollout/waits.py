@@ -26,7 +26,7 @@ class WaitKind(enum.StrEnum):
     TOOL = "tool"
     SCORER = "scorer"
     CAPACITY = "capacity"
-    """Waiting for a free slot of a limit, such as that of episodes or environments."""
+    """Waiting for a free slot: of an episode, an environment or a tool."""
     GROUPS = "groups"
     """Trainer waiting for finished groups."""
 

@@ -194,7 +194,7 @@ class _Inspection:
             run_watched(inspect, effort.call_s if call_timeout_s is None else call_timeout_s)
         except CallFailed as failed:
             row = self.now.row(failed, time.perf_counter() - self.begun)
-            self.rows = [*self.rows, row]  # a thread that returns late appends to the old list
+            self.rows = [*self.rows, row]  # a thread that returns late keeps the old list
             self._skip_the_rest(f"the check ended: {failed}")
         return CheckReport(kind="environment", name=spec.name, split=chosen, rows=tuple(self.rows))
 

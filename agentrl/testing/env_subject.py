@@ -254,7 +254,7 @@ class Subject:
 
     @cached_property
     def single_episodes(self) -> list[Played]:
-        """First random steps of some tasks, each in its own environment."""
+        """Episodes with the first random steps of some tasks, each in its own environment."""
         episodes = []
         for task in self.tasks[:SIDE_BY_SIDE]:
             with self.session() as session:

@@ -23,7 +23,7 @@ from agentrl.registry import load
 
 EXAMPLE = "agent.judge.verdict={reason: string, score: number 0..10}"
 REASON_CHARS = 400
-"""Maximum number of characters of a reason, if the answer's maximum of tokens allows as many."""
+"""Maximum number of characters of a reason; fewer if the answer may have few tokens."""
 
 
 class Unreadable(Exception):

@@ -63,7 +63,7 @@ def make_judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRequest:
-    """Requests to a judge about one episode: one for each form of an answer, and the weights of the fields."""
+    """Request to a judge about one episode: the forms of its answers, one question each, and the fields' weights."""
 
     forms: Sequence[Form]
     weights: Weights
@@ -162,7 +162,7 @@ def _total(judged: float, trajectory: Trajectory, settings: JudgeConfig, parts: 
 
 
 class BudgetFallback:
-    """Decision which episodes get only the environment's reward once the budget is spent.
+    """Rule for the episodes that get only the environment's reward once the budget is spent.
 
     Rewards of a group are compared, so a group has verdicts for all of its episodes or for none. An episode without a
     verdict in a group that already has verdicts gets no reward and does not train.
@@ -173,7 +173,7 @@ class BudgetFallback:
         self._judged: dict[str, bool] = {}
 
     def begins_without(self, group_id: str) -> bool:
-        """Return True if an episode of the group needs no verdict."""
+        """Return True if the episodes of the group get no verdicts."""
         if group_id not in self._judged and self._client.continues_without:
             self._note(group_id, is_judged=False)
         return self._judged.get(group_id) is False

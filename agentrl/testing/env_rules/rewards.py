@@ -347,7 +347,7 @@ def _worth(subject: Subject) -> float | None:
 
 
 def _mean(played: Sequence[Played]) -> float:
-    return math.fsum(episode.total / len(played) for episode in played)  # exact for rewards of any size
+    return math.fsum(episode.total / len(played) for episode in played)  # dividing first avoids an overflow
 
 
 def _quote(words: Sequence[str]) -> str:
