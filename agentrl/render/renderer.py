@@ -52,7 +52,7 @@ class Span:
 
 
 class ContentSpans:
-    """Finder of the contents of messages in their rendering.
+    """Locator of message contents in a rendering.
 
     Messages of each shape are rendered once with marks as contents; the text between the marks is the template's.
 

@@ -31,7 +31,7 @@ TIGHT = Limits(
     disk_bytes=16 * MIB,
     output_bytes=MIB // 16,
 )
-"""Limits of open_for_attack sandboxes."""
+"""Limits of attacked sandboxes."""
 GRACE_S = 8.0
 """Maximum number of seconds by which a command may exceed its limit on a busy machine."""
 _LOOKS = 500

@@ -39,7 +39,7 @@ def hides_the_answer(subject: Subject) -> str:
     """The texts that the policy reads first contain no answer: prompt, opening, hint, tools, info of reset.
 
     Answers are a task's ground truth, and attributes of the environment with names such as ``solution``. An answer
-    counts as shown if in every task it follows a word like "answer" or has some length, and if it differs between tasks.
+    counts as shown if in every task it follows a word like "answer" or has some length, and it differs between tasks.
     """
     shown: dict[str, list[str]] = {}
     with subject.session() as session:
