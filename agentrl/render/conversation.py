@@ -13,7 +13,7 @@ from agentrl.message import Message
 from agentrl.render.check import is_same_history
 from agentrl.render.content_guard import unbroken
 from agentrl.render.progress import AnswerProgress
-from agentrl.render.renderer import Rendered, Renderer
+from agentrl.render.renderer import RenderedTokens, Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
 
@@ -77,7 +77,7 @@ class LedgerConversation:
         self._previous_sequence = self.sequence
         self._answers: list[_AnswerEnd] = []
         self._rewritten_from: TokenSequence | None = None
-        self._ahead: Rendered | None = None
+        self._ahead: RenderedTokens | None = None
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append messages; the next `prepare` tokenizes them.
@@ -224,7 +224,7 @@ class LedgerConversation:
         rendered = unbroken(rendered)
         return not is_same_history(self._renderer, kept, rendered)
 
-    def _render(self) -> Rendered:
+    def _render(self) -> RenderedTokens:
         """Return the pending messages as tokens."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
@@ -252,7 +252,7 @@ class LedgerConversation:
             self.sequence = TokenSequence()
         self._append(rendered, known)
 
-    def _append(self, rendered: Rendered, known: int = 0) -> None:
+    def _append(self, rendered: RenderedTokens, known: int = 0) -> None:
         """Append rendered tokens; the sequence already contains the first `known` ones."""
         start = len(self.sequence)
         if known:

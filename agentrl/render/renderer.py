@@ -164,7 +164,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedTokens:
     """Tokens to append to a ledger, with the source of each."""
 
     ids: list[int]
@@ -277,7 +277,7 @@ class Renderer:
         """True if the template opens the thinking of an answer."""
         return self.header.rstrip().endswith(self.thinking.open)
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> RenderedTokens:
         """Render the first prompt of a sequence, with the header of the answer.
 
         Raises:
@@ -286,9 +286,9 @@ class Renderer:
             EnvironmentFailure: An image cannot be read.
         """
         ids = self.encoder.encode(self.template.render(messages, tools=tools, generation_prompt=True))
-        return self._with_images(Rendered(ids, [Source.PROMPT] * len(ids)), messages)
+        return self._with_images(RenderedTokens(ids, [Source.PROMPT] * len(ids)), messages)
 
-    def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> Rendered:
+    def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> RenderedTokens:
         """Render the text after an answer: the end of its turn unless the model wrote it, messages, the next header.
 
         Args:
@@ -303,12 +303,12 @@ class Renderer:
         appended = tuple(messages)
         known = self._known_suffix(appended) if all(map(_is_short, appended)) else self._suffix(appended)
         start = bool(known.ids) and self.boundary.is_written(last_id, known.ids[0])
-        rendered = Rendered(known.ids[start:], known.sources[start:])
+        rendered = RenderedTokens(known.ids[start:], known.sources[start:])
         if known.images:
             return replace(rendered, images=tuple(image.moved(-start) for image in known.images))
         return rendered
 
-    def _suffix(self, messages: tuple[Message, ...]) -> Rendered:
+    def _suffix(self, messages: tuple[Message, ...]) -> RenderedTokens:
         """Render the text after an answer that lacks only the end of its turn."""
         text = self.after_answer(messages)
         encoded = self.encoder.encode_with_offsets(_BEFORE + text)
@@ -323,16 +323,16 @@ class Renderer:
         for span in self._spans.find(text, messages):
             first, after = encoded.token_span(span.start + len(_BEFORE), span.end + len(_BEFORE))
             sources[first:after] = [span.source] * (after - first)
-        return self._with_images(Rendered(encoded.ids[known:], sources[known:]), messages)
+        return self._with_images(RenderedTokens(encoded.ids[known:], sources[known:]), messages)
 
-    def _with_images(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+    def _with_images(self, rendered: RenderedTokens, messages: Sequence[Message]) -> RenderedTokens:
         """Expand the placeholders of the messages' images."""
         images = images_of(messages)
         if not images or self.images is None:
             return rendered
         placed = placed_images(rendered.ids, images, self.images)
         times = list(counts(len(rendered.ids), placed))
-        return Rendered(_repeat_items(rendered.ids, times), _repeat_items(rendered.sources, times), tuple(placed))
+        return RenderedTokens(_repeat_items(rendered.ids, times), _repeat_items(rendered.sources, times), tuple(placed))
 
     def after_answer(self, messages: Sequence[Message]) -> str:
         """Return the text that follows an answer: the end of its turn, the messages, the header of the next answer.

@@ -31,7 +31,7 @@ _SEGMENT_CACHE = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class TokenizedText:
     """Token ids of a text with the mapping from characters to tokens."""
 
     ids: list[int]
@@ -97,10 +97,10 @@ class TextEncoder:
                 ids.extend(self._segment(piece))
         return ids
 
-    def encode_with_offsets(self, text: str) -> Encoded:
+    def encode_with_offsets(self, text: str) -> TokenizedText:
         """Return the token ids of `text` with the mapping from characters to tokens."""
         encoding = self._backend_for(text).encode(text, add_special_tokens=False)
-        return Encoded(encoding.ids, encoding)
+        return TokenizedText(encoding.ids, encoding)
 
     def added_id(self, token: str) -> int | None:
         """Return the id of an added token; ``None`` if the vocabulary does not have it."""

@@ -49,7 +49,7 @@ KILL_S = 10.0
 """Maximum number of seconds to wait for the end of killed processes; one may hang in the kernel."""
 
 
-class _Stopped(BaseException):
+class _StopSignal(BaseException):
     """Signal SIGTERM from the trainer."""
 
 
@@ -83,7 +83,7 @@ def fork_worker(trainer: int) -> None:
 def _keep(worker: int, trainer: int) -> NoReturn:
     """Wait until the worker or the trainer ends, or for SIGTERM; then kill the remaining processes and exit."""
     code: int | None = None
-    with contextlib.suppress(_Stopped):
+    with contextlib.suppress(_StopSignal):
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)  # only the worker uses the pipes
         os.dup2(nothing, 1)
@@ -117,7 +117,7 @@ def _reap(worker: int) -> int | None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Stopped
+    raise _StopSignal
 
 
 def serve() -> None:

@@ -499,7 +499,7 @@ class RecordedConversation(Conversation):
             options = _options_of_role(options, self._role)
         answer = await self._conversation.generate(prefill=prefill, options=options)
         if not options.trained:
-            self._forget()
+            self._hide()
             return answer
         self._messages.append(answer.message)
         self._trajectory.answers.append(answer.message)
@@ -511,12 +511,12 @@ class RecordedConversation(Conversation):
         messages = with_history(messages, self._history)
         forked = self._conversation.fork(with_shots(messages, self._shots))
         if list(messages[: len(self._messages)]) == self._messages:  # the fork contains this conversation
-            self._forget()
+            self._hide()
         return RecordedConversation(
             forked, self._trajectory, messages, self._shots, self._role, self._is_kept, history=self._history
         )
 
-    def _forget(self) -> None:
+    def _hide(self) -> None:
         """Hide this conversation from scorers: another one contains its messages, or the agent did not write them."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]

@@ -42,7 +42,7 @@ class CallFailed(Broken):
 
 
 @dataclass(slots=True, kw_only=True)
-class Calls:
+class WatchedCalls:
     """Running calls of an environment, and the processes that they started."""
 
     limit_s: float
@@ -63,12 +63,12 @@ class Calls:
         return f"{min(late)[1]} did not return within {min(late)[2]:g} s" if late else None
 
 
-_CALLS: contextvars.ContextVar[Calls] = contextvars.ContextVar("calls")
+_CALLS: contextvars.ContextVar[WatchedCalls] = contextvars.ContextVar("calls")
 
 
-def watched_calls() -> Calls:
+def watched_calls() -> WatchedCalls:
     """Return the calls of the current watch; outside a watch, calls without a deadline."""
-    return _CALLS.get(Calls(limit_s=float("inf")))
+    return _CALLS.get(WatchedCalls(limit_s=float("inf")))
 
 
 @contextmanager
@@ -108,7 +108,7 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
     Raises:
         CallFailed: a call did not return within `limit_s` seconds.
     """
-    calls, ended = Calls(limit_s=limit_s), Future[T]()
+    calls, ended = WatchedCalls(limit_s=limit_s), Future[T]()
 
     def run() -> None:
         _CALLS.set(calls)
@@ -156,7 +156,7 @@ class StepSnapshot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedEpisode:
     """Played episode."""
 
     moments: tuple[StepSnapshot, ...]
@@ -266,7 +266,7 @@ async def _call(tools: Sequence[Tool], action: str) -> StepResult:
     return StepResult(observation=result.text, reward=result.reward, terminated=ended, truncated=False, info={})
 
 
-def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
+def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedEpisode:
     """Play one episode of a task with at most `limit` steps."""
     observation = session.reset(task)
     moments = [opening_of(observation)]
@@ -277,7 +277,7 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
         observation = result.observation
         results.append(result)
         moments.append(moment_of(action, result))
-    return Played(moments=tuple(moments), results=tuple(results))
+    return PlayedEpisode(moments=tuple(moments), results=tuple(results))
 
 
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSnapshot]:

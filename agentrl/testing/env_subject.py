@@ -23,7 +23,7 @@ from agentrl.testing.env_session import (
     LONG_CALL,
     CallFailed,
     EnvSession,
-    Played,
+    PlayedEpisode,
     Policy,
     StepSnapshot,
     asking,
@@ -217,7 +217,7 @@ class Subject:
         finally:
             session.close()
 
-    def play(self, policy_of: Callable[[Task], Policy], tasks: Iterable[Task] | None = None) -> list[Played]:
+    def play(self, policy_of: Callable[[Task], Policy], tasks: Iterable[Task] | None = None) -> list[PlayedEpisode]:
         """Play an episode of each task in one environment; of given `tasks`, as many as time allows."""
         with self.session() as session:
             if tasks is None:
@@ -226,12 +226,12 @@ class Subject:
             return [play(session, task, policy_of(task), self.limit) for task in timed]
 
     @cached_property
-    def random_episodes(self) -> list[Played]:
+    def random_episodes(self) -> list[PlayedEpisode]:
         """Episodes of the random policy, one per task."""
         return self.play(lambda task: random_policy(task.seed))
 
     @cached_property
-    def expert_episodes(self) -> list[Played]:
+    def expert_episodes(self) -> list[PlayedEpisode]:
         """Episodes of the expert, one per task.
 
         Raises:
@@ -253,7 +253,7 @@ class Subject:
         return transcript_of_new_process(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
-    def single_episodes(self) -> list[Played]:
+    def single_episodes(self) -> list[PlayedEpisode]:
         """Episodes with the first random steps of some tasks, each in its own environment."""
         episodes = []
         for task in self.tasks[:SIDE_BY_SIDE]:

@@ -11,8 +11,7 @@ from support.judge_service import judge_service
 
 from agentrl.config.judge import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, UsageError
-from agentrl.rollout.judges.forms import Field as VerdictField
-from agentrl.rollout.judges.forms import Unreadable, read_object, verdict_form, verdict_weights
+from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictField, read_object, verdict_form, verdict_weights
 
 ENGINE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 VERDICT = {"reason": "string 200", "score": "number 0..10"}
@@ -81,7 +80,7 @@ async def test_a_typed_verdict_is_asked_for_with_its_schema_and_its_field_is_the
 )
 def test_what_is_not_of_the_form_is_not_read(answer, wrong):
     form = verdict_form(JudgeConfig(engine=ENGINE, verdict=VERDICT))
-    with pytest.raises(Unreadable, match=wrong):
+    with pytest.raises(UnreadableAnswer, match=wrong):
         form.read(answer)
 
 
@@ -89,7 +88,7 @@ def test_a_number_that_no_float_holds_is_no_value_even_without_bounds():
     field = VerdictField(name="count", kind="number")
     field.check(10**300)
     for value in (10**310, -(10**310)):
-        with pytest.raises(Unreadable, match="is not a valid value for"):
+        with pytest.raises(UnreadableAnswer, match="is not a valid value for"):
             field.check(value)
 
 
@@ -186,7 +185,7 @@ async def test_a_json_schema_file_is_a_verdict(tmp_path):
     assert form.read('{"verdict": "good", "score": 4}')["score"] == 4
     assert '"score": a whole number from 1 to 5 (how well it did)' in form.instructions
     for wrong in ('{"verdict": "fine", "score": 4}', '{"verdict": "bad", "score": 1.5}'):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableAnswer):
             form.read(wrong)
     again = JudgeConfig.model_validate(config.model_dump())
     file.unlink()  # what a run's folder holds is enough to go on

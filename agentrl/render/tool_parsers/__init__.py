@@ -46,7 +46,7 @@ class CallRepair(Protocol):
         """Return calls, problems and the remaining text; never raise. `is_whole`: the answer was not cut."""
 
 
-class Malformed(Exception):
+class MalformedCall(Exception):
     """Unusable call; the message is a problem for the model. Parsers raise and catch it."""
 
 
@@ -61,18 +61,18 @@ def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, 
         call_id: Id that the model wrote, if its notation has ids.
 
     Raises:
-        Malformed: the name or the arguments are missing, unknown or of a wrong type.
+        MalformedCall: the name or the arguments are missing, unknown or of a wrong type.
     """
     if name is None:
-        raise Malformed(f'Tool call {number} has no "name". Offered tools: {", ".join(tools)}.')
+        raise MalformedCall(f'Tool call {number} has no "name". Offered tools: {", ".join(tools)}.')
     if not isinstance(name, str):
-        raise Malformed(f'The "name" of tool call {number} must be a string, not {type(name).__name__}.')
+        raise MalformedCall(f'The "name" of tool call {number} must be a string, not {type(name).__name__}.')
     if name not in tools:
         near = difflib.get_close_matches(name, tools, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Offered tools: {', '.join(tools)}."
-        raise Malformed(f"Tool call {number} names an unknown tool {name!r}. {hint}")
+        raise MalformedCall(f"Tool call {number} names an unknown tool {name!r}. {hint}")
     if not isinstance(arguments, Mapping):
-        raise Malformed(
+        raise MalformedCall(
             f"The arguments of {name} (tool call {number}) must be a JSON object, not {type(arguments).__name__}."
         )
     return ToolCall(name=name, arguments=dict(arguments), id=call_id or f"call_{number}")
@@ -96,7 +96,7 @@ def shows_example(text: str, mark: str) -> bool:
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectedCalls:
     """Collected content, calls, problems and repairs, in order."""
 
     content: list[str] = field(default_factory=list)
@@ -113,7 +113,7 @@ class Collected:
         """Keep a call or its problem; return True for a valid call."""
         try:
             self.calls.append(read())
-        except Malformed as problem:
+        except MalformedCall as problem:
             self.problems.append(str(problem))
             return False
         return True
@@ -141,7 +141,7 @@ class Collected:
         )
 
 
-def collect_blocks(text: str, opening: str, read: Callable[[int, Collected], int]) -> Collected:
+def collect_blocks(text: str, opening: str, read: Callable[[int, CollectedCalls], int]) -> CollectedCalls:
     """Collect the blocks that begin with `opening`, and the text between them.
 
     Args:
@@ -149,7 +149,7 @@ def collect_blocks(text: str, opening: str, read: Callable[[int, Collected], int
         opening: Mark that begins a block.
         read: Collects the calls of the block whose body begins at an index, and returns the index after the block.
     """
-    found, cursor = Collected(), 0
+    found, cursor = CollectedCalls(), 0
     while (start := text.find(opening, cursor)) >= 0:
         found.content.append(text[cursor:start])
         cursor = read(start + len(opening), found)

@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers import (
+    CollectedCalls,
+    MalformedCall,
+    ParsedCalls,
+    ToolSchemas,
+    collect_blocks,
+    make_call,
+)
 from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
@@ -41,7 +48,7 @@ class ReadCall:
 
 
 BodyReader = Callable[[str, int, int], ReadCall]
-"""Function of the text before the separator, the index after it, and the call's number; raises `Malformed`."""
+"""Function of the text before the separator, the index after it, and the call's number; raises `MalformedCall`."""
 
 
 def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> ParsedCalls:
@@ -58,7 +65,7 @@ def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> Par
     return found.result() if len(found.calls) > len(strict.calls) else strict
 
 
-def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
+def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: CollectedCalls) -> int:
     """Collect a call regardless of the text around it, as servers do; return the index after it."""
     while text.startswith(marks.call_open, start):
         start += len(marks.call_open)
@@ -73,7 +80,7 @@ _BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
 """Pattern of a name, and possibly a damaged separator, before the arguments of a call."""
 
 
-def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
+def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: CollectedCalls) -> int:
     cursor, before = skip_space(text, start), found.number
     while text.startswith(marks.call_open, cursor):
         cursor = _read_call(text, cursor + len(marks.call_open), marks, read_body, found)
@@ -86,7 +93,7 @@ def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: 
 
 
 def _read_call(
-    text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected, *, strict: bool = True
+    text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: CollectedCalls, *, strict: bool = True
 ) -> int:
     """Collect one call and return the index after it; unless `strict`, the end of the text may end the call."""
     number, end = found.number, start
@@ -100,7 +107,7 @@ def _read_call(
             end = skip_space(text, body.end)
             return body.call
         if is_missing:
-            raise Malformed(f"Tool call {number} has no {marks.separator}. {marks.form}")
+            raise MalformedCall(f"Tool call {number} has no {marks.separator}. {marks.form}")
         begin = separator + len(marks.separator)
         while text.startswith(marks.separator, begin):
             begin += len(marks.separator)
@@ -108,7 +115,7 @@ def _read_call(
         end = skip_space(text, body.end)
         if not text.startswith(marks.call_close, end) and (end < len(text) or strict):
             extra = "was not closed" if end == len(text) else "continues after its arguments"
-            raise Malformed(f"Tool call {number} {extra}. {marks.form}")
+            raise MalformedCall(f"Tool call {number} {extra}. {marks.form}")
         end = min(end + len(marks.call_close), len(text))
         return body.call
 
@@ -136,10 +143,10 @@ def parse_v3(text: str, tools: ToolSchemas) -> ParsedCalls:
     def read(header: str, start: int, number: int) -> ReadCall:
         fence = _FENCE.match(text, start)
         if fence is None:
-            raise Malformed(f"Tool call {number} has no ```json after its name. {V3.form}")
+            raise MalformedCall(f"Tool call {number} has no ```json after its name. {V3.form}")
         body = _read_arguments(text, fence.end(), fence[1].strip(), tools, number, V3)
         if not text.startswith(_FENCE_END, body.end):
-            raise Malformed(f"The arguments of tool call {number} are not closed with ```. {V3.form}")
+            raise MalformedCall(f"The arguments of tool call {number} are not closed with ```. {V3.form}")
         return ReadCall(body.call, body.end + len(_FENCE_END))
 
     return parse_sections(text, V3, read)
@@ -188,7 +195,9 @@ def parse_kimi_k2(text: str, tools: ToolSchemas) -> ParsedCalls:
     def read(header: str, start: int, number: int) -> ReadCall:
         named = _ID.fullmatch(header)
         if named is None:
-            raise Malformed(f"Tool call {number} has the id {header!r}, not one such as functions.tool:0. {MARKS.form}")
+            raise MalformedCall(
+                f"Tool call {number} has the id {header!r}, not one such as functions.tool:0. {MARKS.form}"
+            )
         found = _read_arguments(text, start, named["name"], tools, number, MARKS, None if header in used else header)
         used.add(header)
         return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.values import read_json
 
 FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."
@@ -69,7 +69,7 @@ def is_thinking(message: ChannelMessage) -> bool:
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Parse messages to tools as calls, and those on other channels as content; thinking is already removed."""
-    found = Collected()
+    found = CollectedCalls()
     content: list[str] = []
     for message in split_messages(text):
         if message.recipient is not None:
@@ -90,9 +90,9 @@ def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
 def _call(message: ChannelMessage, tools: ToolSchemas, number: int) -> ToolCall:
     recipient = str(message.recipient)
     if not recipient.startswith(_FUNCTIONS):
-        raise Malformed(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
+        raise MalformedCall(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
     what = f"The arguments of tool call {number}"
     arguments = read_json(message.body, 0, what, FORM)
     if arguments.end != len(message.body):
-        raise Malformed(f"{what} continue after their JSON object. {FORM}")
+        raise MalformedCall(f"{what} continue after their JSON object. {FORM}")
     return make_call(recipient.removeprefix(_FUNCTIONS), arguments.value, tools, number)

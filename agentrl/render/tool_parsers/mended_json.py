@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.render.tool_parsers import Malformed
+from agentrl.render.tool_parsers import MalformedCall
 from agentrl.render.tool_parsers.values import read_json, skip_space
 from agentrl.tool_schema import DEEPEST
 
@@ -40,23 +40,23 @@ def read_mended(text: str, start: int, what: str, *, ends: Sequence[str] = (), i
         is_whole: The text was not cut, so its end may end such a value.
 
     Raises:
-        Malformed: there is no value, or it cannot be repaired.
+        MalformedCall: there is no value, or it cannot be repaired.
     """
     begin = skip_space(text, start)
     try:
         found = read_json(text, begin, what)
         return MendedJson(found.value, found.end)
-    except Malformed:
+    except MalformedCall:
         if text[begin : begin + 1] not in _CLOSING:
             raise
-        mended = _Mended(text, begin, ends)
+        mended = _JsonRepair(text, begin, ends)
         if mended.end is None or (mended.is_cut and not is_whole):
             raise
     return MendedJson(read_json("".join(mended.written), 0, what).value, skip_space(text, mended.end), mended.mends)
 
 
 @dataclass(slots=True)
-class _Mended:
+class _JsonRepair:
     """Scan of one value, which builds the repaired text character by character."""
 
     text: str

@@ -16,8 +16,8 @@ from agentrl.render.tool_parsers import (
     LISTED,
     UNCLOSED_TAG,
     CallRepair,
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolParser,
     ToolSchemas,
@@ -45,7 +45,7 @@ from agentrl.render.tool_parsers.untagged import (
     ENDS,
     FENCE,
     FENCED,
-    Intended,
+    IntendedCall,
     after_extra,
     intended_call,
     introduces_example,
@@ -63,7 +63,7 @@ def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCal
     if OPEN not in text or shows_example(text, OPEN):
         return read_untagged(text, tools, HERMES_FORM, is_whole=is_whole) or strict
 
-    def read(start: int, found: Collected) -> int:
+    def read(start: int, found: CollectedCalls) -> int:
         return _repair_block(text, start, tools, found, is_whole=is_whole)
 
     found = collect_blocks(text, OPEN, read)
@@ -72,13 +72,13 @@ def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCal
     return found.result()
 
 
-def _repair_block(text: str, start: int, tools: ToolSchemas, found: Collected, *, is_whole: bool) -> int:
+def _repair_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls, *, is_whole: bool) -> int:
     """Collect the calls of the block whose body begins at an index; return the index after the block."""
     fence = FENCE.match(text, start)
     begin = fence.end() if fence else start
     try:
         body = read_mended(text, begin, f"Tool call {found.number}", ends=ENDS, is_whole=is_whole)
-    except Malformed as problem:
+    except MalformedCall as problem:
         found.problems.append(f"{problem} {HERMES_FORM}")
         return after_block(text, start, OPEN, CLOSE)
     end, extra = after_extra(text, body.end)
@@ -100,11 +100,11 @@ def _repair_block(text: str, start: int, tools: ToolSchemas, found: Collected, *
     return end + len(CLOSE) if is_closed else end
 
 
-def _as_intended(item: Any, slips: tuple[str, ...]) -> Intended:
+def _as_intended(item: Any, slips: tuple[str, ...]) -> IntendedCall:
     """Return a value inside the notation's own mark as a call, which may lack parts."""
     if not isinstance(item, dict):
-        return Intended(None, item, slips)
-    return Intended(item.get("name"), item.get("arguments", {}), slips)
+        return IntendedCall(None, item, slips)
+    return IntendedCall(item.get("name"), item.get("arguments", {}), slips)
 
 
 def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:

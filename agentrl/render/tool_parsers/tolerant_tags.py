@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.schemas import fits, parameters_of
 from agentrl.render.tool_parsers.values import first_of
 
@@ -38,7 +38,7 @@ class CallTags:
 
 
 ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
-"""Function of an argument's opening, its text, the tool's name and the call's number; raises `Malformed`."""
+"""Function of an argument's opening, its text, the tool's name and the call's number; raises `MalformedCall`."""
 
 
 def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:
@@ -53,7 +53,7 @@ def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSch
     """
     if not strict.problems:
         return strict
-    found = Collected()
+    found = CollectedCalls()
     text = _TWICE.sub(r"\1", text)
     openings = list(tags.call.finditer(text))
     found.content.append(text[: openings[0].start()] if openings else text)
@@ -80,10 +80,10 @@ def _call(
         following = openings[place + 1].start() if place + 1 < len(openings) else len(body)
         end = body.find(tags.argument_end, opening.end(), following)
         if end < 0 and following == len(body) and is_last:
-            raise Malformed(f"Tool call {number} ends within an argument.")
+            raise MalformedCall(f"Tool call {number} ends within an argument.")
         key = opening[1].strip()
         if key in arguments:
-            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+            raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
         written = body[opening.end() : end if end >= 0 else following]
         after = end + len(tags.argument_end) if end >= 0 else following
         if end < 0:
@@ -91,7 +91,7 @@ def _call(
         arguments[key] = read(opening, written, made.name, number)
     rest = body[after:].strip()
     if is_last and rest and not any(mark.startswith(rest) for mark in tags.ends):
-        raise Malformed(f"Tool call {number} ends within a tag.")
+        raise MalformedCall(f"Tool call {number} ends within a tag.")
     return fitting_call(made.name, arguments, tools, number)
 
 
@@ -101,10 +101,10 @@ def fitting_call(
     """Make a call whose arguments fit the tool's schema.
 
     Raises:
-        Malformed: the arguments do not fit.
+        MalformedCall: the arguments do not fit.
     """
     made = make_call(name, arguments, tools, number, call_id)
     root = parameters_of(name, tools)
     if not fits(dict(made.arguments), root, root):
-        raise Malformed(f"The arguments of {name} (tool call {number}) do not fit the tool's schema.")
+        raise MalformedCall(f"The arguments of {name} (tool call {number}) do not fit the tool's schema.")
     return made

@@ -15,8 +15,8 @@ from agentrl.render.tool_parsers import (
     LISTED,
     PARAMETERS,
     UNCLOSED_TAG,
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolSchemas,
     make_call,
@@ -69,7 +69,7 @@ _OPENED_FENCE = re.compile(r"```[\w-]*\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Intended:
+class IntendedCall:
     """Intended call, and its deviations from the notation."""
 
     name: object
@@ -77,7 +77,7 @@ class Intended:
     slips: tuple[str, ...] = ()
 
 
-def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
+def intended_calls(value: Any, slips: Sequence[str]) -> list[IntendedCall]:
     """Return the calls in a JSON value; none if any part of it is something else."""
     if isinstance(value, dict) and len(value) == 1:
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
@@ -89,7 +89,7 @@ def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
     return calls if len(calls) == len(found) else []
 
 
-def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
+def intended_call(item: Any, slips: tuple[str, ...]) -> IntendedCall | None:
     """Return the call in an object; ``None`` if it is something else."""
     if not isinstance(item, dict):
         return None
@@ -108,7 +108,7 @@ def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
         arguments, slips = {}, (*slips, NO_ARGUMENTS)
     elif isinstance(arguments, str):
         arguments, slips = _from_text(arguments), (*slips, AS_TEXT)
-    return Intended(item["name"], arguments, slips)
+    return IntendedCall(item["name"], arguments, slips)
 
 
 def _describes_tool(item: Any) -> bool:
@@ -139,11 +139,11 @@ def introduces_example(before: str) -> bool:
 def _from_text(arguments: str) -> Any:
     try:
         return read_mended(arguments, 0, "", is_whole=False).value
-    except Malformed:
+    except MalformedCall:
         return arguments
 
 
-def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: str) -> None:
+def take_intended(call: IntendedCall, tools: ToolSchemas, found: CollectedCalls, form: str) -> None:
     """Keep a repaired call if it names an offered tool and its arguments fit, or else record its problem."""
     number = found.number
 
@@ -153,7 +153,7 @@ def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: st
         if SERVED.issuperset(call.slips):
             return made
         if not fits(dict(made.arguments), root, root):
-            raise Malformed(
+            raise MalformedCall(
                 f"Tool call {number} is not in the right form, and its arguments do not fit {made.name}. {form}"
             )
         return made
@@ -167,7 +167,7 @@ class _Region:
     """End of an answer that consists only of calls."""
 
     start: int
-    calls: tuple[Intended, ...]
+    calls: tuple[IntendedCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def read_untagged(
         return None
     if not inline and introduces_example(text[: region.start]):
         return None
-    found = Collected(content=[text[: region.start]])
+    found = CollectedCalls(content=[text[: region.start]])
     for call in region.calls:
         take_intended(call, tools, found, form)
     return found.result()
@@ -228,7 +228,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
 
 def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure:
     """Read marks and calls from `start` to the end of the text."""
-    calls: list[Intended] = []
+    calls: list[IntendedCall] = []
     marks: set[str] = set()
     cursor = start
     while cursor < len(text):
@@ -241,12 +241,12 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
             return _Failure(cursor + 1)
         try:
             value = read_mended(text, named.end() if named else cursor, "", ends=ENDS, is_whole=is_whole)
-        except Malformed:
+        except MalformedCall:
             return _Failure(cursor + 1, was_read=True)
         cursor, extra = after_extra(text, value.end)
         slips = (*value.mends, *extra)
         if named:
-            intended = [Intended(named["name"], value.value, slips)]
+            intended = [IntendedCall(named["name"], value.value, slips)]
             marks.add(OTHER_TAG)
         else:
             intended = intended_calls(value.value, slips)
@@ -256,7 +256,7 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
     if not calls:
         return _Failure(start + 1)
     around = sorted(marks) or [UNTAGGED]
-    return _Region(start, tuple(Intended(call.name, call.arguments, (*around, *call.slips)) for call in calls))
+    return _Region(start, tuple(IntendedCall(call.name, call.arguments, (*around, *call.slips)) for call in calls))
 
 
 def after_extra(text: str, cursor: int) -> tuple[int, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from agentrl.render.tool_parsers import Malformed, ToolSchemas
+from agentrl.render.tool_parsers import MalformedCall, ToolSchemas
 from agentrl.render.tool_parsers.schemas import argument_schema, declared_types, is_of_type, literals, parameters_of
 
 _SPACE = re.compile(r"\s*")
@@ -28,7 +28,7 @@ def read_json(text: str, start: int, what: str, form: str = "") -> JsonValue:
     """Read the JSON value at `start`, and skip white space before and after it; `form` ends the error message.
 
     Raises:
-        Malformed: the value is not valid JSON, not finite, or cannot be encoded as UTF-8.
+        MalformedCall: the value is not valid JSON, not finite, or cannot be encoded as UTF-8.
     """
     begin = skip_space(text, start)
     try:
@@ -42,7 +42,7 @@ def read_json(text: str, start: int, what: str, form: str = "") -> JsonValue:
         reason = str(error)
     else:
         return JsonValue(value, skip_space(text, end))
-    raise Malformed(f"{what} is not valid JSON: {reason}. {form}".rstrip())
+    raise MalformedCall(f"{what} is not valid JSON: {reason}. {form}".rstrip())
 
 
 def first_of(text: str, marks: Sequence[str], start: int = 0) -> int:
@@ -73,7 +73,7 @@ def typed_value(text: str, key: str, name: str, tools: ToolSchemas, number: int)
     """Return the value of argument `key` of tool `name`: JSON if the schema declares a type other than text.
 
     Raises:
-        Malformed: the declared types exclude text, and the value is not JSON of a declared type.
+        MalformedCall: the declared types exclude text, and the value is not JSON of a declared type.
     """
     root, schema = parameters_of(name, tools), argument_schema(key, name, tools)
     options = literals(schema)
@@ -93,20 +93,20 @@ def _value(text: str, types: frozenset[str], what: str) -> Any:
     try:
         value = _read_structure(plain, what) if types & {"array", "object"} else whole_json(plain, what)
         problem = "" if is_of_type(value, types) else f"{what} is of another type."
-    except Malformed as error:
+    except MalformedCall as error:
         value, problem = None, str(error)
     if not problem and not isinstance(value, str):
         return value
     if "string" in types:
         return text
-    raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.")
+    raise MalformedCall(f"{problem} It must be of type {' or '.join(sorted(types))}.")
 
 
 def _read_structure(text: str, what: str) -> Any:
     """Read a list or an object, which models also write with a trailing comma or in Python's notation."""
     try:
         return whole_json(text, what)
-    except Malformed:
+    except MalformedCall:
         value = _python_value(text)
         if not isinstance(value, list | dict):
             raise
@@ -131,9 +131,9 @@ def whole_json(text: str, what: str) -> Any:
     """Return the JSON value of the whole `text`.
 
     Raises:
-        Malformed: the text is not valid JSON, or continues after the value.
+        MalformedCall: the text is not valid JSON, or continues after the value.
     """
     value = read_json(text, 0, what)
     if value.end != len(text):
-        raise Malformed(f"{what} continues after its value.")
+        raise MalformedCall(f"{what} continues after its value.")
     return value.value

@@ -9,8 +9,8 @@ from typing import Any
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolSchemas,
     collect_blocks,
@@ -108,7 +108,7 @@ class InvokeTagParser:
             found.content[-1] = found.content[-1].replace(marks.close, "")
         return found.result()
 
-    def _read_block(self, text: str, tools: ToolSchemas, cursor: int, found: Collected) -> int:
+    def _read_block(self, text: str, tools: ToolSchemas, cursor: int, found: CollectedCalls) -> int:
         marks, before = self._marks, found.number
         while invoke := self._invoke.match(text, cursor):
             cursor = self._read_invoke(text, invoke, tools, found)
@@ -121,7 +121,7 @@ class InvokeTagParser:
         found.problems.append(f"{marks.open} {extra}. {marks.form}")
         return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
-    def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: Collected) -> int:
+    def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: CollectedCalls) -> int:
         """Collect one call, and return the index after it."""
         number, end = found.number, invoke.end()
         closing = self._marks.end_of("invoke")
@@ -132,14 +132,14 @@ class InvokeTagParser:
             while parameter := self._parameter.match(text, end):
                 key, end = parameter[1], parameter.end()
                 if key in written:
-                    raise Malformed(f"Tool call {number} gives {key!r} twice.")
+                    raise MalformedCall(f"Tool call {number} gives {key!r} twice.")
                 if self._opens_again.match(parameter[3]) or self._next_call.search(parameter[3]):
-                    raise Malformed(f"{key!r} (tool call {number}) was not closed. {self._marks.form}")
+                    raise MalformedCall(f"{key!r} (tool call {number}) was not closed. {self._marks.form}")
                 written[key] = parameter[3], parameter[2]
             end = skip_space(text, end)
             if not text.startswith(closing, end):
                 extra = "was not closed" if end == len(text) else "has text outside its parameter tags"
-                raise Malformed(f"Tool call {number} {extra}. {self._marks.form}")
+                raise MalformedCall(f"Tool call {number} {extra}. {self._marks.form}")
             call = make_call(invoke[1] or None, {}, tools, number)
             arguments = {key: self._value(*parts, key, call.name, tools, number) for key, parts in written.items()}
             return make_call(call.name, arguments, tools, number)
@@ -191,7 +191,7 @@ def _tolerant_value(tools: ToolSchemas, opening: re.Match[str], written: str, na
     return typed_value(written, opening[1].strip(), name, tools, number)
 
 
-def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected) -> int:
+def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: CollectedCalls) -> int:
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -202,14 +202,14 @@ def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected)
         while argument := _ARGUMENT.match(text, end):
             key, end = argument[1].strip(), argument.end()
             if key in arguments:
-                raise Malformed(f"Tool call {number} gives {key!r} twice.")
+                raise MalformedCall(f"Tool call {number} gives {key!r} twice.")
             if _NEXT_CALL.search(argument[2]):
-                raise Malformed(f"{key!r} (tool call {number}) was not closed. {GLM_FORM}")
+                raise MalformedCall(f"{key!r} (tool call {number}) was not closed. {GLM_FORM}")
             arguments[key] = argument[2]
         end = skip_space(text, end)
         if not text.startswith(CLOSE, end):
             extra = "was not closed" if end == len(text) else "has text outside its argument tags"
-            raise Malformed(f"Tool call {number} {extra}. {GLM_FORM}")
+            raise MalformedCall(f"Tool call {number} {extra}. {GLM_FORM}")
         return _call(head[1].strip() if head else "", arguments, tools, number)
 
     found.take(read)
@@ -244,7 +244,7 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     if shows_example(text, "<function="):
         return ParsedCalls(content=text.strip())
 
-    def read(start: int, found: Collected) -> int:
+    def read(start: int, found: CollectedCalls) -> int:
         body, closing, _ = text[start : first_of(text, [OPEN], start)].partition(CLOSE)
         found.take(partial(_read_block, body, tools, found.number, closed=bool(closing)))
         return after_block(text, start, OPEN, CLOSE)
@@ -264,10 +264,10 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 def _read_block(body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:
     if not closed:
-        raise Malformed(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
+        raise MalformedCall(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
     function = _FUNCTION.fullmatch(body)
     if function is None:
-        raise Malformed(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
+        raise MalformedCall(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
     call = make_call(function[1] or None, {}, tools, number)
     arguments = _read_parameters(function[2], call.name, tools, number)
     return make_call(call.name, arguments, tools, number)
@@ -279,13 +279,13 @@ def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> d
     while parameter := _PARAMETER.match(body, cursor):
         key, value = parameter[1], parameter[2].removeprefix("\n").removesuffix("\n")
         if key in arguments:
-            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+            raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
         if value.startswith(f"<parameter={key}>"):
-            raise Malformed(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
+            raise MalformedCall(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
         arguments[key] = typed_value(value, key, name, tools, number)
         cursor = parameter.end()
     if body[cursor:].strip():
-        raise Malformed(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
+        raise MalformedCall(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
     return arguments
 
 

@@ -25,7 +25,7 @@ from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.remote.chat import ChatService, ServiceRefusal
-from agentrl.rollout.judges.forms import Form, Unreadable
+from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictForm
 from agentrl.rollout.waits import RolloutCounters
 
 NO_SCHEMA = (400, 415, 422, 501)
@@ -90,7 +90,7 @@ class JudgeClient:
             return f"a cost of {self._cost:g} of {budget.max_cost:g}"
         return None
 
-    async def ask(self, question: str, form: Form, name: str) -> Mapping[str, Any]:
+    async def ask(self, question: str, form: VerdictForm, name: str) -> Mapping[str, Any]:
         """Ask the judge, and return the fields of a readable answer.
 
         Args:
@@ -118,13 +118,13 @@ class JudgeClient:
             self.counters.judge_cached += 1
         return form.read(await asyncio.shield(request))
 
-    def _find_verdict(self, key: str, form: Form) -> Mapping[str, Any] | None:
+    def _find_verdict(self, key: str, form: VerdictForm) -> Mapping[str, Any] | None:
         """Return a cached verdict, unless its pydantic model has become stricter since."""
         if (answer := self._known.get(key)) is None:
             return None
         try:
             return form.read(answer)
-        except Unreadable:
+        except UnreadableAnswer:
             return None
 
     def _remove_request(self, key: str, task: asyncio.Task[str]) -> None:
@@ -132,7 +132,7 @@ class JudgeClient:
         if not task.cancelled():
             task.exception()  # the callers may be gone
 
-    def _key(self, question: str, form: Form) -> str:
+    def _key(self, question: str, form: VerdictForm) -> str:
         settings = self._settings
         inputs = {
             "model": settings.engine.model,
@@ -143,7 +143,7 @@ class JudgeClient:
         }
         return hashlib.sha256(json.dumps(inputs, sort_keys=False).encode()).hexdigest()
 
-    async def _readable(self, question: str, form: Form, key: str, name: str) -> str:
+    async def _readable(self, question: str, form: VerdictForm, key: str, name: str) -> str:
         """Ask until an answer has the form, and return its text."""
         messages: list[Message] = [user(question)]
         for attempt in range(self._settings.attempts):
@@ -160,7 +160,7 @@ class JudgeClient:
             hint="raise agent.judge.max_tokens if the answer is cut off, or change the prompt",
         )
 
-    async def _request(self, messages: list[Message], form: Form, request_id: str) -> ChatAnswer:
+    async def _request(self, messages: list[Message], form: VerdictForm, request_id: str) -> ChatAnswer:
         """Send one request to the service if the budget allows it."""
         async with self._places:
             if (spent := self.spent) is not None:
@@ -182,7 +182,7 @@ class JudgeClient:
             self.counters.judge_seconds += time.perf_counter() - began
             return answer
 
-    async def _send(self, messages: list[Message], form: Form, request_id: str) -> ChatAnswer:
+    async def _send(self, messages: list[Message], form: VerdictForm, request_id: str) -> ChatAnswer:
         """Send a request with the JSON schema, or without it once the service has refused one."""
         settings, schema = self._settings, form.schema if self._is_guided else None
         params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
@@ -254,12 +254,12 @@ class JudgeClient:
             self._file.close()
 
 
-def _find_fault(answer: ChatAnswer, form: Form) -> str | None:
+def _find_fault(answer: ChatAnswer, form: VerdictForm) -> str | None:
     """Describe why an answer cannot be read; ``None`` for a readable answer."""
     if answer.stop_reason is StopReason.LENGTH:
         return CUT
     try:
         form.read(answer.message.text)
-    except Unreadable as why:
+    except UnreadableAnswer as why:
         return str(why)
     return None

@@ -1,7 +1,7 @@
 """Forms of a judge's answers: instructions, the JSON schema for guided decoding, and a strict reader.
 
-An answer is read as a whole. An answer without the form raises `Unreadable`, whose text the judge reads when it is
-asked again.
+An answer is read as a whole. If it does not have the form, the reader raises `UnreadableAnswer`, and the judge is asked
+again with the error's text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ REASON_CHARS = 400
 """Maximum number of characters of a reason; fewer if the answer may have few tokens."""
 
 
-class Unreadable(Exception):
+class UnreadableAnswer(Exception):
     """Unreadable answer; the message tells the judge why."""
 
 
-class Form(ABC):
+class VerdictForm(ABC):
     """Form that an answer must have."""
 
     instructions: str
@@ -40,10 +40,10 @@ class Form(ABC):
 
     @abstractmethod
     def read(self, answer: str) -> Mapping[str, Any]:
-        """Return the fields of an answer; raise `Unreadable` if it does not have the form."""
+        """Return the fields of an answer; raise `UnreadableAnswer` if it does not have the form."""
 
 
-class ScoreForm(Form):
+class ScoreForm(VerdictForm):
     """Free text with a score; the last match of a pattern is the score."""
 
     schema = None
@@ -60,7 +60,7 @@ class ScoreForm(Form):
         except (TypeError, ValueError):
             score = None
         if score is None or not self._low <= score <= self._high:
-            raise Unreadable(
+            raise UnreadableAnswer(
                 "Your answer has no score that can be read. End your answer with one line of the form "
                 f'"Score: N", with N from {self._low:g} to {self._high:g}.'
             )
@@ -68,7 +68,7 @@ class ScoreForm(Form):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class VerdictField:
     """Field of a typed answer."""
 
     name: str
@@ -112,7 +112,7 @@ class Field:
         return f'"{self.name}": {kind}' + (f" ({self.meaning})" if self.meaning else "")
 
     def check(self, value: Any) -> None:
-        """Check a value; raise `Unreadable` if it does not fit the field."""
+        """Check a value; raise `UnreadableAnswer` if it does not fit the field."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_within = is_number and self.low <= value <= self.high and abs(value) <= sys.float_info.max
         fits = {
@@ -122,7 +122,7 @@ class Field:
             "integer": is_within and value == int(value),
         }
         if not fits[self.kind]:
-            raise Unreadable(f"{json.dumps(value)[:80]} is not a valid value for {self.words}.")
+            raise UnreadableAnswer(f"{json.dumps(value)[:80]} is not a valid value for {self.words}.")
 
     def normalise(self, value: Any) -> float:
         """Scale a value to between 0 and 1."""
@@ -139,10 +139,10 @@ def _range_words(low: float, high: float) -> str:
     return f" of at least {low:g}" if math.isfinite(low) else f" of at most {high:g}" if math.isfinite(high) else ""
 
 
-class FieldsForm(Form):
+class FieldsForm(VerdictForm):
     """JSON object with exactly these fields, in this order."""
 
-    def __init__(self, fields: Sequence[Field], *, meaning: str = "") -> None:
+    def __init__(self, fields: Sequence[VerdictField], *, meaning: str = "") -> None:
         self.fields = {field.name: field for field in fields}
         self.schema = {
             "type": "object",
@@ -157,15 +157,15 @@ class FieldsForm(Form):
         """Return the fields."""
         found = read_object(answer)
         if missing := [name for name in self.fields if name not in found]:
-            raise Unreadable(f"Your answer lacks {', '.join(missing)}.")
+            raise UnreadableAnswer(f"Your answer lacks {', '.join(missing)}.")
         if unknown := [name for name in found if name not in self.fields]:
-            raise Unreadable(f"Your answer has a field {unknown[0][:80]!r}, which is not allowed.")
+            raise UnreadableAnswer(f"Your answer has a field {unknown[0][:80]!r}, which is not allowed.")
         for name, field in self.fields.items():
             field.check(found[name])
         return found
 
 
-class ModelForm(Form):
+class ModelForm(VerdictForm):
     """JSON object that a pydantic model accepts, including its validators."""
 
     def __init__(self, model: type[BaseModel]) -> None:
@@ -183,7 +183,7 @@ class ModelForm(Form):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the object"
-            raise Unreadable(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
+            raise UnreadableAnswer(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
         dumped = checked.model_dump(by_alias=True)
         for name, field in self.fields.items():
             if field.is_scored:
@@ -191,18 +191,18 @@ class ModelForm(Form):
         return dumped
 
 
-def reason_field(config: JudgeConfig) -> Field | None:
+def reason_field(config: JudgeConfig) -> VerdictField | None:
     """Return the field of the judge's reasons, if any; its maximum length leaves tokens for the other fields."""
     if not config.reasons:
         return None
     longest = min(REASON_CHARS, 2 * config.max_tokens)
-    return Field(name="reason", kind="string", longest=longest, meaning="why, before you decide")
+    return VerdictField(name="reason", kind="string", longest=longest, meaning="why, before you decide")
 
 
-class RankingForm(Form):
+class RankingForm(VerdictForm):
     """JSON object with a ranking of all attempts, the best one first."""
 
-    def __init__(self, count: int, reason: Field | None) -> None:
+    def __init__(self, count: int, reason: VerdictField | None) -> None:
         self._count = count
         labels = list(range(1, count + 1))
         ranking = {"type": "array", "items": {"type": "integer", "enum": labels}, "minItems": count, "maxItems": count}
@@ -226,7 +226,7 @@ class RankingForm(Form):
         numbers = ranking if isinstance(ranking, list) else []
         if any(type(number) is not int for number in numbers) or sorted(numbers) != list(range(1, self._count + 1)):
             wrong = f'{json.dumps(ranking)[:80]} is not a valid "ranking"'
-            raise Unreadable(f"{wrong}: it must contain each number from 1 to {self._count} once.")
+            raise UnreadableAnswer(f"{wrong}: it must contain each number from 1 to {self._count} once.")
         return found
 
 
@@ -234,7 +234,7 @@ def read_object(answer: str) -> dict[str, Any]:
     """Read an answer that is one JSON object; thinking before it and a Markdown fence around it are allowed.
 
     Raises:
-        Unreadable: it is something else, has a duplicate key, or has a number that is not finite.
+        UnreadableAnswer: it is something else, has a duplicate key, or has a number that is not finite.
     """
     text = re.sub(r"\A\s*<think>.*?</think>", "", answer, flags=re.DOTALL).strip()
     if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, flags=re.DOTALL):
@@ -242,34 +242,34 @@ def read_object(answer: str) -> dict[str, Any]:
     try:
         found = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except ValueError as error:  # also for a number of thousands of digits
-        raise Unreadable(f"Your answer is not one JSON object: {str(error)[:200]}.") from error
+        raise UnreadableAnswer(f"Your answer is not one JSON object: {str(error)[:200]}.") from error
     except RecursionError as error:
-        raise Unreadable("Your answer is nested too deeply.") from error
+        raise UnreadableAnswer("Your answer is nested too deeply.") from error
     if not isinstance(found, dict):
-        raise Unreadable("Your answer is JSON, but not an object.")
+        raise UnreadableAnswer("Your answer is JSON, but not an object.")
     return found
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise Unreadable("Your answer has a field twice.")
+        raise UnreadableAnswer("Your answer has a field twice.")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise Unreadable(f"Your answer has {name}, which is not valid JSON.")
+    raise UnreadableAnswer(f"Your answer has {name}, which is not valid JSON.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class FieldWeights:
     """Weights of the fields in the reward: the weighted mean of fields with positive weights, minus penalties.
 
     With x_i the value of field i between 0 and 1, the reward is sum_i w_i x_i / sum_{w_i > 0} w_i. It is between
     `lowest`, which is 0 without negative weights, and 1.
     """
 
-    fields: Mapping[str, Field]
+    fields: Mapping[str, VerdictField]
     weights: Mapping[str, float]
     gates: frozenset[str] = frozenset()
     """Fields that must have the value 1, or else the reward is the lowest."""
@@ -311,7 +311,7 @@ def verdict_form(config: JudgeConfig) -> FieldsForm | ModelForm:
     return FieldsForm([_field(name, words) for name, words in verdict.items()])
 
 
-def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> Weights:
+def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> FieldWeights:
     """Return the weights of a verdict's fields in the reward.
 
     Raises:
@@ -345,13 +345,13 @@ def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> Weight
         raise ConfigError(
             "agent.judge.reward has no weight above 0", got=weights, expected="at least one weight above 0"
         )
-    return Weights(fields=form.fields, weights=weights)
+    return FieldWeights(fields=form.fields, weights=weights)
 
 
 _TYPE = re.compile(r"(number|integer)\s+(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)|(boolean)|(string)(?:\s+(\d+))?")
 
 
-def _field(name: str, words: Any) -> Field:
+def _field(name: str, words: Any) -> VerdictField:
     found = _TYPE.fullmatch(words.strip()) if isinstance(words, str) else None
     if found is None or not re.match(NAME, name):
         raise ConfigError(
@@ -361,17 +361,17 @@ def _field(name: str, words: Any) -> Field:
         )
     if found[4] or found[5]:
         longest = None if found[6] is None else int(found[6])
-        return Field(name=name, kind="boolean" if found[4] else "string", longest=longest)
+        return VerdictField(name=name, kind="boolean" if found[4] else "string", longest=longest)
     low, high = float(found[2]), float(found[3])
     if low >= high:
         raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=words, expected="number 0..10")
-    return Field(name=name, kind="integer" if found[1] == "integer" else "number", low=low, high=high)
+    return VerdictField(name=name, kind="integer" if found[1] == "integer" else "number", low=low, high=high)
 
 
 _KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", "description"})
 
 
-def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[Field]:
+def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[VerdictField]:
     """Return the fields of an object's schema; complex fields raise an error, or are skipped if not `strict`."""
     found = []
     required = schema.get("required", [])
@@ -390,12 +390,12 @@ def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[Field]
     return found
 
 
-def _field_of_schema(name: str, part: Mapping[str, Any]) -> Field:
+def _field_of_schema(name: str, part: Mapping[str, Any]) -> VerdictField:
     low, high = part.get("minimum", -math.inf), part.get("maximum", math.inf)
     if part["type"] in ("number", "integer") and low >= high:
         raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=f"{low} to {high}")
     choices = tuple(str(choice) for choice in part.get("enum", ())) if part["type"] == "string" else ()
-    return Field(
+    return VerdictField(
         name=name,
         kind=part["type"],
         low=low,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.forms import Field, FieldsForm, RankingForm
+from agentrl.rollout.judges.forms import FieldsForm, RankingForm, VerdictField
 from agentrl.rollout.judges.transcripts import TranscriptPiece
 from agentrl.rollout.tools import all_of
 
@@ -41,7 +41,7 @@ class GroupQuestion:
     client: JudgeClient
     question: Callable[[Sequence[Attempt]], str]
     """Function that returns the question about attempts in the given order."""
-    reason: Field | None
+    reason: VerdictField | None
     """Field of the judge's reasons, which precede its decision; ``None`` without reasons."""
     name: str
     """Id of the group, for messages; it also seeds the orders."""
@@ -69,7 +69,9 @@ async def _result(comparison: GroupQuestion, first: Attempt, second: Attempt) ->
     if first == second:
         return TIE
     reason = [] if comparison.reason is None else [comparison.reason]
-    better = Field(name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt")
+    better = VerdictField(
+        name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt"
+    )
     form = FieldsForm([*reason, better])
     orders = ((first, second), (second, first))
     answers = await all_of(

@@ -21,11 +21,11 @@ from agentrl.message import broken_up
 from agentrl.reward import GroupScorer, Score, Scorer
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.forms import (
-    Field,
     FieldsForm,
-    Form,
+    FieldWeights,
     ScoreForm,
-    Weights,
+    VerdictField,
+    VerdictForm,
     reason_field,
     verdict_form,
     verdict_weights,
@@ -65,8 +65,8 @@ def make_judge(
 class JudgeRequest:
     """Request to a judge about one episode: the forms of its answers, one question each, and the fields' weights."""
 
-    forms: Sequence[Form]
-    weights: Weights
+    forms: Sequence[VerdictForm]
+    weights: FieldWeights
 
 
 class Judge(Scorer):
@@ -272,8 +272,8 @@ def _fixed_request(settings: JudgeConfig) -> JudgeRequest:
     """Return the requests that are equal for all episodes."""
     if settings.verdict is None:
         form = ScoreForm(settings.pattern, settings.low, settings.high)
-        score = Field(name="score", kind="number", low=settings.low, high=settings.high)
-        return JudgeRequest(forms=[form], weights=Weights(fields={"score": score}, weights={"score": 1.0}))
+        score = VerdictField(name="score", kind="number", low=settings.low, high=settings.high)
+        return JudgeRequest(forms=[form], weights=FieldWeights(fields={"score": score}, weights={"score": 1.0}))
     typed = verdict_form(settings)
     return JudgeRequest(forms=[typed], weights=verdict_weights(settings, typed))
 
@@ -288,14 +288,16 @@ def _rubric_request(settings: JudgeConfig, task: Task) -> JudgeRequest:
     weights = {item.name: item.weight for item in items}
     return JudgeRequest(
         forms=[FieldsForm([*first, *group]) for group in groups],
-        weights=Weights(fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)),
+        weights=FieldWeights(
+            fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)
+        ),
     )
 
 
-def _item_field(item: RubricItem) -> Field:
+def _item_field(item: RubricItem) -> VerdictField:
     if item.scale is None:
-        return Field(name=item.name, kind="boolean", meaning=item.criterion)
-    return Field(name=item.name, kind="number", low=item.scale[0], high=item.scale[1], meaning=item.criterion)
+        return VerdictField(name=item.name, kind="boolean", meaning=item.criterion)
+    return VerdictField(name=item.name, kind="number", low=item.scale[0], high=item.scale[1], meaning=item.criterion)
 
 
 _ITEMS = TypeAdapter(list[RubricItem])

@@ -17,7 +17,7 @@ from textwrap import shorten
 from agentrl.message import Content
 from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.task import Task
-from agentrl.testing.env_session import CallFailed, EnvSession, Played, Policy, play
+from agentrl.testing.env_session import CallFailed, EnvSession, PlayedEpisode, Policy, play
 from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Finding, Missing, Suspect, rule
 
@@ -40,7 +40,7 @@ _SHOWN_ACTIONS = 6
 
 
 @dataclass(slots=True, kw_only=True)
-class Blind:
+class BlindPolicy:
     """Policy with fixed actions, and its episodes."""
 
     kind: str
@@ -48,7 +48,7 @@ class Blind:
     """Actions in order, repeated from the start; if empty, the first action that the environment lists."""
     own_task: str | None = None
     """Id of the task whose expert took these actions, which does not count."""
-    played: list[Played] = field(default_factory=list)
+    played: list[PlayedEpisode] = field(default_factory=list)
     is_refused: bool = False
     """True if the environment raised an exception, so there is no score."""
 
@@ -118,14 +118,14 @@ def _max_success(subject: Subject) -> float:
     return SHARE
 
 
-def _best_of_each_kind(subject: Subject) -> Mapping[str, Blind]:
+def _best_of_each_kind(subject: Subject) -> Mapping[str, BlindPolicy]:
     """Try all candidates on the tasks of the check, and then the best of each kind on further tasks."""
     candidates = [*_candidates(subject)]
     pairs = [(task, blind) for task in subject.tasks for blind in candidates if blind.own_task != task.id]
     with subject.session() as session:
         for task, blind in until(3 * subject.effort.lazy_s, pairs):
             _try(session, subject, task, blind)
-        best: dict[str, Blind] = {}
+        best: dict[str, BlindPolicy] = {}
         for blind in sorted(candidates, key=lambda blind: blind.score(subject), reverse=True):
             if blind.played and not blind.is_refused:
                 best.setdefault(blind.kind, blind)
@@ -139,7 +139,7 @@ def _best_of_each_kind(subject: Subject) -> Mapping[str, Blind]:
     return {kind: best[kind] for kind in KINDS if kind in best}
 
 
-def _try(session: EnvSession, subject: Subject, task: Task, blind: Blind) -> None:
+def _try(session: EnvSession, subject: Subject, task: Task, blind: BlindPolicy) -> None:
     try:
         if not blind.is_refused:
             blind.played.append(play(session, task, blind.policy(), subject.limit))
@@ -149,23 +149,23 @@ def _try(session: EnvSession, subject: Subject, task: Task, blind: Blind) -> Non
         blind.is_refused = True
 
 
-def _candidates(subject: Subject) -> Iterator[Blind]:
-    yield Blind(kind=NOTHING, actions=[""])
-    yield Blind(kind=SUBMIT, actions=["submit"])
-    yield Blind(kind=FIRST_LISTED)
-    experts: Sequence[Played] = ()
+def _candidates(subject: Subject) -> Iterator[BlindPolicy]:
+    yield BlindPolicy(kind=NOTHING, actions=[""])
+    yield BlindPolicy(kind=SUBMIT, actions=["submit"])
+    yield BlindPolicy(kind=FIRST_LISTED)
+    experts: Sequence[PlayedEpisode] = ()
     with suppress(Missing):
         experts = subject.expert_episodes
     taken = Counter(action for episode in (*experts, *subject.random_episodes) for action in episode.actions)
     frequent = [action for action, _ in taken.most_common(MOST_ACTIONS)]
     for action in frequent:
-        yield Blind(kind=ONE_ACTION, actions=[action])
+        yield BlindPolicy(kind=ONE_ACTION, actions=[action])
     for task, episode in list(zip(subject.tasks, experts, strict=False))[:MOST_SEQUENCES]:
         if episode.actions:
             more = [action for action in frequent if action not in episode.actions]
-            yield Blind(kind=SEQUENCE, actions=[*episode.actions, *more], own_task=task.id)
+            yield BlindPolicy(kind=SEQUENCE, actions=[*episode.actions, *more], own_task=task.id)
     if len(frequent) > 1:
-        yield Blind(kind=SEQUENCE, actions=frequent)
+        yield BlindPolicy(kind=SEQUENCE, actions=frequent)
 
 
 def _chance_of_more(solved: int, count: int, share: float) -> float:

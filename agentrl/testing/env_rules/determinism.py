@@ -22,7 +22,7 @@ from agentrl.task import Task
 from agentrl.testing.env_session import (
     LONG_CALL,
     EnvSession,
-    Played,
+    PlayedEpisode,
     StepSnapshot,
     asking,
     is_call,
@@ -269,7 +269,7 @@ def runs_interleaved(subject: Subject) -> str:
     return f"{len(single)} interleaved episodes are equal to single ones"
 
 
-async def _take_turns(subject: Subject, single: Sequence[Played]) -> list[list[StepSnapshot]]:
+async def _take_turns(subject: Subject, single: Sequence[PlayedEpisode]) -> list[list[StepSnapshot]]:
     envs = [make_environment(subject.spec.make, subject.options) for _ in single]
     try:
         plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in single), strict=False))
@@ -293,7 +293,7 @@ def runs_in_threads(subject: Subject) -> str:
     return f"{len(single)} episodes in threads are equal to single ones"
 
 
-def _play_in_threads(subject: Subject, single: Sequence[Played]) -> list[list[StepSnapshot]]:
+def _play_in_threads(subject: Subject, single: Sequence[PlayedEpisode]) -> list[list[StepSnapshot]]:
     start = threading.Barrier(len(single))
     ended: dict[int, list[StepSnapshot] | Exception] = {}
 
@@ -347,7 +347,7 @@ def survives_cancellation(subject: Subject) -> str:
     return f"an episode is the same after {cut} cancelled calls"
 
 
-async def _cancel_and_continue(subject: Subject, fresh: Played) -> int:
+async def _cancel_and_continue(subject: Subject, fresh: PlayedEpisode) -> int:
     task = subject.tasks[0]
     env = cast("AsyncEnv", make_environment(subject.spec.make, subject.options))
     cut = 0

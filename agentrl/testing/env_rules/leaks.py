@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.task import Task
-from agentrl.testing.env_session import EnvSession, Played, plain_text
+from agentrl.testing.env_session import EnvSession, PlayedEpisode, plain_text
 from agentrl.testing.env_subject import Subject
 from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 from agentrl.tool import Tool
@@ -133,7 +133,7 @@ def _holds(text: str, actions: Sequence[str]) -> bool:
 @rule("remove the reward from the observation; a score that belongs to the game is fine")
 def hides_the_reward(subject: Subject) -> str:
     """Observations before the last one do not state the reward."""
-    episodes: list[Played] = list(subject.random_episodes)
+    episodes: list[PlayedEpisode] = list(subject.random_episodes)
     with suppress(Missing):
         episodes += subject.expert_episodes
     steps = [result for episode in episodes for result in episode.results if result.reward and not result.done]

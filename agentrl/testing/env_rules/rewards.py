@@ -21,7 +21,7 @@ from agentrl.task import Task
 from agentrl.testing.env_session import (
     CallFailed,
     EnvSession,
-    Played,
+    PlayedEpisode,
     Policy,
     call_action,
     expert_policy,
@@ -99,14 +99,14 @@ def has_a_random_score(subject: Subject) -> Finding:
     return found
 
 
-def _more(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[Played]:
+def _more(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[PlayedEpisode]:
     """Play further tasks, as many as the effort allows."""
     count = min(subject.effort.scored, len(subject.source))
     further: Iterator[Task] = (subject.source[index] for index in range(len(subject.tasks), count))
     return subject.play(policy_of, further)
 
 
-def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
+def _score(subject: Subject, policy: str, played: Sequence[PlayedEpisode]) -> Finding:
     """Compare a policy's success with its stated score."""
     found = _measure(subject, played)
     stated, success = subject.spec.scores.get(policy), found.figures.get("success")
@@ -122,7 +122,7 @@ def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
     return Finding(found.detail.replace(" solved;", f" solved, stated {stated:g};"), found.figures)
 
 
-def _measure(subject: Subject, played: Sequence[Played]) -> Finding:
+def _measure(subject: Subject, played: Sequence[PlayedEpisode]) -> Finding:
     verdicts = [episode.is_solved(subject.spec) for episode in played]
     steps = statistics.fmean(len(episode.results) for episode in played)
     total = math.fsum(episode.total / len(played) for episode in played)
@@ -248,7 +248,7 @@ def openings_tell_no_luck(subject: Subject) -> Finding:
     return Finding(f"random play: mean return {found:g}", {"mean_return": found})
 
 
-def _judge(subject: Subject, played: Sequence[Played]) -> Finding:
+def _judge(subject: Subject, played: Sequence[PlayedEpisode]) -> Finding:
     """Check that trivial play earned little, and that no word of the opening predicts its return.
 
     Raises:
@@ -288,7 +288,7 @@ def _compare(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
     return Finding(f"{detail}; {len(lazy)} tasks", {"mean_return": earned, "random_return": chance})
 
 
-def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[Played]:
+def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[PlayedEpisode]:
     with subject.session() as session:
         timed = until(subject.effort.lazy_s, subject.tasks)
         try:
@@ -346,7 +346,7 @@ def _worth(subject: Subject) -> float | None:
     return next((value for value in stated if value is not None and math.isfinite(value)), None)
 
 
-def _mean(played: Sequence[Played]) -> float:
+def _mean(played: Sequence[PlayedEpisode]) -> float:
     return math.fsum(episode.total / len(played) for episode in played)  # dividing first avoids an overflow
 
 
@@ -354,7 +354,7 @@ def _quote(words: Sequence[str]) -> str:
     return ", ".join(map(repr, words[:3]))
 
 
-def telling(played: Sequence[Played]) -> list[str]:
+def telling(played: Sequence[PlayedEpisode]) -> list[str]:
     """Return the words whose presence in an opening correlates with the return more strongly than chance explains.
 
     The threshold is the strongest correlation of any word after permuting the returns among the episodes `SHUFFLES`
