@@ -1,7 +1,7 @@
-"""What a tool's JSON schema says about its arguments: references, declared types, whether values fit, and in words.
+"""Reader of a tool's JSON schema: references, declared types, checks of values, and descriptions in words.
 
-Schemas come from other people's programs, so nothing here raises, whatever a schema holds. Keywords that are not read
-(``pattern``, ``minimum``, ``if``, …) are left to the tool itself.
+Schemas come from external programs, so no function here raises for any schema. Keywords that are not read (``pattern``,
+``minimum``, ``if``, …) are left to the tool itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urljoin
 
 DEEPEST = 32
-"""Schemas are followed to this depth: references may form a circle."""
+"""Maximum depth of schemas, because references may form a cycle."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _LONGEST_KEY = 64
 LONGEST_SHOWN = 80
@@ -46,37 +46,37 @@ _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "object": ("dict", "dictionary", "map", "mapping", "struct", "obj"),
     "null": ("none", "nonetype"),
 }
-"""The JSON types, each with the names that other languages give it."""
+"""JSON types with their names in other languages."""
 _TYPES = {name: json_type for json_type, others in _SPELLINGS.items() for name in (json_type, *others)}
 _TYPE_NAME = re.compile(r"(?:typing\.|unsigned )?([a-z]+)(?:8|16|32|64|128)?(?:[\[(<].*)?", re.DOTALL)
-"""A type's name, and what may stand around it: a size in bits, or the types of its parts."""
+"""Pattern of a type's name with optional additions: a size in bits, or the types of its parts."""
 
 
 def property_schema(key: str, root: Mapping[str, Any]) -> Any:
-    """Return the schema of one property, references resolved; ``True`` where it is not declared."""
+    """Return the schema of one property with resolved references; ``True`` if it is not declared."""
     return _property(key, root, root, 0)
 
 
 def _property(key: str, schema: Any, root: Mapping[str, Any], depth: int) -> Any:
-    schema = resolved(schema, root)
+    schema = resolve(schema, root)
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return True
     declared = as_mapping(schema.get("properties"))
     if key in declared:
-        return resolved(declared[key], root)
+        return resolve(declared[key], root)
     for part in (part for word in ("allOf", "anyOf", "oneOf") for part in as_list(schema.get(word))):
         found = _property(key, part, root, depth + 1)
         if found is not True:
             return found
     matching = _matching(key, schema)
     if matching:
-        return resolved(matching[0], root)
+        return resolve(matching[0], root)
     others = schema.get("additionalProperties")
-    return resolved(others, root) if isinstance(others, Mapping) else True
+    return resolve(others, root) if isinstance(others, Mapping) else True
 
 
 def _matching(key: str, schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas in ``patternProperties`` whose patterns are found in a key; broken patterns match nothing."""
+    """Return the schemas in ``patternProperties`` whose patterns match a key; invalid patterns match nothing."""
     found = []
     for pattern, part in as_mapping(schema.get("patternProperties")).items():
         with contextlib.suppress(re.error, RecursionError, OverflowError, TypeError):
@@ -86,31 +86,31 @@ def _matching(key: str, schema: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_quick(pattern: str) -> bool:
-    """Return True if a pattern repeats no group, for that could take exponential time."""
+    """Return True if a pattern repeats no group, which could take exponential time."""
     return re.search(r"\)[*+{]", pattern) is None
 
 
-def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a schema with what its own reference refers to; a reference to elsewhere says nothing."""
+def resolve(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return a schema with its own reference resolved; references to other documents are ignored."""
     for _ in range(DEEPEST):
         word = next((word for word in _REFERENCES if isinstance(schema, Mapping) and word in schema), None)
         if word is None:
             return schema
-        target = _referred(schema[word], root)
-        beside = {key: value for key, value in schema.items() if key != word}
-        schema = {**target, **beside} if isinstance(target, Mapping) else (target if target is False else beside)
+        target = _find_reference(schema[word], root)
+        others = {key: value for key, value in schema.items() if key != word}
+        schema = {**target, **others} if isinstance(target, Mapping) else (target if target is False else others)
     return True
 
 
-def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Return the part of `root` that a reference names, by a JSON pointer, an anchor or an ``$id``, or ``None``."""
+def _find_reference(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Return the part of `root` for a JSON pointer, an anchor or an ``$id``; ``None`` if it does not exist."""
     if not isinstance(reference, str):
         return None
     address, _, pointer = reference.partition("#")
-    found: Any = root if not address else _identified(("$id", "id"), address, root)
+    found: Any = root if not address else _find_named(("$id", "id"), address, root)
     pointer = unquote(pointer)
     if pointer and not pointer.startswith("/"):
-        return _identified(("$anchor", "$dynamicAnchor"), pointer, found)
+        return _find_named(("$anchor", "$dynamicAnchor"), pointer, found)
     return follow_pointer(pointer, found)
 
 
@@ -128,22 +128,22 @@ def follow_pointer(pointer: str, root: Any) -> Any:
     return found
 
 
-def _identified(words: Sequence[str], name: str, root: Any) -> Any:
-    """Return the schema that has a name of its own: `root`, or one of its definitions; an ``$id`` may be relative."""
+def _find_named(words: Sequence[str], name: str, root: Any) -> Any:
+    """Return the schema with a name, which is `root` or one of its definitions; an ``$id`` may be relative."""
     base = root.get("$id") if isinstance(root, Mapping) else None
     base = base.rstrip("#") if isinstance(base, str) else ""
-    wanted = {name, _joined(base, name)}
+    wanted = {name, _join_url(base, name)}
     definitions = [as_mapping(root).get(word) for word in ("$defs", "definitions")]
     for part in (root, *(part for parts in definitions for part in as_mapping(parts).values())):
         own = next(
             (part[word] for word in words if isinstance(part, Mapping) and isinstance(part.get(word), str)), None
         )
-        if own is not None and {own.rstrip("#"), _joined(base, own.rstrip("#"))} & wanted:
+        if own is not None and {own.rstrip("#"), _join_url(base, own.rstrip("#"))} & wanted:
             return part
     return None
 
 
-def _joined(base: str, address: str) -> str:
+def _join_url(base: str, address: str) -> str:
     try:
         return urljoin(base, address)
     except ValueError:
@@ -151,8 +151,8 @@ def _joined(base: str, address: str) -> str:
 
 
 def declared_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
-    """Return the names of the JSON types that a schema allows; empty where it does not say."""
-    schema = resolved(schema, root)
+    """Return the names of the JSON types that a schema allows; empty if it does not state types."""
+    schema = resolve(schema, root)
     if not isinstance(schema, Mapping) or depth > DEEPEST:
         return frozenset()
     found = _own_types(schema)
@@ -181,7 +181,7 @@ def _own_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _named_types(declared: Any) -> set[str]:
-    """Return the JSON types that ``type`` names, in any usual spelling; none where it names an unknown one."""
+    """Return the JSON types in ``type``, in any common spelling; none if one of them is unknown."""
     names = declared if isinstance(declared, list | tuple) else [declared]
     found = {_json_type(name) for name in names}
     return {name for name in found if name is not None} if None not in found else set()
@@ -200,7 +200,7 @@ def _both(some: frozenset[str], others: frozenset[str]) -> frozenset[str]:
 
 
 def literals(schema: Any) -> Sequence[Any] | None:
-    """Return the values that ``enum`` or ``const`` allow; ``None`` where the schema has neither."""
+    """Return the values that ``enum`` or ``const`` allow; ``None`` if the schema has neither."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
@@ -216,7 +216,7 @@ def _type_of(value: Any) -> str:
 def accepts_null(schema: Any, root: Mapping[str, Any]) -> bool:
     """Return True if a schema allows null, or declares no type."""
     types = declared_types(schema, root)
-    return "null" in types or not (types or "type" in as_mapping(resolved(schema, root)))
+    return "null" in types or not (types or "type" in as_mapping(resolve(schema, root)))
 
 
 def is_of_type(value: Any, types: frozenset[str]) -> bool:
@@ -231,12 +231,12 @@ def is_of_type(value: Any, types: frozenset[str]) -> bool:
 
 
 def fits(value: Any, schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
-    """Return True if a tool with this schema can take the value.
+    """Return True if a tool with this schema accepts the value.
 
-    It is as lenient as the tools are (`agentrl.tool_schema.Arguments.read`): a number may come as text or text as a
-    number, a list or an object as JSON text, and null stands for an argument that may be left out.
+    The check is as lenient as the tools are (`agentrl.tool_schema.Arguments.read`): a number may be text and text a
+    number, a list or an object may be JSON text, and null represents a missing optional argument.
     """
-    schema = resolved(schema, root)
+    schema = resolve(schema, root)
     if schema is False:
         return False
     if not isinstance(schema, Mapping) or depth > DEEPEST:
@@ -273,13 +273,13 @@ def _object_fits(value: Mapping[str, Any], schema: Mapping[str, Any], root: Mapp
 
 
 def _schemas_of(key: str, schema: Mapping[str, Any], others: Any) -> Sequence[Any]:
-    """Return what an object's schema says of one of its keys; `others` where it says nothing of that key."""
+    """Return the schemas of a key of an object; `others` if the object's schema does not mention the key."""
     declared = as_mapping(schema.get("properties"))
     return [*([declared[key]] if key in declared else []), *_matching(key, schema)] or [others]
 
 
 def _can_become(value: Any, types: frozenset[str]) -> bool:
-    """Return True if a tool reads the value as one of the types."""
+    """Return True if tools can convert the value to one of the types."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return "string" in types
     if not isinstance(value, str):
@@ -299,7 +299,7 @@ def _is_same(value: Any, option: Any) -> bool:
 def describe(schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
     """Describe the values that a schema allows in words: ``a whole number or null``."""
     if "$ref" in schema:
-        return describe(resolved(schema, root) or {"type": "object"}, {})
+        return describe(resolve(schema, root) or {"type": "object"}, {})
     if "enum" in schema:
         return "one of " + ", ".join(map(shorten_json, schema["enum"]))
     if "anyOf" in schema:

@@ -130,7 +130,7 @@ def test_a_warm_start_that_does_not_get_there_says_so(tiny_run, settings, seen):
 
 def test_a_warm_start_cannot_wait_for_a_success_that_nobody_tells(tiny_run):
     run = tiny_run("environment.name=letters:Silent", "sft={episodes: 8, stop_at: 0.4, check_every: 1}")
-    with pytest.raises(UsageError, match=r"does not tell whether a task is solved.*Remove sft\.stop_at"):
+    with pytest.raises(UsageError, match=r"does not report success.*Remove sft\.stop_at"):
         warm_start(run)
 
 

@@ -131,7 +131,7 @@ class Two(Toolset):
 def test_several_tools_are_not_checked_as_one() -> None:
     register(Kind.TOOL, "two", Two)
     try:
-        with pytest.raises(UsageError, match="several tools cannot be checked as one"):
+        with pytest.raises(UsageError, match="only a single tool can be checked"):
             check_tool("two")
     finally:
         unregister(Kind.TOOL, "two")

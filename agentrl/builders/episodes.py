@@ -71,13 +71,13 @@ def build_runner(
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
-            pool.belongings.push_async_callback(one.close)
+            pool.cleanup.push_async_callback(one.close)
     loop = build_loop(config.agent, pool.spec.answer_format)
     roles = build_roles(config.agent, loop, pool.roles)
     if role_names(loop, config.agent.called_roles) or not loop.turns_are_steps:
         limits = replace(limits, max_turns=config.agent.max_turns)  # turns are not steps; the environment limits those
     for toolset in (one for setup in roles for one in setup.tools or () if isinstance(one, Toolset)):
-        pool.belongings.push_async_callback(toolset.close)
+        pool.cleanup.push_async_callback(toolset.close)
     return EpisodeRunner(
         pool=pool,
         loop=loop,

@@ -84,13 +84,13 @@ def build_scorer(
     if config.judge is not None:
         client = judge or build_judge(config)
         assert client is not None
-        pool.belongings.push_async_callback(client.close)
+        pool.cleanup.push_async_callback(client.close)
         breaker = token_breaker(config.judge.engine.model, _renderer(policy))
         return make_judge(client, config.judge, _decoder(policy), break_up=breaker)
     if config.reward_model is not None:
         return RewardModelScorer(config.reward_model, model, _decoder(policy))
     thread = ThreadWorker()
-    pool.belongings.push_async_callback(thread.close)
+    pool.cleanup.push_async_callback(thread.close)
     return find_reward(config, thread)
 
 
@@ -229,7 +229,7 @@ def check_columns(agent: AgentConfig, tasks: Callable[[], TaskSource]) -> None:
         UsageError: the tasks cannot be read.
     """
     scorer = find_reward(agent, ThreadWorker())
-    asking = [one for one in scorer.functions if one.needed] if isinstance(scorer, WeightedSum) else []
+    asking = [one for one in scorer.functions if one.required_columns] if isinstance(scorer, WeightedSum) else []
     if not asking:
         return
     source = tasks()

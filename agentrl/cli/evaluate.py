@@ -147,7 +147,7 @@ def _print_finished(finished: FinishedEvaluation) -> None:
 
 def _play(request: EvaluationRequest) -> FinishedEvaluation:
     counters = RolloutCounters()
-    shown = counting(request.n_tasks * request.samples, counters.playing)
+    shown = counting(request.n_tasks * request.samples, counters.progress)
     with shown as counter, message_when_interrupted(lambda: _stopped(counter)):
         return asyncio.run(
             run_evaluation(

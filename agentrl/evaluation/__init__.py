@@ -1,1 +1,1 @@
-"""Evaluation: many episodes of one policy on fixed tasks, with intervals, resumable."""
+"""Evaluation: resumable measurement of one policy on fixed tasks, with confidence intervals."""

@@ -1,4 +1,4 @@
-"""Evaluation of a policy: open it, choose the tasks, play what is not finished yet, draw the estimates.
+"""Evaluation of a policy: open it, choose the tasks, play the unfinished episodes, compute the estimates.
 
 The policy is an engine, an OpenAI-compatible service, the environment's expert, or a random one.
 """
@@ -45,7 +45,7 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskSource
 
 INCIDENTS_FILE = "incidents.json"
-"""Beside the episodes: what failed, counted."""
+"""Name of the file with counts of failures, next to the file of episodes."""
 
 
 def ignore(_: EvaluatedEpisode) -> None:
@@ -61,27 +61,27 @@ async def evaluate_panel(
     store: EpisodeStore | None = None,
     on_episode: Callable[[EvaluatedEpisode], None] = ignore,
 ) -> EvaluationResult:
-    """Play a panel with a runner; the same panel on a seeded engine gives the same episodes.
+    """Play a panel with a runner; the same panel with a seeded engine gives the same episodes.
 
     Args:
-        runner: Plays episodes, and retries infrastructure failures.
-        source: The split's tasks.
-        panel: How many of them, how often, under which seed.
-        concurrency: Maximum number of episodes at once.
-        store: Where finished episodes are kept, and found.
-        on_episode: Called after each episode, found ones included.
+        runner: Plays episodes and retries infrastructure failures.
+        source: Tasks of the split.
+        panel: Number of tasks and samples, and the seed.
+        concurrency: Maximum number of episodes at a time.
+        store: Storage of finished episodes, which are not played again.
+        on_episode: Called after each episode, including stored ones.
 
     Raises:
-        UsageError: nothing to play, more tasks than the source holds, a full disk, or an error that no retry can fix.
+        UsageError: nothing to play, more tasks than the source has, a full disk, or an error that no retry can fix.
     """
     began = time.perf_counter()
     chosen = assignments(choose_tasks(source, panel.n_tasks, panel.seed), panel.samples, panel.seed)
-    episodes = _finished(chosen, store, whole_groups=runner.scores_groups)
+    episodes = _find_finished(chosen, store, whole_groups=runner.scores_groups)
     for found in episodes.values():
         on_episode(found)
     on_disk = {episode.trajectory.id for episode in episodes.values()}
     left = {assignment.id: assignment for assignment in chosen if assignment.id not in episodes}
-    if runner.scores_groups:  # the samples of a task wait for each other
+    if runner.scores_groups:  # samples of a task are scored together, so they should run together
         left = dict(sorted(left.items(), key=lambda entry: entry[1].group_id))
     async for trajectory in play_all(runner, left.values(), concurrency=concurrency):
         assignment = left[trajectory.id.rpartition(".")[0]]
@@ -105,22 +105,22 @@ async def evaluate_panel(
 
 
 def _all_incidents(own: Incidents, store: EpisodeStore | None, *, whole: bool) -> Incidents:
-    """Return the failures of this run and, where it went on from episodes on disk, those of the runs before it."""
+    """Return the failures of this run and, if it resumed from episodes on disk, those of earlier runs."""
     if store is None:
         return own
     file, found = store.path.with_name(INCIDENTS_FILE), Incidents()
     found.add_record(own.to_record())
     if not whole and file.is_file():
-        with suppress(orjson.JSONDecodeError, KeyError, TypeError):  # another version's, or damaged
+        with suppress(orjson.JSONDecodeError, KeyError, TypeError):  # from another version, or damaged
             found.add_record(orjson.loads(file.read_bytes()))
     replace_file(file, orjson.dumps(found.to_record()))
     return found
 
 
-def _finished(
+def _find_finished(
     chosen: Sequence[Assignment], store: EpisodeStore | None, *, whole_groups: bool
 ) -> dict[str, EvaluatedEpisode]:
-    """Return the episodes that are in the store, by id; of tasks with all samples only, where samples are compared."""
+    """Return stored episodes by id; with `whole_groups` only those of tasks whose samples are all stored."""
     if store is None:
         return {}
     found = {one.id: episode for one in chosen if (episode := store.find(one.task, one.member)) is not None}
@@ -131,20 +131,20 @@ def _finished(
 
 
 CHECK_S = 10.0
-"""Deadline of the check's connection, and of its answer."""
+"""Deadline in seconds of the check's connection, and of its answer."""
 NO_CHAT = (404, 405, 501)
-"""Status codes of servers that have no chat at the address."""
-BASE_ADDRESS = "give the service's base address, up to and with /v1: --url http://127.0.0.1:8000/v1"
+"""HTTP statuses of servers without a chat endpoint at the address."""
+BASE_ADDRESS = "give the service's base address including /v1: --url http://127.0.0.1:8000/v1"
 
 
 async def check_service(config: OpenAIEngineConfig) -> None:
-    """Send a chat without messages to a service, to know before the first episode whether it is there.
+    """Check before the first episode that a service answers, by sending a chat without messages.
 
-    Refusals of that request are fine, for they come from a chat service.
+    A service that refuses the request is a chat service and passes.
 
     Raises:
-        UsageError: the address has no such chat or no such model.
-        EngineError: nothing listens there.
+        UsageError: the address has no chat endpoint or no such model.
+        EngineError: the address cannot be reached.
     """
     timeout = aiohttp.ClientTimeout(total=None, connect=CHECK_S, sock_read=CHECK_S)
     key = os.environ.get(config.api_key_variable)
@@ -163,11 +163,11 @@ async def check_service(config: OpenAIEngineConfig) -> None:
             f"the service at {config.url} cannot be reached", got=error, hint=f"start it, or {BASE_ADDRESS}"
         ) from error
     except aiohttp.ClientError:
-        return  # it is there, and may do better with a real request; if not, the episodes say so
+        return  # a server answers; if it fails with real requests too, the episodes report that
 
 
 class ChatServiceWithHints(OpenAIEngine):
-    """Client of a service that explains its refusals by what to set."""
+    """Client of a chat service that adds hints to refusals."""
 
     async def chat(
         self,
@@ -178,39 +178,39 @@ class ChatServiceWithHints(OpenAIEngine):
         *,
         json_schema: Mapping[str, Any] | None = None,
     ) -> ChatAnswer:
-        """Answer a conversation, as `OpenAIEngine` does; that a service takes no tools is a `UsageError`."""
+        """Answer a conversation as `OpenAIEngine` does; raise a `UsageError` if the service does not support tools."""
         try:
             return await super().chat(messages, tools, params, request_id, json_schema=json_schema)
         except EngineError as error:
-            said = str(error.got)
-            if "tool-call-parser" in said or "enable-auto-tool-choice" in said:
+            reply = str(error.got)
+            if "tool-call-parser" in reply or "enable-auto-tool-choice" in reply:
                 raise UsageError(
-                    f"{self.config.url} takes no tool calls",
-                    got=said,
+                    f"{self.config.url} does not support tool calls",
+                    got=reply,
                     hint="set agent.loop=react_text, which needs none; or start vLLM with --enable-auto-tool-choice "
                     "--tool-call-parser NAME",
                 ) from error
-            if "context length" in said:
+            if "context length" in reply:
                 raise EngineError(
-                    f"{self.config.url} has a smaller context than the episode needs",
-                    got=said,
-                    hint="set agent.max_tokens to its context, or agent.max_answer_tokens lower",
+                    f"the context of {self.config.url} is too small for the episode",
+                    got=reply,
+                    hint="set agent.max_tokens to its context length, or lower agent.max_answer_tokens",
                 ) from error
             raise
 
 
-def _raise_no_chat(config: OpenAIEngineConfig, url: str, status: int, said: str) -> None:
-    is_named = re.search(rf"(?<!\w){re.escape(config.model)}(?!\w)", said) is not None
-    if status == 404 and is_named and not said.lstrip().startswith("<"):
+def _raise_no_chat(config: OpenAIEngineConfig, url: str, status: int, reply: str) -> None:
+    is_named = re.search(rf"(?<!\w){re.escape(config.model)}(?!\w)", reply) is not None
+    if status == 404 and is_named and not reply.lstrip().startswith("<"):
         raise UsageError(
-            f"{config.url} does not know model {config.model!r}",
-            got=f"{status}, {said!r}",
-            hint="--model is the service's own name of the model; a server that agentrl serve --engine vllm started "
-            "calls it policy",
+            f"{config.url} does not serve model {config.model!r}",
+            got=f"{status}, {reply!r}",
+            hint="--model is the name that the service uses for the model; on a server started by agentrl serve "
+            "--engine vllm it is policy",
         )
     raise UsageError(
-        f"there is no chat service at {config.url}",
-        got=f"{status} from {url}, {said!r}",
+        f"no chat service found at {config.url}",
+        got=f"{status} from {url}, {reply!r}",
         expected="an OpenAI-compatible service",
         hint=BASE_ADDRESS,
     )
@@ -229,15 +229,15 @@ class PolicyKind(enum.StrEnum):
 
 @asynccontextmanager
 async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[EpisodePolicy]:
-    """Open the policy, ready to play; released afterwards.
+    """Open the policy, and release it after the block.
 
     Args:
-        config: Engine, model and sampling.
-        kind: Who plays.
-        folder: Where a scratch model is made, if the config asks for one.
+        config: Config with the engine, the model and the sampling.
+        kind: Kind of policy.
+        folder: Folder for the model if it is made from scratch.
 
     Raises:
-        UsageError: the model is not there, or there is no chat at the service's address.
+        UsageError: the model does not exist, or the service's address has no chat endpoint.
         EngineError: the service or a server cannot be reached.
         TemplateError: the chat template rewrites history.
     """

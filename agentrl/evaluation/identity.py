@@ -1,4 +1,4 @@
-"""What an evaluation depends on besides its config: code, data files, weights, and the model behind an address."""
+"""Identity of an evaluation's inputs besides its config: code, data files, weights, and the models of services."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from agentrl.observe.source_names import split_command
 from agentrl.registry import SOURCE_SUFFIX, Kind, lookup
 
 REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):[A-Za-z_][\w.]*")
-"""``module:attr``."""
-ASKED_S = 5.0
-"""Deadline of a request to a service about its model."""
+"""Pattern of a reference to an object, ``module:attr``."""
+REQUEST_S = 5.0
+"""Deadline in seconds of a request to a service about its model."""
 CARD = ("id", "root", "parent", "created", "digest", "revision", "weight_version", "max_model_len", "meta")
-"""Fields that are kept of a model's entry in ``/v1/models``; others may differ with each request."""
+"""Fields of a model's entry in ``/v1/models`` that are part of its identity; others may differ with each request."""
 RECENT_S = 60.0
-"""A creation time that is more recent than this is taken for the time of the request, which vLLM reports instead."""
+"""Maximum age in seconds of a creation time that is ignored: vLLM reports the time of the request instead."""
 SERVED = ("model_path", "tokenizer_path", "weight_version", "revision", "quantization", "dtype")
-"""Fields that are kept of SGLang's ``/model_info``."""
+"""Fields of SGLang's ``/model_info`` that are part of the model's identity."""
 
 
 def code_identity(config: Config, outputs: Path) -> dict[str, str]:
-    """Return digests of the code that plays and scores an episode, and of the data that it reads, by name.
+    """Return digests by name of the code that plays and scores an episode, and of the data that it reads.
 
     Args:
-        config: Of the evaluation.
-        outputs: Folder in which evaluations are written.
+        config: Config of the evaluation.
+        outputs: Folder of evaluation results.
 
     Raises:
-        UnknownNameError: something that the config names does not exist.
+        UnknownNameError: the config has a name that does not exist.
         UsageError: a module cannot be imported.
     """
     environment, agent = config.sole_environment, config.agent
@@ -65,7 +65,7 @@ def code_identity(config: Config, outputs: Path) -> dict[str, str]:
     for text in _texts(options):
         _add_word(words, text)
     for text in _texts(settings):
-        if "/" in text or Path(text).is_file():  # words such as "local" name no folder
+        if "/" in text or Path(text).is_file():  # words such as "local" are not folders
             _add_word(words, text)
     for command in _lists([options, settings]):
         words.add_command(command)
@@ -108,9 +108,9 @@ def _names(entries: list[str | dict[str, Any]]) -> list[str]:
 
 
 def _agent_words(agent: AgentConfig) -> tuple[list[Any], list[Any]]:
-    """Return the agent's settings that have words of their own (``auto``), and the options that the user made.
+    """Return the agent's settings, which may be keywords (``auto``), and its free options.
 
-    A reward model is found by `weights`, and engines by `_engines`.
+    `weights` identifies a reward model, and `_engines` lists engines.
     """
     settings = agent.model_dump(mode="json", exclude={"system_prompt", "reward_model"})
     options = [settings.pop(name) for name in ("options", "sandbox")]
@@ -143,7 +143,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _lists(value: object) -> Iterator[list[str]]:
-    """List the lists of texts, each of which may be a command."""
+    """Yield the lists of texts in a value; each may be a command."""
     if isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value):
         yield list(value)
     elif isinstance(value, Mapping | list | tuple):
@@ -152,7 +152,7 @@ def _lists(value: object) -> Iterator[list[str]]:
 
 
 def _add_word(code: CodeIdentity, text: str) -> None:
-    """Add what a text of the config names: code, a file, a folder, or the files of a command."""
+    """Add the code, file, folder or command files that a text of the config refers to."""
     if "\n" in text or len(text) > 4096 or not text.strip("./ "):
         return
     if REFERENCE.fullmatch(text):
@@ -170,49 +170,49 @@ def _add_word(code: CodeIdentity, text: str) -> None:
 
 
 def model_identity(config: Config) -> list[str]:
-    """Return what identifies the config's model and its adapters: the digests of their files, or their revisions."""
+    """Return the identity of the config's model and its adapters: digests of their files, or their revisions."""
     adapters = [section.path for section in config.named_adapters.values() if section.path is not None]
     return [line for path in (config.model.path, *adapters) for line in weights(path, config)]
 
 
 def reward_model_identity(config: Config) -> list[str]:
-    """Return what identifies the reward model, like `model_identity`; empty if there is none."""
+    """Return the identity of the reward model, like `model_identity`; empty without a reward model."""
     reader = config.agent.reward_model
     return [] if reader is None else weights(find_model(reader.path), config)
 
 
 async def served_models(config: Config, *, has_model: bool) -> dict[str, Any]:
-    """Ask the services of an evaluation which models they serve: the engine's, the judge's, and those of roles.
+    """Query the models that the services of an evaluation serve: those of the engine, the judge and the roles.
 
     Args:
-        config: Of the evaluation.
-        has_model: A model plays, rather than a scripted policy.
+        config: Config of the evaluation.
+        has_model: The policy is a model, not a scripted policy.
     """
     agent = config.agent
     used = [config.engine] if has_model and isinstance(config.engine, OpenAIEngineConfig) else []
     used += [role.engine for role in (agent.roles or {}).values() if role.engine is not None]
     used += [] if agent.judge is None else [agent.judge.engine]
-    told = await asyncio.gather(*map(served_model, used))
-    return {f"{one.model} at {one.url}": card for one, card in zip(used, told, strict=True)}
+    cards = await asyncio.gather(*map(served_model, used))
+    return {f"{one.model} at {one.url}": card for one, card in zip(used, cards, strict=True)}
 
 
 async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
-    """Ask a service which model it serves; what it does not report is left out.
+    """Query the model that a service serves; the result lacks what the service does not report.
 
-    vLLM and most others answer ``/v1/models``, SGLang ``/model_info`` too, Ollama ``/api/tags``.
+    vLLM and most others answer ``/v1/models``, SGLang also ``/model_info``, Ollama ``/api/tags``.
     """
     key = os.environ.get(config.api_key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     base = config.url.rstrip("/")
     root = base.removesuffix("/v1")
-    timeout = aiohttp.ClientTimeout(total=ASKED_S)
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S)
     async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-        card = _card(await _asked(session, f"{base}/models"), config.model)
+        card = _card(await _get_object(session, f"{base}/models"), config.model)
         for address in (f"{root}/model_info", f"{root}/get_model_info"):
-            if told := await _asked(session, address):
-                card |= {name: told[name] for name in SERVED if name in told}
+            if info := await _get_object(session, address):
+                card |= {name: info[name] for name in SERVED if name in info}
                 break
-        listed = (await _asked(session, f"{root}/api/tags")).get("models")
+        listed = (await _get_object(session, f"{root}/api/tags")).get("models")
         for entry in listed if isinstance(listed, list) else []:
             if isinstance(entry, dict) and config.model in (entry.get("name"), entry.get("model")):
                 card["digest"] = entry.get("digest")
@@ -222,14 +222,14 @@ async def served_model(config: OpenAIEngineConfig) -> dict[str, Any]:
     return card
 
 
-async def _asked(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    """Return the JSON object that an address answers with; an empty one for any other answer."""
+async def _get_object(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """Return the JSON object at an address; an empty object for any other answer."""
     try:
         async with session.get(url) as response:
-            told = await response.json(content_type=None) if response.status == 200 else None
+            answer = await response.json(content_type=None) if response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return answer if isinstance(answer, dict) else {}
 
 
 def _card(listed: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A gateway without a task: whatever clients ask is answered by a model or a service, and kept.
+"""Gateway without tasks: a model or a service answers the clients' requests, and all sessions are recorded.
 
-request to /s/NAME/v1 ──► session NAME, an episode of its own ──► idle for a while ──► episodes, conversations, prompts
+request to /s/NAME/v1 ──► session NAME, one episode ──► idle for some time ──► episodes, conversations, prompts
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ EPISODES = "episodes.jsonl"
 CONVERSATIONS = "conversations.jsonl"
 PROMPTS = "prompts.jsonl"
 DEFAULT = "default"
-"""Session of requests whose path names none. Unrelated clients share it, so it might never be idle: after the idle time
-or `MOST_ANSWERS` answers, another session takes the new conversations, and this one ends once its own have ended."""
+"""Name of the session of requests whose path names none. Unrelated clients share it, so it might never be idle. After
+the idle time or `MOST_ANSWERS` answers, new conversations go to another session, and this one ends once it is idle."""
 MOST_ANSWERS = 256
 NO_LIMIT = 1 << 30
 
 
 class LiveTraffic:
-    """Answers clients with a policy, each session as an episode that ends when it has been idle.
+    """Server that answers clients with a policy; each session is an episode that ends after idle time.
 
     Args:
-        policy: Who answers.
-        config: For ``sampling`` and the model's limits.
-        folder: Where sessions are kept when they end; ``None`` keeps nothing.
+        policy: Policy that answers.
+        config: Config with the agent's limits.
+        folder: Folder for ended sessions; ``None`` records nothing.
         idle_s: Seconds without a request after which a session ends.
-        host: Where it listens.
-        port: 0 takes a free one.
-        key: What all clients must send; ``None`` lets everybody in.
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free one.
+        key: API key that clients must send; ``None`` accepts all clients.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class LiveTraffic:
         key: str | None = None,
     ) -> None:
         self.ended = 0
-        """Sessions that have ended."""
+        """Number of sessions that have ended."""
         self.answers = 0
-        """Answers of those."""
+        """Number of answers in ended sessions."""
         self.failure: Exception | None = None
-        """Why the first of the sessions that could not be kept was not; other sessions go on."""
+        """Error of the first session that could not be recorded; other sessions continue."""
         self.gateway = Gateway(host=host, port=port, key=key, opener=self._open)
         self._loop = _Sessions(idle_s)
         most = config.agent.max_answer_tokens
@@ -78,13 +78,13 @@ class LiveTraffic:
         )
         self._count = 0
         self._playing: dict[str, asyncio.Task[None]] = {}
-        """The episode of each name that takes new conversations."""
+        """Tasks of the episodes that accept new conversations, by session name."""
         self._numbers: dict[str, int] = {}
-        """Numbers of these."""
+        """Numbers of these episodes by session name."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """All episodes."""
+        """Tasks of all episodes."""
         self._full: list[GatewaySession] = []
-        """Sessions of `DEFAULT` that take no new conversations."""
+        """Sessions of `DEFAULT` that accept no new conversations."""
         self._idle_s = idle_s
         self._folder = folder
         self._episodes = None if folder is None else JsonLinesWriter(folder / EPISODES)
@@ -99,14 +99,14 @@ class LiveTraffic:
         await self.close()
 
     async def close(self) -> None:
-        """End the sessions, keep them, and listen no more.
+        """End and record all sessions, and stop listening.
 
         Raises:
             Exception: the first `failure`.
         """
         self._loop.end_all()
         try:
-            while self._tasks:  # a request may have opened another one meanwhile
+            while self._tasks:  # a request may open another session meanwhile
                 await asyncio.wait(self._tasks)
         finally:
             await self.gateway.close()
@@ -126,7 +126,7 @@ class LiveTraffic:
             if self._loop.is_over:
                 return [session]
             if session.is_over:
-                await asyncio.shield(playing)  # it has just ended, and its name is used again
+                await asyncio.shield(playing)  # the session has just ended, and its name is reused
             elif name == DEFAULT and (session.answers >= MOST_ANSWERS or session.age_s >= self._idle_s):
                 self._set_aside(number, session)
             else:
@@ -140,8 +140,8 @@ class LiveTraffic:
         task.add_done_callback(self._tasks.discard)
 
     def _set_aside(self, number: int, session: GatewaySession) -> None:
-        """Let the session of `DEFAULT` with this number take no more conversations."""
-        if self._numbers.get(DEFAULT) == number:  # and no request has done so while this one waited
+        """Stop the session of `DEFAULT` with this number from accepting new conversations."""
+        if self._numbers.get(DEFAULT) == number:  # another request may have done this while this one waited
             del self._playing[DEFAULT], self._numbers[DEFAULT]
             self._full.append(session)
 
@@ -163,10 +163,10 @@ class LiveTraffic:
                 self._keep(name, number, trajectory, session)
         except Exception as error:
             self.failure = self.failure or error
-            note(f"session {name} was not kept: {described_error(error)}")
+            note(f"session {name} was not recorded: {described_error(error)}")
 
     def _keep(self, name: str, number: int, trajectory: Trajectory, session: GatewaySession) -> None:
-        """Write what was said in a session that has ended."""
+        """Record the conversations of a session that has ended."""
         self.ended += 1
         self.answers += session.answers
         if self._folder is None or self._episodes is None:
@@ -187,7 +187,7 @@ def _append(path: Path, row: dict[str, Any]) -> None:
 
 
 class _NoEnvironment(gymnasium.Env[str, str]):
-    """Has no task; clients bring their own."""
+    """Environment without a task; clients bring their own."""
 
     observation_space = action_space = gymnasium.spaces.Text(1)
     action_hint = "whatever the client asks for"
@@ -203,19 +203,19 @@ LIVE = EnvironmentSpec(name="live", make=_NoEnvironment, tasks=SeedTasks, isolat
 
 
 class _Sessions(AgentLoop):
-    """Holds a session open per episode until it has been idle."""
+    """Agent loop that keeps one session per episode open until it is idle."""
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._said: set[str] = set()
+        self._reported_settings: set[str] = set()
         self._sessions: dict[int, asyncio.Future[GatewaySession]] = {}
-        """By the number of the episode, which is the seed of its task."""
+        """Sessions by the number of their episode, which is the seed of its task."""
         self._is_over = asyncio.Event()
 
     async def run(self, episode: Episode) -> None:
         """Keep one session open."""
         await episode.reset()
-        session = GatewaySession(episode, steps=False, is_live=True, said=self._said)
+        session = GatewaySession(episode, steps=False, is_live=True, said=self._reported_settings)
         self._future_of(episode.task.seed).set_result(session)
         try:
             while not self._is_over.is_set() and (left := self._idle_s - session.idle_s) > 0:
@@ -232,17 +232,17 @@ class _Sessions(AgentLoop):
 
     @property
     def is_over(self) -> bool:
-        """No session is opened any more."""
+        """True if no more sessions are opened."""
         return self._is_over.is_set()
 
     def forget(self, number: int) -> GatewaySession | None:
-        """Return a session that has ended."""
+        """Remove and return a session that has ended; ``None`` if it was never open."""
         future = self._sessions.pop(number, None)
         if future is None:
             return None
-        if not future.done():  # requests wait for it
+        if not future.done():  # requests may wait for it
             future.set_exception(EnvironmentFailure("the session could not be opened", got=f"number {number}"))
-            future.exception()  # perhaps nobody asks for it
+            future.exception()  # mark it as retrieved if no request waits
             return None
         return future.result()
 

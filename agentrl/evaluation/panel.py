@@ -1,7 +1,4 @@
-"""The panel of an evaluation: which tasks, how often each, and what makes two evaluations the same one.
-
-The file of its finished episodes is here, too.
-"""
+"""Panel of an evaluation: its tasks, samples and identity; and the file of its finished episodes."""
 
 from __future__ import annotations
 
@@ -25,24 +22,24 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Definition of what is measured, apart from the code that plays it."""
+    """Definition of an evaluation's episodes."""
 
     environment: str
-    """Registry name and split, ``household/valid_unseen``."""
+    """Registry name and split, such as ``household/valid_unseen``."""
     policy: str
-    """``engine``, ``expert`` or ``random``."""
+    """Kind of policy: ``engine``, ``expert`` or ``random``."""
     model: str | None
-    """The served model; ``None`` for scripted policies."""
+    """Name or path of the model; ``None`` for scripted policies."""
     n_tasks: int
     samples: int
-    """Episodes per task."""
+    """Number of episodes per task."""
     seed: int
-    """Chooses the tasks, where the source has more than `n_tasks`, and seeds the sampling."""
+    """Seed of the choice of tasks, if the source has more than `n_tasks`, and of sampling."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What else changes the episodes: agent, sampling, options, the model's fingerprint."""
+    """Other inputs that affect the episodes: agent, sampling, options, the model's fingerprint."""
 
     def key(self) -> str:
-        """Return a short name of this panel without its size: a larger panel continues a smaller one."""
+        """Return a short digest that ignores the panel's size: a larger panel continues a smaller one."""
         identity = {
             "environment": self.environment,
             "policy": self.policy,
@@ -54,19 +51,19 @@ class Panel:
 
 
 def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
-    """Choose the first `count` tasks of an order that depends on the seed alone: a smaller choice starts a larger one.
+    """Choose the first `count` tasks of an order that depends only on the seed; a larger choice extends a smaller one.
 
     Raises:
-        UsageError: fewer than one task is asked for, or more than there are.
+        UsageError: `count` is below 1, or above the number of tasks.
     """
     if count < 1 or len(source) == 0:
         raise UsageError("nothing to evaluate", got=f"{count} tasks of {len(source)}", expected="at least one")
     if count > len(source):
         raise UsageError(
-            "the split holds fewer tasks than the evaluation asks for",
+            "the split has too few tasks for the evaluation",
             got=f"{count:,} tasks",
             expected=f"at most {len(source):,}",
-            hint="take fewer tasks with more samples of each, or another split",
+            hint="use fewer tasks with more samples of each, or another split",
         )
     order = list(range(len(source)))
     random.Random(f"evaluation/{seed}").shuffle(order)
@@ -74,15 +71,15 @@ def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
 
 
 def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
-    """Make all episodes, first samples of every task first, so that an interrupted evaluation covers all tasks.
+    """List the episodes to play: the first sample of every task first, so that interrupted evaluations cover all tasks.
 
     Raises:
-        UsageError: fewer than one sample, or two tasks of one id.
+        UsageError: `samples` is below 1, or two tasks have the same id.
     """
     if samples < 1:
         raise UsageError("an evaluation needs samples", got=samples, expected="at least 1 per task")
     if len({task.id for task in tasks}) < len(tasks):
-        raise UsageError("the task source has two tasks of one id", hint="task ids must be unique within a split")
+        raise UsageError("the task source has a duplicate task id", hint="task ids must be unique within a split")
     return [
         Assignment(
             task=task,
@@ -97,7 +94,7 @@ def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedEpisode:
-    """One task played once."""
+    """Episode of one task."""
 
     task_id: str
     sample: int
@@ -105,7 +102,7 @@ class EvaluatedEpisode:
     task: str = ""
     """Digest of the task's content."""
     played_at: float = 0.0
-    """When it ended, in seconds since 1970."""
+    """Time of the end in seconds since 1970."""
 
     @property
     def slot(self) -> tuple[str, int]:
@@ -114,7 +111,7 @@ class EvaluatedEpisode:
 
     @property
     def is_measured(self) -> bool:
-        """True if the episode says something about the policy."""
+        """True if the episode counts in the estimates: it has no infrastructure failure."""
         outcome = self.trajectory.outcome
         return outcome is not None and not outcome.is_infrastructure
 
@@ -125,18 +122,18 @@ class EvaluatedEpisode:
 
 
 def task_digest(task: Task) -> str:
-    """Return a digest of a task's content: an episode of an earlier version of the task is not reused."""
+    """Return a digest of a task's content, so that episodes of earlier versions of the task are not reused."""
     return hashlib.blake2b(repr(task).encode(errors="backslashreplace"), digest_size=8).hexdigest()
 
 
 class EpisodeStore:
-    """The finished episodes of one evaluation, on disk as JSON lines.
+    """Store of one evaluation's finished episodes in a JSON Lines file.
 
-    Only measured episodes are kept: infrastructure failures are tried again by the next run.
+    Only measured episodes are stored; the next run retries infrastructure failures.
 
     Args:
-        path: The file.
-        fresh: Begin an empty file; the episodes of earlier runs stay in a file next to it.
+        path: Path of the file.
+        fresh: Start with an empty file; a file of earlier runs is renamed.
     """
 
     def __init__(self, path: Path, *, fresh: bool = False) -> None:
@@ -147,12 +144,12 @@ class EpisodeStore:
         self._writer = JsonLinesWriter(path)
 
     def find(self, task: Task, sample: int) -> EvaluatedEpisode | None:
-        """Return the episode, if it is finished and its task is still the same."""
+        """Return the finished episode of a task; ``None`` if there is none or the task has changed."""
         found = self._finished.get((task.id, sample))
         return found if found is not None and found.task == task_digest(task) else None
 
     def add(self, episode: EvaluatedEpisode) -> None:
-        """Keep a finished episode."""
+        """Store a finished episode."""
         self._writer.append(episode.to_record())
         self._finished[episode.slot] = episode
 
@@ -162,7 +159,7 @@ class EpisodeStore:
 
 
 def read_episodes(path: Path) -> Iterator[EvaluatedEpisode]:
-    """Read the episodes of a stored evaluation. Damaged ones are left out with a warning."""
+    """Read the episodes of a stored evaluation; skip damaged ones with a warning."""
     damaged: list[int] = []
     for number, record in numbered_records(path, damaged):
         try:

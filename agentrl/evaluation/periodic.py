@@ -1,4 +1,4 @@
-"""Evaluation in the middle of training: the policy as it is now, in this process."""
+"""Evaluation of the current policy during training, in the training process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from agentrl.serving.local import LocalEngine
 
 
 async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> dict[str, float]:
-    """Play the panel of the ``evaluation`` section, in each environment apart; the run's engine answers.
+    """Play the panel of the ``evaluation`` section in each environment with the run's engine.
 
     Returns:
-        Metrics under ``eval/``; of several environments under ``eval/LABEL/``, and the means over them.
+        Metrics under ``eval/``; for several environments under ``eval/LABEL/``, and their means under ``eval/``.
 
     Raises:
-        UsageError: no such split, or not enough tasks in it.
+        UsageError: the split does not exist, or has too few tasks.
     """
     sampling = sampling_params(config.evaluation_sampling)
     policy = parts.policy.with_sampling(sampling, trains=False)
@@ -61,13 +61,13 @@ def _panel(env: RunEnvironment, split: str, model: str | None, *, n_tasks: int, 
 
 
 async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config, *, n_tasks: int) -> float:
-    """Measure the share of training tasks that a model in this process solves, with the run's agent and sampling.
+    """Measure the fraction of training tasks that a model in this process solves, with the run's agent and sampling.
 
     Args:
-        model: Its weights are not changed.
+        model: Model to measure; its weights do not change.
         renderer: Renderer of this model.
-        config: The run; of several environments the mean by their weights is taken.
-        n_tasks: Tasks of each environment, the same ones every time; all if there are fewer.
+        config: Config of the run; the result for several environments is the weighted mean.
+        n_tasks: Number of tasks of each environment, always the same tasks; all if there are fewer.
 
     Raises:
         UsageError: an environment does not report success.
@@ -92,7 +92,7 @@ async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
     result = await evaluate_panel(env.runner, source, panel, concurrency=env.config.rollout.max_concurrent)
     if result.success is None:
         raise UsageError(
-            f"environment {env.spec.name} does not tell whether a task is solved",
+            f"environment {env.spec.name} does not report success",
             expected='info["success"] at the end of an episode',
             hint="remove sft.stop_at",
         )
@@ -100,7 +100,7 @@ async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
 
 
 def _means(results: Sequence[EvaluationResult]) -> dict[str, float]:
-    """Return means of success and reward over environments that all report them, and sums of failures and seconds."""
+    """Return the means of success and reward if all environments report them, and sums of failures and seconds."""
     estimates = {"success": [r.success for r in results], "reward": [r.reward for r in results]}
     means = {
         f"eval/{name}": math.fsum(e.mean for e in found if e is not None) / len(found)

@@ -1,4 +1,4 @@
-"""Preview of what a policy reads: the first turns of a task as the model's tokens, and the reply to a wrong answer."""
+"""Preview of a policy's prompts: the first turns of a task in the model's tokens, and the reply to a wrong answer."""
 
 from __future__ import annotations
 
@@ -29,33 +29,34 @@ WRONG_ANSWER = "I am not sure what to do."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPart:
-    """A part of a conversation, as the model's tokens spell it."""
+    """Part of a conversation as the model's tokens write it."""
 
     title: str
     text: str
-    """With special tokens."""
+    """Text including special tokens."""
     tokens: int
+    """Number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptPreview:
-    """What a policy reads in the first turns of a task."""
+    """Preview of the first turns of a task."""
 
     parts: list[PromptPart]
-    """Prompt, the expert's answers (random ones where there is no expert) and what follows each."""
+    """Prompt, answers (the expert's, or random ones without an expert), and the text after each answer."""
     special_tokens: frozenset[str]
     """Texts of the tokenizer's special tokens."""
 
 
 async def preview_prompts(config: Config) -> PromptPreview:
-    """Play the first turns of the first task.
+    """Play the first turns of the first task, and return them as the model's tokens.
 
     Args:
-        config: Environment, agent, model; ``agent.max_turns`` bounds the turns. A model from scratch has no tokenizer
-            yet: the preview spells its text with one that knows no words.
+        config: Config with the environment, the agent and the model; ``agent.max_turns`` limits the turns. A model from
+            scratch has no tokenizer yet, so the preview uses a tokenizer without words.
 
     Raises:
-        UsageError: no such environment, loop or model, or the environment cannot be played.
+        UsageError: the environment, loop or model does not exist, or the environment cannot be played.
     """
     renderer = _renderer(config)
     try:
@@ -87,13 +88,13 @@ def _renderer(config: Config) -> Renderer:
 
 
 def _parts(sequence: TokenSequence, renderer: Renderer, who: str, where: str) -> Iterator[PromptPart]:
-    """Split a conversation where the answers begin and end."""
+    """Split a sequence at the beginnings and ends of answers."""
     ids, sources = sequence.ids_list(), sequence.sources.tolist()
     answers = {place for turn in sequence.turns for place in range(turn.start, turn.end)}
     start = 0
     for is_answer, group in groupby(range(len(ids)), lambda place: place in answers):
         end = start + len(list(group))
-        title = who if is_answer else "prompt" if sources[start] == Source.PROMPT else "what follows"
+        title = who if is_answer else "prompt" if sources[start] == Source.PROMPT else "reply"
         yield PromptPart(title=f"{title}{where}", text=renderer.encoder.decode(ids[start:end]), tokens=end - start)
         start = end
 
@@ -104,7 +105,7 @@ async def _reply_to_wrong_answer(config: Config, renderer: Renderer) -> list[Pro
     if last is None or last.role not in ("user", "tool"):
         return []
     text = renderer.after_answer([last])
-    title = f"what follows if the first answer is: {WRONG_ANSWER}"
+    title = f"reply to a wrong first answer: {WRONG_ANSWER}"
     return [PromptPart(title=title, text=text, tokens=len(renderer.encoder.encode(text)))]
 
 
@@ -114,7 +115,7 @@ async def _play(config: Config, policy: EpisodePolicy) -> _EndedEpisode:
     pool = build_env_pool(config, spec=spec)
     try:
         runner = build_runner(config, pool, policy, observer=ended, retries=0)
-        runner.scorer = EnvironmentReward()  # nobody reads the return, and a judge would be paid for it
+        runner.scorer = EnvironmentReward()  # the return is unused, and a judge would cost money
         task = task_source(spec, config.sole_environment)[0]
         await runner.run(task, group_id="preview", member=0, seed=0)
     finally:
@@ -137,7 +138,7 @@ class _EndedEpisode(RolloutObserver):
 
 
 class _WrongPolicy(ScriptedEpisodePolicy):
-    """Policy that answers in the wrong form."""
+    """Policy whose answers are invalid."""
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         return _WrongConversation(self, None, episode)

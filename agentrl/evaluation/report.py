@@ -1,4 +1,4 @@
-"""The report of an evaluation or a run: Markdown to read anywhere, HTML with episodes and the learning curve."""
+"""Report of an evaluation or a run: Markdown for any reader, and HTML with episodes and the learning curve."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CURVES: tuple[tuple[str, str], ...] = (
     ("reward/mean", "training reward"),
     ("eval/success", "evaluation success"),
 )
-"""Metric names and what they are called in the legend, in drawing order."""
+"""Metric names and their legend texts, in drawing order."""
 _OF_ENVIRONMENT = re.compile(rf"{ENVIRONMENT_PREFIX}[\w-]+/success")
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return the curves that have points: names of metrics and words for the legend, environments last."""
+    """Return the metric names and legend texts of curves with points, those of single environments last."""
     names = {name for line in metrics for name in line}
     labels = sorted(name.split("/")[1] for name in names if _OF_ENVIRONMENT.fullmatch(name))
     own = [
@@ -50,7 +50,7 @@ def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> Non
     for name, label in curves(metrics):
         points = _points(metrics, name)
         dotted = name.startswith("eval/") or len(points) == 1
-        style = "o-" if dotted else "--" if name.startswith("reward/") else "-"  # both lines show where they agree
+        style = "o-" if dotted else "--" if name.startswith("reward/") else "-"  # equal curves stay visible
         axes.plot([step for step, _ in points], [value for _, value in points], style, label=label)
     axes.set_xlabel("training step")
     axes.grid(alpha=0.3)
@@ -68,16 +68,16 @@ CURVE_FILE = "learning_curve.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Contents of a report; whatever is missing is left out."""
+    """Contents of a report; empty fields are omitted."""
 
     title: str
     results: Mapping[str, EvaluationResult] = field(default_factory=dict)
-    """Evaluations by the name of their column, for example ``before`` and ``after``."""
+    """Evaluations by the name of their column, such as ``before`` and ``after``."""
     metrics: Sequence[Mapping[str, Any]] = ()
     examples: Sequence[Trajectory] = ()
     notes: Sequence[str] = ()
     problems: Sequence[str] = ()
-    """The worst one first."""
+    """Problems, the most severe one first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class ReportFiles:
 
 
 def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportFiles:
-    """Write ``report.md``, ``report.html`` and, where there are metrics, ``learning_curve.png`` into `folder`.
+    """Write ``report.md``, ``report.html`` and, if there are metrics, ``learning_curve.png`` into `folder`.
 
-    `decode` gives the text of a token id; without it no example is shown.
+    `decode` returns the text of a token id; without it the report has no examples.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -103,13 +103,13 @@ def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportF
         draw_learning_curve(report.metrics, curve)
     files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve)
     examples = [] if decode is None else [trajectory_html(example, decode) for example in report.examples]
-    replace_file(files.markdown, visible(markdown(report, curve)).encode())  # it is read in terminals, too
+    replace_file(files.markdown, visible(markdown(report, curve)).encode())  # users read it in terminals too
     replace_file(files.html, _html(report, curve, examples).encode())
     return files
 
 
 def choose_examples(trajectories: Sequence[Trajectory], count: int = EXAMPLES) -> list[Trajectory]:
-    """Choose solved and unsolved episodes by turns, one of each kind of task as far as they go."""
+    """Choose alternately solved and unsolved episodes, with as many types of tasks as possible."""
     with_tokens = [t for t in trajectories if any(len(sequence) for sequence in t.sequences)]
     solved = _kinds_first([t for t in with_tokens if t.success])
     others = _kinds_first([t for t in with_tokens if not t.success])
@@ -135,7 +135,7 @@ def markdown(report: Report, curve: Path | None = None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportTable:
-    """A table of text; the first column names the row."""
+    """Table of text; the first column is the row's label."""
 
     title: str
     header: Sequence[str]
@@ -178,11 +178,11 @@ def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
         ["turns per episode", *(f"{r.turns:.1f}" for r in columns)],
         ["tokens per episode", *(f"{r.tokens:.0f}" if r.tokens else "not counted" for r in columns)],
         *(
-            [["episodes not played now", *(r.reused_words or "none" for r in columns)]]
+            [["reused episodes", *(r.reused_words or "none" for r in columns)]]
             if any(r.reused for r in columns)
             else []
         ),
-        ["failed by the machinery", *(f"{r.failed} ({r.retries} retries)" for r in columns)],
+        ["infrastructure failures", *(f"{r.failed} ({r.retries} retries)" for r in columns)],
         ["seconds", *(f"{r.seconds:.1f}" for r in columns)],
         ["tokens/s", *(f"{r.tokens_per_s:,.0f}" if r.tokens_per_s else "none" for r in columns)],
     ]
@@ -218,7 +218,7 @@ def _html(report: Report, curve: Path | None, examples: Sequence[str]) -> str:
 
 
 def _kinds_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Put one of each kind of task before a second of any, else keep the order."""
+    """Order trajectories so that each type's first one precedes all second ones, and so on."""
     seen: dict[str | None, int] = {}
     ranked = []
     for position, trajectory in enumerate(trajectories):

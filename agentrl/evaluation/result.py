@@ -1,4 +1,4 @@
-"""The result of an evaluation, as a record and as JSON: estimates with their intervals."""
+"""Result of an evaluation as a record and as JSON: estimates with their intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanInterval:
-    """A mean and the interval in which the true mean lies with probability `CONFIDENCE`."""
+    """Mean with its confidence interval at level `CONFIDENCE`."""
 
     mean: float
     low: float
@@ -54,11 +54,11 @@ def wilson_interval(successes: float, trials: float) -> MeanInterval:
 
 
 def clustered_success(successes_by_task: Sequence[Sequence[bool]]) -> MeanInterval:
-    """Estimate success over all episodes, with a Wilson interval that accounts for related samples of one task.
+    """Estimate success over all episodes, with a Wilson interval that accounts for correlated samples of a task.
 
-    With one sample per task this is Wilson's interval. With more, the number of trials is replaced by the effective
-    one, ``p (1 - p) / (variance of the task means / number of tasks)`` (Kish 1965, the design effect), between the
-    number of tasks and that of episodes. Tasks without samples are left out.
+    With one sample per task this is Wilson's interval. With more samples, the effective number of trials, ``p (1 - p) /
+    (variance of the task means / number of tasks)`` (Kish 1965, the design effect), replaces the number of trials; it
+    is limited to between the number of tasks and the number of episodes. Tasks without samples are ignored.
 
     Raises:
         ValueError: no samples at all.
@@ -75,7 +75,7 @@ def clustered_success(successes_by_task: Sequence[Sequence[bool]]) -> MeanInterv
 
 def _effective_trials(tasks: Sequence[Sequence[bool]], share: float, episodes: int) -> float:
     if len(tasks) in (1, episodes) or share in (0.0, 1.0):
-        return len(tasks)  # one sample each, or no way to measure the agreement within tasks
+        return len(tasks)  # one sample each, or the agreement within tasks cannot be measured
     between = variance([fmean(samples) for samples in tasks]) / len(tasks)
     if between == 0:
         return episodes
@@ -83,9 +83,9 @@ def _effective_trials(tasks: Sequence[Sequence[bool]], share: float, episodes: i
 
 
 def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> MeanInterval:
-    """Estimate a mean with a percentile bootstrap interval (Efron 1979): for quantities that are not proportions.
+    """Estimate a mean with a percentile bootstrap interval (Efron 1979), for quantities that are not proportions.
 
-    `values` holds one value per independent unit (the mean of a task's samples, not the samples).
+    `values` has one value per independent unit (the mean of a task's samples, not the samples).
     """
     if not values:
         raise ValueError("no values: nothing to estimate")
@@ -123,14 +123,14 @@ def _check_k(samples: int, successes: int, k: int) -> None:
 
 UNTYPED = "all"
 WITHOUT_SUCCESS = (
-    "success is unknown because the environment does not report it: return {'success': True} or False as the info of "
+    "success is unknown because the environment does not report it: return {'success': True or False} as the info of "
     "the last step, or register the environment with a reward_threshold"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeResult:
-    """The result on one type of task."""
+    """Result on one type of task."""
 
     n_tasks: int
     success: MeanInterval | None
@@ -139,47 +139,46 @@ class TypeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EvaluationResult:
-    """One policy on one panel."""
+    """Result of one policy on one panel."""
 
     panel: Panel
     episodes: Sequence[EvaluatedEpisode]
-    """All, in the panel's order, infrastructure failures included."""
+    """All episodes in the panel's order, including infrastructure failures."""
     success: MeanInterval | None
-    """Over measured episodes; ``None`` when the environment never reported success."""
+    """Success over measured episodes; ``None`` if the environment never reported success."""
     reward: MeanInterval | None
     by_task_type: Mapping[str, TypeResult]
     outcomes: Mapping[Outcome, int]
     pass_at_k: Mapping[int, float]
     pass_hat_k: Mapping[int, float]
     turns: float
-    """Mean per episode."""
+    """Mean number of turns per episode."""
     tokens: float
-    """Mean tokens of an episode that the policy sampled or a scripted policy wrote; those that a service counts, where
-    it does."""
+    """Mean number of tokens per episode that the policy sampled, a scripted policy wrote, or a service reported."""
     seconds: float
-    """Wall-clock time of this run; finished episodes that were found on disk cost none."""
+    """Wall-clock time of this run; reused episodes take no time."""
     tokens_per_s: float
-    """Tokens that were written in this run, per second of it; 0 when all episodes were found on disk."""
+    """Tokens per second written in this run; 0 if all episodes were reused."""
     problems: Sequence[Problem] = ()
-    """What a person should look at, the worst one first; at most three."""
+    """At most three problems that need attention, the most severe one first."""
     reused: int = 0
-    """Episodes that an earlier run of the same evaluation had played."""
+    """Number of episodes that an earlier run of the same evaluation played."""
     reused_since: float | None = None
-    """When the first of them ended, in seconds since 1970."""
+    """Time of the end of the first reused episode, in seconds since 1970."""
 
     @property
     def failed(self) -> int:
-        """Episodes that failed for reasons of infrastructure after all retries; they count in no estimate."""
+        """Number of episodes with an infrastructure failure after all retries; estimates exclude them."""
         return sum(not episode.is_measured for episode in self.episodes)
 
     @property
     def retries(self) -> int:
-        """Attempts beyond the first, over all episodes."""
+        """Number of attempts beyond the first, summed over all episodes."""
         return sum(episode.trajectory.attempt for episode in self.episodes)
 
     @property
     def repaired_calls(self) -> int:
-        """Tool calls that could be read although they are not in the model's notation, over all measured episodes."""
+        """Number of tool calls in measured episodes that were read although they are not in the model's notation."""
         return sum(turn.repaired_calls for e in self.episodes if e.is_measured for turn in e.trajectory.turns)
 
     def to_json(self) -> dict[str, Any]:
@@ -233,11 +232,11 @@ class EvaluationResult:
 
     @property
     def reused_words(self) -> str:
-        """Number of reused episodes, and since when they were played; empty if none was reused."""
+        """Number of reused episodes and the time of the first one; empty if none was reused."""
         if not self.reused or self.reused_since is None:
             return ""
         since = f"{self.reused} of {len(self.episodes)} reused, played since {_time_text(self.reused_since)}"
-        return f"{since}; not all changes can be seen: --fresh plays all again"
+        return f"{since}; some changes cannot be detected: --fresh plays all episodes again"
 
 
 def summarise(
@@ -251,11 +250,11 @@ def summarise(
     """Compute the estimates from the episodes; infrastructure failures are only counted.
 
     Args:
-        panel: What was played.
-        episodes: All, in the panel's order.
+        panel: Panel of the episodes.
+        episodes: All episodes in the panel's order.
         seconds: Wall-clock time of this run.
         found: Ids of trajectories that this run found on disk.
-        others: Roles that the runtime played for the environment, whose turns and tokens are not the agent's.
+        others: Roles of the environment, whose turns and tokens are not the agent's.
     """
     turns = {id(episode): _own_turns(episode, others) for episode in episodes}
     earlier = [episode for episode in episodes if episode.trajectory.id in found]
@@ -285,12 +284,12 @@ def summarise(
 def find_problems(
     episodes: Sequence[EvaluatedEpisode], incidents: Incidents, definitions: Mapping[str, SourceLocation | None]
 ) -> tuple[Problem, ...]:
-    """Return the worst problems of an evaluation.
+    """Return the most severe problems of an evaluation.
 
     Args:
-        episodes: All of it.
+        episodes: All episodes of the evaluation.
         incidents: Failures of rewards, environments and tools.
-        definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
+        definitions: Places of the reward functions by their name in messages; empty if the environment gives rewards.
     """
     evidence = Evidence()
     for episode in episodes:
@@ -303,7 +302,7 @@ def _time_text(seconds: float) -> str:
 
 
 def estimate_text(estimate: MeanInterval) -> str:
-    """Write an estimate for people.
+    """Format an estimate for humans.
 
     >>> estimate_text(MeanInterval(mean=0.8, low=0.49, high=0.943))
     '80.0 % (49.0 to 94.3)'
@@ -326,7 +325,7 @@ def _success(episodes: Sequence[EvaluatedEpisode]) -> MeanInterval | None:
 
 
 def _solved_by_task(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[bool]]:
-    """Return whether each sample of each task was solved; empty when no episode reports it."""
+    """Return the success of each sample by task; empty if no episode reports success."""
     if all(episode.trajectory.success is None for episode in episodes):
         return {}
     tasks: dict[str, list[bool]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A whole evaluation: from a config to a result on disk that the same command finds again."""
+"""Complete evaluation, from a config to a result on disk, which the same command reuses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EPISODES_FILE = "episodes.jsonl"
 RESULT_FILE = "evaluation.json"
 FOLDER = "evaluations"
 DEFAULT_TASKS = 100
-"""Tasks of an evaluation that names no number; all of a smaller split."""
+"""Default number of tasks of an evaluation; all tasks of a smaller split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,25 +47,26 @@ class EvaluationRequest:
     """Request of an evaluation."""
 
     config: Config
-    """Environment with its split, agent, sampling, engine, model; ``rollout.max_concurrent`` bounds the episodes."""
+    """Config with environment and split, agent, sampling, engine and model; ``rollout.max_concurrent`` limits the
+    episodes at a time."""
     policy: PolicyKind
     n_tasks: int
     samples: int
     seed: int
     folder: Path
-    """Folder of evaluations; this one gets its own inside, named by its settings."""
+    """Folder of evaluations; each one has a subfolder named by its settings."""
     fresh: bool = False
-    """Play all episodes, also those that an earlier run of the same evaluation has played."""
+    """True to play all episodes, including those that an earlier run of the same evaluation has played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedEvaluation:
-    """A result, and where it lies."""
+    """Result of an evaluation and its folder."""
 
     result: EvaluationResult
     folder: Path
     model_path: str | None
-    """Where the tokenizer is, for reports; ``None`` when the episodes have no tokens."""
+    """Path of the tokenizer, for reports; ``None`` if the episodes have no tokens."""
 
 
 async def run_evaluation(
@@ -75,16 +76,16 @@ async def run_evaluation(
     on_stall: Callable[[str], None] = _log.warning,
     counters: RolloutCounters | None = None,
 ) -> FinishedEvaluation:
-    """Play what is not finished yet, and write the result next to the episodes.
+    """Play the unfinished episodes of an evaluation, and write the result next to the episodes.
 
     Args:
-        request: What to evaluate.
-        on_episode: Called after each episode, those found on disk included.
-        counters: Tells at any time what the running episodes have come to.
-        on_stall: Called with a table of waits when nothing has moved for ``rollout.stall_report_s``.
+        request: Evaluation to run.
+        on_episode: Called after each episode, including reused ones.
+        counters: Counts of the rollout, to read the progress at any time.
+        on_stall: Called with a table of waits after ``rollout.stall_report_s`` seconds without progress.
 
     Raises:
-        UsageError: an environment, model or service that is not there, or a full disk.
+        UsageError: an environment, model or service does not exist, or the disk is full.
     """
     several = bool(request.config.named_adapters)
     config = request.config
@@ -124,13 +125,13 @@ async def _play(
     on_stall: Callable[[str], None],
     counters: RolloutCounters | None,
 ) -> FinishedEvaluation:
-    """Play what is not finished, in the evaluation's folder."""
+    """Play the unfinished episodes in the evaluation's folder."""
     uses_model = _uses_model(request)
     pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE, fresh=request.fresh)
     try:
-        watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
-        async with open_policy(config, request.policy, folder) as policy, watched, AsyncExitStack() as stack:
+        stalls = pool.waits.report_stalls(config.rollout.stall_report_s, on_stall)
+        async with open_policy(config, request.policy, folder) as policy, stalls, AsyncExitStack() as stack:
             runner = build_runner(
                 config, pool, policy, judge=build_judge(config.agent, folder=folder), counters=counters
             )
@@ -153,14 +154,17 @@ async def _play(
 
 
 def default_tasks(config: Config) -> int:
-    """Return how many tasks to play by default."""
+    """Return the default number of tasks to play."""
     return min(
         DEFAULT_TASKS, len(task_source(resolve_environment(config.sole_environment.name), config.sole_environment))
     )
 
 
 def episodes_at_once(config: Config, policy: PolicyKind) -> int:
-    """Return the maximum number of episodes in flight; a service's places bound it, as waiting counts as answering."""
+    """Return the maximum number of episodes at a time, at most that of a service's requests.
+
+    An episode that waited for a free request slot would use up its deadline for an answer.
+    """
     most = config.rollout.max_concurrent
     if policy is PolicyKind.ENGINE and isinstance(config.engine, OpenAIEngineConfig):
         return min(most, config.engine.max_concurrent)
@@ -168,18 +172,18 @@ def episodes_at_once(config: Config, policy: PolicyKind) -> int:
 
 
 def evaluations_folder(config: Config, model: str | None) -> Path:
-    """Find the folder of evaluations: in the run that the model comes from, else next to the runs."""
+    """Return the folder of evaluations: in the run that the model comes from, or else next to the runs."""
     run = None if model is None else find_run(model)
     return (Path(config.run.directory) if run is None else run.path) / FOLDER
 
 
 def describe(request: EvaluationRequest, config: Config, *, served: Mapping[str, Any] | None = None) -> Panel:
-    """Make the panel of a request: whatever would change an episode is part of its key.
+    """Make the panel of a request; its key contains everything that affects an episode.
 
     Args:
-        request: What to evaluate.
-        config: The request's, with resolved paths.
-        served: What services tell about their models.
+        request: Evaluation to describe.
+        config: Config of the request with resolved paths.
+        served: Models that services report.
     """
     environment = config.sole_environment
     settings: dict[str, Any] = {

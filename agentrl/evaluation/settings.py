@@ -1,4 +1,4 @@
-"""From the few words of a command to the config of an evaluation."""
+"""Config of an evaluation, made from a command's arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import find_run
 
 TRAIN = "train"
-"""The split that an evaluation does not choose by itself."""
+"""Split that an evaluation uses only on request."""
 HELD_OUT = "valid"
-"""The split that a file of prompts is for an evaluation."""
+"""Split of a file of prompts in an evaluation."""
 
 
 def evaluation_config(
@@ -38,28 +38,28 @@ def evaluation_config(
 ) -> Config:
     """Make the config of an evaluation.
 
-    With a run's folder, or anything inside it, as the model, the run's own config is where it starts: the agent, the
-    sampling of evaluations, and, without `env`, the environment and its evaluation split. Of a run with several
-    environments, `env` names one by its label, and the agent is the one that it has there. A config file or a shipped
-    config stands for the run's config in the same way; its model is evaluated where `model` is left out.
+    If the model is a run's folder or a path inside it, the run's config is the base: its agent, its sampling of
+    evaluations and, without `env`, its environment with the evaluation split. If the run has several environments,
+    `env` names one by its label, and that environment's agent is used. A config file or a shipped config as `source`
+    replaces the run's config; without `model`, the model of that config is evaluated.
 
     Args:
-        source: A config file or a shipped config's name.
-        env: ``name`` or ``name/split``; without a split the first one that is not for training.
-        model: A model folder or name, a run, a checkpoint; the service's name for the model with `url`.
+        source: Config file or name of a shipped config.
+        env: Environment as ``name`` or ``name/split``; by default the first split that is not for training.
+        model: Folder or name of a model, run or checkpoint; with `url` the service's name for the model.
         policy: Kind of policy.
         engine: ``local``, ``vllm``, ``sglang``, ``scripted`` or ``openai``.
         url: Base address of an OpenAI-compatible service.
         temperature: Sampling temperature; 0 is greedy.
-        concurrency: Maximum number of episodes at once.
-        prompts: A file of prompts, each answered once, in place of `env`.
-        overrides: ``key=value``, put on top.
+        concurrency: Maximum number of episodes at a time.
+        prompts: File of prompts in place of `env`; each is answered once.
+        overrides: Config overrides ``key=value``, which take precedence.
 
     Raises:
-        UsageError: something is missing, or two arguments contradict each other.
+        UsageError: an argument is missing, or two arguments contradict each other.
     """
     if prompts is not None and env is not None:
-        raise UsageError("two things to evaluate on", got=f"{env} and the prompts of {prompts}", expected="one of them")
+        raise UsageError("two sources of tasks", got=f"{env} and the prompts of {prompts}", expected="only one of them")
     service = url is not None and engine in (None, "openai")
     run = None if model is None or service else find_run(model)
     if policy is not PolicyKind.ENGINE:
@@ -72,30 +72,30 @@ def evaluation_config(
         raise _nowhere(None if service else model)
     if model is None and base is not None and (named := load_config(base, overrides).model.path) != SCRATCH:
         model = named
-    told = [
+    words = [
         *_environment_words(env, start, prompts),
         *(_engine_words(model, engine, url) if policy is PolicyKind.ENGINE else []),
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
     ]
     own = [] if base is None else ["cluster=null"]
-    config = load_config(base, [*told, *own, *overrides])
+    config = load_config(base, [*words, *own, *overrides])
     refuse_cluster(config, "an evaluation")
     return config
 
 
 def _nowhere(model: str | None) -> UsageError:
     if model is not None:
-        find_model(model)  # says so when it is a path to nothing
+        find_model(model)  # raises if the path does not exist
     return UsageError(
-        "nothing says where to evaluate",
+        "the evaluation has no environment",
         expected="an environment (--env NAME/SPLIT), a run or a config",
         hint="for example: agentrl eval runs/latest",
     )
 
 
 def _refuse_unused(policy: PolicyKind, **options: object) -> None:
-    """Refuse options that only a model's policy has."""
+    """Refuse options that apply only to models."""
     given = [f"--{name} {value}" for name, value in options.items() if value is not None]
     if given:
         raise UsageError(
@@ -104,7 +104,7 @@ def _refuse_unused(policy: PolicyKind, **options: object) -> None:
 
 
 def _environment_words(env: str | None, run: Config | None, prompts: str | None) -> list[str]:
-    """Return where to evaluate, and a run's own evaluation settings, as overrides of its config."""
+    """Return overrides with the environment, and the evaluation settings of a run."""
     if run is None and prompts is not None:
         return prompts_words(prompts, HELD_OUT)
     if run is None:
@@ -121,15 +121,15 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
 
 
 def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:
-    """Return the split that `env` names, or else that of the run's evaluations."""
+    """Return overrides with the split in `env`, or else the split of the run's evaluations."""
     splits = resolve_environment(part.config.sole_environment.name).splits
-    asked = None if env is None else parse_env_name(env).split
+    requested = None if env is None else parse_env_name(env).split
     own = part.config.evaluation.split
-    return ["environment.tasks=null", f"environment.split={asked or (own if own in splits else _held_out(splits))}"]
+    return ["environment.tasks=null", f"environment.split={requested or (own if own in splits else _held_out(splits))}"]
 
 
 def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:
-    """Return the environment of a run to evaluate: its only one, the one with this label, or else of this name."""
+    """Return the run's environment to evaluate: its only one, or the first with this label, or else with this name."""
     if not run.has_environment:
         return None
     parts = per_environment_configs(run)
@@ -166,7 +166,7 @@ def _held_out(splits: Sequence[str]) -> str:
 def _engine_words(model: str | None, engine: str | None, url: str | None) -> list[str]:
     if model is None:
         raise UsageError(
-            "nothing says what to evaluate",
+            "the evaluation has no policy",
             expected="a model (--model PATH or a run, or model.path=PATH), or --policy expert or random",
             hint=f"a config with model.path={SCRATCH} has no trained model: add --model runs/latest",
         )

@@ -1,4 +1,4 @@
-"""Episodes token by token: where each token came from, how likely it was, and which weights sampled it."""
+"""HTML view of episodes token by token: the source, probability and weight version of each token."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from agentrl.message import ImagePart
 from agentrl.trajectory import SOLE_ROLE, Source, TokenSequence, Trajectory, Turn
 
 Decode: TypeAlias = Callable[[int], str]
-"""The text of one token id."""
+"""Function that returns the text of one token id."""
 
 LEGEND: dict[Source, str] = {
     Source.PROMPT: "prompt",
     Source.TEMPLATE: "chat template",
     Source.OBSERVATION: "observation",
-    Source.SAMPLED: "sampled by the policy: carries loss",
+    Source.SAMPLED: "sampled by the policy: in the loss",
     Source.FORCED: "written for the policy, not sampled",
-    Source.MISTAKE: "deliberate mistake, or answer of weight 0, in a demonstration: carries no loss",
+    Source.MISTAKE: "deliberate mistake, or answer of weight 0, in a demonstration: not in the loss",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCell:
-    """One token as it is shown."""
+    """One displayed token."""
 
     text: str
     source: Source
     hint: str
-    """Position, id, and for sampled tokens log-probability and version."""
+    """Position, id and, for sampled tokens, log-probability and version."""
     surprise: float
-    """0 for a token that was certain, 1 for one that was very unlikely (probability 1 % or less); 0 unless sampled."""
+    """Surprise from 0 (certain) to 1 (probability of 1 % or less); 0 unless the token was sampled."""
     image: ImagePart | None = None
-    """What begins with this token; the other tokens of an image have no text."""
+    """Image that begins with this token; the other tokens of an image have no text."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Segment:
-    """Neighbouring tokens of one source, and the turn that they end, if they are one."""
+    """Adjacent tokens with the same source; `turn` is the turn that ends with them, if any."""
 
     source: Source
     cells: list[TokenCell] = field(default_factory=list)
@@ -64,7 +64,7 @@ def segments(sequence: TokenSequence, decode: Decode) -> list[Segment]:
 
 
 def turn_words(turn: Turn) -> str:
-    """Return what is shown beside a turn: its number, who took it, its reward."""
+    """Return the label of a turn: its number, role, adapter and reward."""
     parts = [f"turn {turn.index + 1}"]
     parts += [turn.role] if turn.role != SOLE_ROLE else []
     parts += [f"adapter {turn.adapter}"] if turn.adapter else []
@@ -74,16 +74,16 @@ def turn_words(turn: Turn) -> str:
 
 
 def conversations(trajectory: Trajectory) -> list[list[tuple[str, str]]]:
-    """Return the messages of an episode without tokens: who speaks, with what a turn led to, and the text."""
-    led_to = [f" · {turn_words(turn)}" for turn in trajectory.turns]
+    """Return the messages of an episode without tokens: the role with the turn's label, and the text."""
+    labels = [f" · {turn_words(turn)}" for turn in trajectory.turns]
     return [
-        [(said.role if said.turn is None else said.role + led_to[said.turn], said.text) for said in messages]
+        [(one.role if one.turn is None else one.role + labels[one.turn], one.text) for one in messages]
         for messages in trajectory.transcript
     ]
 
 
 def trajectory_html(trajectory: Trajectory, decode: Decode) -> str:
-    """Render one episode as a piece of HTML (style comes from `page_html`); in text where it has no tokens."""
+    """Render one episode as an HTML fragment (`page_html` adds the style); as text if it has no tokens."""
     views = [segments(sequence, decode) for sequence in trajectory.sequences]
     return template("trajectory.html").render(
         trajectory=trajectory,
@@ -101,7 +101,7 @@ def page_html(title: str, trajectories: list[Trajectory], decode: Decode) -> str
 
 
 def has_tokens(trajectory: Trajectory) -> bool:
-    """Return True if an engine's tokenizer wrote the episode."""
+    """Return True if the episode has tokens."""
     return any(len(sequence) for sequence in trajectory.sequences)
 
 
@@ -147,7 +147,7 @@ def _image_cell(position: int, placed: PlacedImage, source: Source) -> TokenCell
 
 
 def visible(text: str) -> str:
-    r"""Mark line ends so that they can be seen.
+    r"""Make line ends visible.
 
     >>> visible("a\n")
     'a↵\n'

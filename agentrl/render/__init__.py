@@ -1,1 +1,1 @@
-"""Messages to tokens and back: chat templates by suffix, turn boundaries, tool-call parsers."""
+"""Conversion of messages to tokens and back: chat templates, turn boundaries, tool-call parsers."""

@@ -1,4 +1,4 @@
-"""Reads a model's answers: their thinking, tool calls and problems, whole or while they are sampled."""
+"""Reader of a model's answers: thinking, tool calls and problems, of complete answers or during sampling."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
 from agentrl.render.tool_parsers.repair import REPAIRS
 
 CALL_MARKS = "<[{`"
-"""Every notation of tool calls begins with one of these; a backtick begins a code fence, in which calls may stand."""
+"""First characters of all notations of tool calls; a backtick begins a code fence, which may contain calls."""
 _PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thinking:
-    """An answer's text with its thinking apart."""
+    """Text of an answer, split into its thinking and the rest."""
 
     reasoning: str | None
     rest: str
@@ -31,7 +31,7 @@ class Thinking:
 
 
 def split_thinking(text: str, marks: ThinkingMarks = THINK_TAGS, *, opened: bool = False) -> Thinking:
-    """Take the thinking off the front of `text`; `opened` when the prompt has already written its opening mark."""
+    """Split the thinking from the start of `text`; `opened` if the prompt already contains the opening mark."""
     stripped = text.lstrip()
     if stripped.startswith(marks.open):
         inside = stripped.removeprefix(marks.open)
@@ -44,7 +44,7 @@ def split_thinking(text: str, marks: ThinkingMarks = THINK_TAGS, *, opened: bool
 
 
 def split_channels(text: str) -> Thinking:
-    """Take the messages of the analysis channel out of an answer in harmony's notation."""
+    """Split the messages of the analysis channel from an answer in harmony's notation."""
     thoughts: list[harmony.ChannelMessage] = []
     others: list[str] = []
     for message in harmony.split_messages(text):
@@ -57,7 +57,7 @@ def split_channels(text: str) -> Thinking:
 
 
 def without_beginning_of(marks: Sequence[str], text: str) -> str:
-    """Return `text` without an end that may become one of `marks`.
+    """Return `text` without a suffix that may become one of `marks`.
 
     >>> without_beginning_of(["</think>"], "so it is</th"), without_beginning_of(["</think>"], "so it is</b")
     ('so it is', 'so it is</b')
@@ -70,13 +70,13 @@ def without_beginning_of(marks: Sequence[str], text: str) -> str:
 
 
 class AnswerReader:
-    """Reads answers of one model.
+    """Reader of one model's answers.
 
     Args:
-        family: The model's family.
-        chat_template: Consulted for the way of calling tools when the family is unknown.
-        tool_parser: Registry name, or ``auto``.
-        header: What the template writes before an answer; it may open the thinking.
+        family: Family of the model.
+        chat_template: Chat template, which determines the notation of tool calls if the family is unknown.
+        tool_parser: Registry name of the parser, or ``auto``.
+        header: Text that the template writes before an answer; it may open the thinking.
     """
 
     def __init__(self, family: Family, chat_template: str, tool_parser: str, header: str) -> None:
@@ -85,7 +85,7 @@ class AnswerReader:
             marked = (parser for parser, mark in _PARSER_MARKS.items() if mark in chat_template)
             name = family.tool_parser or next(marked, None)
         self.parser_name = name
-        """Registry name of the way in which the model writes calls; ``None`` where none is known."""
+        """Registry name of the parser for the model's tool calls; ``None`` if the notation is unknown."""
         self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
         self._marks = family.thinking
         self._channels = family.marks_answers
@@ -98,10 +98,10 @@ class AnswerReader:
         """Return the parts of an answer.
 
         Args:
-            text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
-            stop_reason: Why the engine stopped.
-            tools: The tools that the policy was offered; without any, calls are not looked for.
-            repairs_calls: Also read calls that are not quite in the model's notation.
+            text: Complete answer without special tokens, except those of the family's thinking and tool calls.
+            stop_reason: Reason why the engine stopped.
+            tools: Tools offered to the policy; without tools, no calls are read.
+            repairs_calls: Also read calls with small deviations from the model's notation.
         """
         thinking = split_channels(text) if self._channels else split_thinking(text, self._marks, opened=self._opened)
         parsed = ParsedCalls(content=thinking.rest.strip())
@@ -126,9 +126,9 @@ class AnswerReader:
         )
 
     def read_beginning(self, text: str, tools: Sequence[ToolSchema]) -> tuple[str, str]:
-        """Return the thinking and the content of an answer that goes on, as far as no later text changes them.
+        """Return the thinking and the content of an unfinished answer, as far as no later text can change them.
 
-        Nothing is certain in a notation that marks the parts of an answer.
+        In a notation that marks the parts of an answer, both are empty.
         """
         stripped = text.lstrip()
         if self._channels or (self._marks.open.startswith(stripped) and not self._opened):
@@ -148,13 +148,13 @@ class AnswerReader:
         """Return the parser of tool calls.
 
         Raises:
-            TemplateError: The family has none.
+            TemplateError: The family has no known notation of tool calls.
         """
         if self._parser is None:
             raise TemplateError(
-                "the model's family has no known way to call tools",
+                "the model's family has no known notation of tool calls",
                 expected="a chat template with tool calls",
-                hint="use an agent loop without tool calls (agent.loop=react_text), give the model a template with "
-                "them (model.chat_template=chatml), or name its way of calling (agent.tool_parser)",
+                hint="use an agent loop without tool calls (agent.loop=react_text), a chat template with tool calls "
+                "(model.chat_template=chatml), or set the parser of its notation (agent.tool_parser)",
             )
         return self._parser

@@ -1,9 +1,9 @@
-"""Finds, before a run starts, chat templates that cannot be rendered a turn at a time because they rewrite history.
+"""Check, before a run starts, for chat templates that rewrite history and so cannot be rendered turn by turn.
 
-The ledger only grows. A template that would show an earlier turn otherwise once more messages follow (Qwen3 drops
-earlier thinking, others move the tools or rename roles) makes training and deployment see different prompts. What the
-model sampled must come back word for word; white space that a template trims and blocks that the template itself wrote
-may differ: the ledger keeps them.
+The ledger only grows. If a template shows an earlier turn differently once more messages follow (Qwen3 drops earlier
+thinking, others move the tools or rename roles), training and deployment see different prompts. Text that the model
+sampled must be shown unchanged. White space that a template trims, and blocks that the template itself writes, may
+differ: the ledger keeps them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _LOOK: ToolSchema = {
 
 
 class RewrittenHistory(TemplateError):
-    """A chat template that shows an earlier turn otherwise once more messages follow."""
+    """Error of a chat template that shows an earlier turn differently once more messages follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Probe:
-    """An answer, given at every turn of a conversation that is rendered both ways."""
+    """Answer for each turn of a conversation that is rendered as a whole and turn by turn."""
 
     what: str
     message: Message
-    """The answer as it is parsed."""
+    """Parsed answer."""
     sampled: str
-    """The answer as the model writes it."""
+    """Text of the answer as the model writes it."""
 
 
 def _text_probe(renderer: Renderer, what: str, text: str) -> _Probe:
@@ -65,18 +65,18 @@ def check_template(
     tools: Sequence[ToolSchema] = (),
     has_calls: bool = False,
 ) -> None:
-    """Check that prompts rendered turn by turn are what the template makes of the whole conversation.
+    """Check that rendering turn by turn gives the same prompts as rendering the whole conversation.
 
     Args:
-        renderer: Of the run's model.
+        renderer: Renderer of the run's model.
         roles: Roles of the messages that the agent loop adds after an answer, ``user`` or ``tool`` or both.
         tools: Tools that the run offers.
         has_calls: True if answers call tools, although no message of the role ``tool`` may follow.
 
     Raises:
-        RewrittenHistory: Something that the model sampled would be changed or dropped; shows the two renderings around
-            the first difference and what to do.
-        TemplateError: The template refuses a role, or leaves out tools or calls.
+        RewrittenHistory: The template would change or drop sampled text; the message has the two renderings around the
+            first difference and the next step.
+        TemplateError: The template refuses a role, or omits tools or calls.
     """
     for fault in template_faults(renderer, roles=roles, tools=tools, has_calls=has_calls):
         raise fault
@@ -130,55 +130,56 @@ def _check_history(renderer: Renderer, roles: Sequence[Role], tools: Sequence[To
 
 
 def _compare(renderer: Renderer, turns: Sequence[tuple[_Probe, Role]], tools: Sequence[ToolSchema]) -> None:
-    """Render three turns both ways, with images if the model reads them.
+    """Render three turns both ways, with images if the model reads images.
 
     Args:
-        renderer: Of the run's model.
-        turns: Answers and the roles of what follows them, in the order in which they take turns.
+        renderer: Renderer of the run's model.
+        turns: Answers with the roles of the messages after them, which are used in rotation.
         tools: Tools that the run offers.
     """
-    sees = renderer.images is not None
-    messages = [system("You play."), user(_shown("start", image=sees))]
+    has_images = renderer.images is not None
+    messages = [system("You play."), user(_content("start", image=has_images))]
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
         probe, role = turns[turn % len(turns)]
-        follow = _follow_up(renderer, role, turn, probe, image=sees)
+        follow = _follow_up(renderer, role, turn, probe, image=has_images)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
         if rendered != kept:
             if not is_same_history(renderer, kept, rendered):
-                raise _rewritten(renderer, probe, kept, rendered)
+                raise _history_error(renderer, probe, kept, rendered)
             return
 
 
 def _follow_up(renderer: Renderer, role: Role, turn: int, probe: _Probe, *, image: bool) -> Message:
     if role == "tool":
         (call,) = probe.message.tool_calls
-        return Message(role="tool", content=_shown(f"result {turn}", image=image), tool_call_id=call.id, name=call.name)
-    return user(_shown(f"observation {turn}", image=image))
+        content = _content(f"result {turn}", image=image)
+        return Message(role="tool", content=content, tool_call_id=call.id, name=call.name)
+    return user(_content(f"observation {turn}", image=image))
 
 
-def _shown(text: str, *, image: bool) -> Content:
+def _content(text: str, *, image: bool) -> Content:
     return (TextPart(text=text), ImagePart(data=b"")) if image else text
 
 
 def is_same_history(renderer: Renderer, kept: str, rendered: str) -> bool:
-    """Return True if a whole rendering shows what the ledger kept, white space and the template's own blocks apart.
+    """Return True if a rendering equals the ledger's text, apart from white space and the template's own blocks.
 
     Args:
-        renderer: Of the run's model.
-        kept: The conversation as it was written a turn at a time.
-        rendered: The same conversation, rendered as a whole.
+        renderer: Renderer of the run's model.
+        kept: Text of the conversation, rendered turn by turn.
+        rendered: Text of the same conversation, rendered as a whole.
     """
     found = _without_space(rendered)
     return found in (_without_space(kept), _without_space(_with_headers_of_history(renderer, kept)))
 
 
-def _rewritten(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> RewrittenHistory:
+def _history_error(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> RewrittenHistory:
     at = common_prefix(kept, rendered)
     return RewrittenHistory(
-        f"the chat template rewrites history ({probe.what} come back changed)",
+        f"the chat template rewrites history (it changes {probe.what})",
         got=f"{_around(rendered, at)} from the template",
         expected=f"{_around(kept, at)} as it was sampled",
         hint=_hint(renderer, probe),
@@ -186,7 +187,7 @@ def _rewritten(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> R
 
 
 def _with_headers_of_history(renderer: Renderer, kept: str) -> str:
-    """`kept` as if the template had asked with the header of history, except for the answer that is asked now."""
+    """Return `kept` with the header of past answers in place of the header of new ones, except for the last answer."""
     question, reply = [user("x")], "@@REPLY@@"
     start = len(renderer.template.render(question))
     answered = [*question, Message(role="assistant", content=reply), user("y")]
@@ -200,7 +201,7 @@ def _with_headers_of_history(renderer: Renderer, kept: str) -> str:
 
 def _hint(renderer: Renderer, probe: _Probe) -> str:
     ways = [
-        "use the agent loop step_independent, whose turns have a prompt each",
+        "use the agent loop step_independent, whose turns have separate prompts",
         "use a chat template that only appends",
     ]
     if probe.message.reasoning is not None and renderer.enable_thinking and not renderer.thinking.always:

@@ -1,10 +1,10 @@
-"""Keeps what messages say text: no content can be encoded to a control token of the model.
+"""Guard of message contents: no content is encoded to a control token of the model.
 
-An observation, a file that a tool reads, a task or another agent's answer may spell ``<|im_end|>``, and would then end
-its message and begin another one, with a role of its choice. So each control token that a content spells gets a `BREAK`
-before the template is rendered. The tokenizer finds no control token there, drops the break, and encodes the rest
-letter by letter: the policy reads what is written. Contents without such a spelling are left as they are, but for lone
-surrogates, which nothing can encode.
+An observation, a file that a tool reads, a task or another agent's answer may spell ``<|im_end|>``, which would end its
+message and let it begin another one with any role. Therefore each control token that a content spells gets a `BREAK`
+before the template is rendered. The tokenizer then finds no control token, drops the break, and encodes the rest as
+ordinary text: the policy reads the original text. Other contents do not change, except that lone surrogates, which
+cannot be encoded, are replaced.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 from agentrl.message import encodable
 
 BREAK = "\ufdd0"
-"""A code point that Unicode keeps free for such use inside a program: no text has it."""
+"""Code point that Unicode reserves for internal use of programs; texts do not contain it."""
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 BLANK = " "
-"""Takes the place of the break where a tokenizer knows its control tokens even in broken text."""
+"""Replacement of the break for tokenizers that find control tokens even in broken text."""
 
 
 def unbroken(text: str) -> str:
-    """Return a rendered text as it is read."""
+    """Return a rendered text without breaks."""
     return text.replace(BREAK, "")
 
 
 class ContentGuard:
-    """Breaks the control tokens that messages spell.
+    """Guard that breaks the control tokens in messages.
 
     Args:
-        tokens: The model's control tokens.
-        is_text: Tells whether the tokenizer makes no control token of a text with breaks.
-        normalize: What the tokenizer does to a text before it looks for control tokens; ``None`` for nothing.
+        tokens: Control tokens of the model.
+        is_text: Returns True if the tokenizer finds no control token in a text with breaks.
+        normalize: Normalization by the tokenizer before it looks for control tokens; ``None`` for none.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class ContentGuard:
         self._normalize = normalize
 
     def message(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Guard all texts of a message as a chat template reads it."""
+        """Guard all texts of a message in the form for chat templates."""
         content = row["content"]
         if not isinstance(content, str):
             together = "".join(part.get("text", "") for part in content)
             if self.text(together) != together:
-                row = {**row, "content": list(_joined(content))}
+                row = {**row, "content": list(_join_texts(content))}
         return self.texts(row)
 
     def texts(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Guard all texts in a mapping, keys too."""
-        guarded: dict[str, Any] = self._guarded(values)
+        """Guard all texts in a mapping, including keys."""
+        guarded: dict[str, Any] = self._guard(values)
         return guarded
 
     def text(self, text: str) -> str:
@@ -75,17 +75,17 @@ class ContentGuard:
             text = self._broken(normal, self._breaking)
         return text
 
-    def _guarded(self, value: Any) -> Any:
+    def _guard(self, value: Any) -> Any:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
-            return {self._guarded(key): self._guarded(item) for key, item in value.items()}
+            return {self._guard(key): self._guard(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [*map(self._guarded, value)]
+            return [*map(self._guard, value)]
         return value
 
     def _broken(self, text: str, breaking: str) -> str:
-        """Put a break after the first letter of each spelling, overlapping ones, too; replace a token of one letter."""
+        """Put a break after the first letter of each token, also of overlapping ones; replace one-letter tokens."""
 
         def broken(found: re.Match[str]) -> str:
             return REPLACEMENT if found[0] in self._tokens else found[0] + breaking
@@ -94,12 +94,12 @@ class ContentGuard:
 
     @functools.cached_property
     def _breaking(self) -> str:
-        """Return what breaks every token; found when the first one is spelled, for that takes a moment."""
+        """Text that breaks every token; computed on first use because it takes some time."""
         return BREAK if all(self._is_text(self._broken(token, BREAK)) for token in self._tokens) else BLANK
 
 
-def _joined(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Join texts that follow one another: a token may be spelled in two of them."""
+def _join_texts(parts: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Join adjacent texts, because a token may be spelled across two of them."""
     for kind, group in itertools.groupby(parts, key=lambda part: part["type"]):
         if kind == "text":
             yield {"type": kind, "text": "".join(part["text"] for part in group)}

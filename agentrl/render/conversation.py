@@ -1,4 +1,4 @@
-"""A conversation as one sequence of the ledger: the only place that writes the tokens of an episode."""
+"""Conversation on one sequence of the ledger; the only code that writes the tokens of an episode."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from agentrl.message import Message
 from agentrl.render.check import is_same_history
 from agentrl.render.content_guard import unbroken
 from agentrl.render.progress import AnswerProgress
-from agentrl.render.renderer import Rendered, Renderer
+from agentrl.render.renderer import RenderedTokens, Renderer
 from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
 
 
 @dataclass(frozen=True, slots=True)
 class _AnswerEnd:
-    """A place at which a history can be shared exactly: right after an answer."""
+    """End of an answer, up to which other histories can share the sequence exactly."""
 
     messages: int
-    """Messages up to and with the answer."""
+    """Number of messages up to and including the answer."""
     tokens: int
-    """Tokens of the sequence up to and with the answer."""
+    """Number of tokens of the sequence up to and including the answer."""
     last_id: int | None
-    """Last token of the answer; ``None`` when it is empty."""
+    """Last token of the answer; ``None`` if it is empty."""
 
 
 class LedgerConversation:
-    """One growing sequence of messages, kept as tokens.
+    """Growing sequence of messages, stored as tokens.
 
-    A turn is `prepare`, the engine's answer, `accept`; messages are `add`-ed in between and become tokens with the
-    next `prepare`:
+    A turn consists of `prepare`, the engine's answer and `accept`. Messages are added between turns with `add`, and the
+    next `prepare` tokenizes them:
 
         conversation = LedgerConversation(renderer, trajectory, [system(...), user(...)])
         ids = conversation.prepare()
@@ -42,15 +42,14 @@ class LedgerConversation:
         conversation.add([user("You see a cabinet 1.")])
 
     Args:
-        renderer: Of the model that is asked.
-        trajectory: Gets the conversation's sequence with the first `prepare`.
-        messages: The first messages.
-        tools: Schemas that the template renders into the prompt; with them, answers are searched for tool calls.
-        repairs_calls: Also read calls that are not quite in the model's notation. What was sampled stays as it is.
+        renderer: Renderer of the model that answers.
+        trajectory: Trajectory that gets the conversation's sequence in the first `prepare`.
+        messages: First messages.
+        tools: Schemas for the prompt; with tools, answers are searched for tool calls.
+        repairs_calls: Also read calls with small deviations from the model's notation; sampled tokens do not change.
 
     Raises:
-        TemplateError: Tools are offered to a model whose template leaves them out, or whose way of calling them is not
-            known.
+        TemplateError: Tools are offered, but the model's template omits them or its notation of calls is unknown.
     """
 
     def __init__(
@@ -65,26 +64,26 @@ class LedgerConversation:
         if tools:
             renderer.require_tools()
         self.sequence = TokenSequence()
-        """The tokens of this conversation; part of the trajectory from the first `prepare` on."""
+        """Tokens of this conversation; part of the trajectory from the first `prepare` on."""
         self.messages: list[Message] = list(messages)
-        """Everything said so far, messages that are not yet tokens included."""
+        """All messages so far, including those that are not tokenized yet."""
         self._renderer = renderer
         self._trajectory = trajectory
         self.tools = tools
-        """Schemas of the tools that the policy may call."""
+        """Schemas of the offered tools."""
         self._repairs_calls = repairs_calls
         self._prompt_length = 0
         self._answer_start: int | None = None
-        self._asked_from = self.sequence
+        self._previous_sequence = self.sequence
         self._answers: list[_AnswerEnd] = []
         self._rewritten_from: TokenSequence | None = None
-        self._ahead: Rendered | None = None
+        self._ahead: RenderedTokens | None = None
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Append messages; they become tokens with the next `prepare`.
+        """Append messages; the next `prepare` tokenizes them.
 
         Raises:
-            LedgerError: The policy has been asked and has not answered.
+            LedgerError: A prompt is prepared and has no answer yet.
         """
         if self._answer_start is not None:
             raise LedgerError("messages were added between a prompt and its answer", hint="accept the answer first")
@@ -93,29 +92,29 @@ class LedgerConversation:
 
     @property
     def pending_characters(self) -> int:
-        """Characters of the messages that the next `prepare` writes."""
+        """Number of characters of the messages that the next `prepare` writes."""
         known = self._answers[-1].messages if self._answers else 0
         return sum(len(message.text) for message in self.messages[known:])
 
     def render_ahead(self) -> None:
-        """Render what the next `prepare` writes, and change nothing else: the one part that may run in a thread."""
+        """Render the text of the next `prepare` without any other change; only this may run in a thread."""
         if self._answer_start is None and not self._renderer.rewrites_history:
-            self._ahead = self._rendered()
+            self._ahead = self._render()
 
     def prepare(self, prefill: str = "") -> list[int]:
-        """Write pending messages and the header of the next answer; the ids to send to the engine.
+        """Write pending messages and the header of the next answer, and return the ids to send to the engine.
 
-        Calling it again before `accept` gives the same ids again (a request that is sent a second time).
+        Another call before `accept` returns the same ids, for a request that is sent again.
 
         Args:
-            prefill: Text put in the policy's mouth first, recorded as forced tokens.
+            prefill: Beginning of the answer, recorded as forced tokens.
 
         Raises:
             TemplateError: The template refuses the messages.
-            LedgerError: The new tokens would change those before them.
+            LedgerError: The new text would change earlier tokens.
         """
         if self._answer_start is None:
-            self._asked_from = self.sequence if self._answers else TokenSequence()
+            self._previous_sequence = self.sequence if self._answers else TokenSequence()
             self._write_pending()
             self._answer_start = len(self.sequence)
             self.sequence.extend(self._renderer.prefill(prefill), Source.FORCED)
@@ -123,32 +122,32 @@ class LedgerConversation:
         return self.sequence.ids_list()
 
     def progress(self, stop: Sequence[str], tell: Callable[[AnswerSoFar], None]) -> Callable[[Sequence[int]], None]:
-        """Return what reads the tokens of the answer that is being sampled, and tells what is certain of it.
+        """Return a function that takes tokens during sampling and reports the parts of the answer that are final.
 
         Args:
             stop: Texts that end the answer.
-            tell: Gets more and more of the answer.
+            tell: Called with the growing answer.
         """
         return AnswerProgress(self._renderer, self.tools, stop, self._prompt_length, tell).take
 
     def withdraw(self) -> None:
-        """Take a prompt back that was not answered, and its sequence, where that was begun for it."""
+        """Withdraw a prompt without an answer, and its sequence if the prompt began it."""
         self._answer_start = None
         sequences = self._trajectory.sequences
         if sequences and sequences[-1] is self.sequence and not self.sequence.turns:
             sequences.pop()
-        self.sequence = self._asked_from
+        self.sequence = self._previous_sequence
 
     def accept(self, generation: Generation, *, role: str = "assistant", trained: bool = True) -> Answer:
-        """Append what the engine sampled, as a turn of `role`, and read it.
+        """Append the sampled tokens as a turn of `role`, and return the parsed answer.
 
         Args:
-            generation: What the engine gave.
-            role: Who speaks.
-            trained: ``False`` records the tokens as forced ones.
+            generation: Result of the engine.
+            role: Role of the turn.
+            trained: ``False`` records the tokens as forced.
 
         Raises:
-            LedgerError: The policy was not asked, or ids, log-probabilities and versions differ in number.
+            LedgerError: No prompt was prepared, or ids, log-probabilities and versions differ in number.
         """
         start = self._take_answer_start()
         if trained:
@@ -162,18 +161,18 @@ class LedgerConversation:
         return self._end_turn(start, role, generation.stop_reason, timings)
 
     def demonstrate(self, text: str, *, role: str = "assistant", source: Source = Source.FORCED) -> Answer:
-        """Take a turn with an answer that the policy did not sample: tokens of `source`, with the end of the turn."""
+        """Add a turn with an answer that the policy did not sample, as tokens of `source` with the end of the turn."""
         self.prepare()
         start = self._take_answer_start()
         self.sequence.extend(self._renderer.demonstration(text), source)
         return self._end_turn(start, role, StopReason.STOP, TurnTimings())
 
     def fork(self, messages: Sequence[Message]) -> LedgerConversation:
-        """A conversation whose history is rewritten to `messages`.
+        """Return a conversation whose history is rewritten to `messages`.
 
-        A history that begins like this one, up to an answer, keeps that answer's sampled tokens: the sequence goes on
-        where nothing follows that answer yet, and forks there otherwise. Any other history is rendered anew and shares
-        the longest common prefix of tokens. Shared tokens are stored, and trained, once.
+        A history that equals this one up to an answer keeps that answer's sampled tokens: the sequence continues if
+        nothing follows the answer yet, and forks there otherwise. Any other history is rendered again and shares the
+        longest common prefix of tokens. Shared tokens are stored and trained once.
         """
         child = LedgerConversation(
             self._renderer, self._trajectory, messages, tools=self.tools, repairs_calls=self._repairs_calls
@@ -187,10 +186,10 @@ class LedgerConversation:
         return child
 
     def verify(self, sent_ids: Sequence[int], sent_images: Sequence[PlacedImage] = ()) -> None:
-        """Check that what an engine was sent for the current, or else the latest, answer is the ledger's prefix.
+        """Check that the tokens sent to an engine for the current or else the latest answer are the ledger's prefix.
 
         Raises:
-            LedgerError: It is not; shows the first differing token, its neighbours and the cause.
+            LedgerError: They are not; the message has the first differing token, its neighbours and the cause.
         """
         require_prefix(self.sequence, self._prompt_length, sent_ids, self._renderer.encoder)
         images = self.sequence.images
@@ -214,19 +213,19 @@ class LedgerConversation:
             self._trajectory.sequences.append(self.sequence)
 
     def _is_rewritten(self) -> bool:
-        """Return True if the template now shows the conversation otherwise than the ledger has it."""
+        """Return True if the template now shows the conversation differently from the ledger."""
         answer = self._answers[-1]
         suffix = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
         kept = self._renderer.encoder.decode([*self.sequence.ids_list()[: answer.tokens], *suffix.ids])
         try:
             rendered = self._renderer.template.render(self.messages, tools=self.tools, generation_prompt=True)
-        except TemplateError:  # such as two calls in one answer: there is no rendering of it that could differ
+        except TemplateError:  # such as for two calls in one answer: no rendering to compare
             return False
         rendered = unbroken(rendered)
         return not is_same_history(self._renderer, kept, rendered)
 
-    def _rendered(self) -> Rendered:
-        """Return what is pending as tokens."""
+    def _render(self) -> RenderedTokens:
+        """Return the pending messages as tokens."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             return ahead
@@ -236,13 +235,13 @@ class LedgerConversation:
         return self._renderer.prompt(self.messages, self.tools)
 
     def _write_suffix(self, answer: _AnswerEnd) -> None:
-        rendered = self._rendered()
+        rendered = self._render()
         if len(self.sequence) > answer.tokens:
             self.sequence = self.sequence.fork(answer.tokens)
         self._append(rendered)
 
     def _write_prompt(self) -> None:
-        rendered = self._rendered()
+        rendered = self._render()
         known, before = 0, self._rewritten_from
         if before is not None:
             same = common_prefix(before.ids_list(), rendered.ids)
@@ -253,8 +252,8 @@ class LedgerConversation:
             self.sequence = TokenSequence()
         self._append(rendered, known)
 
-    def _append(self, rendered: Rendered, known: int = 0) -> None:
-        """Write what was rendered, of which the first `known` tokens are in the sequence already."""
+    def _append(self, rendered: RenderedTokens, known: int = 0) -> None:
+        """Append rendered tokens; the sequence already contains the first `known` ones."""
         start = len(self.sequence)
         if known:
             self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
@@ -267,7 +266,7 @@ class LedgerConversation:
     def _take_answer_start(self) -> int:
         start, self._answer_start = self._answer_start, None
         if start is None:
-            raise LedgerError("an answer came without a prompt", hint="call prepare before each answer")
+            raise LedgerError("an answer without a prompt", hint="call prepare before each answer")
         return start
 
     def _end_turn(self, start: int, role: str, stop_reason: StopReason, timings: TurnTimings) -> Answer:

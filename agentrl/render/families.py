@@ -1,9 +1,9 @@
-"""Model families: how each one ends a turn, thinks and calls tools, as data.
+"""Data of model families: their ends of turns, thinking and tool calls.
 
-A family is recognised by its chat template. What follows an answer is always taken from the template itself (see
-`agentrl.render.renderer`); the data here say which tokens count as an end of turn when the *model* writes them, and
-how it thinks and calls tools. `tests/render` holds golden renderings for each family; the table in
-``docs/concepts/model-families.md`` says what each does.
+A family is recognised by its chat template. The text after an answer always comes from the template itself (see
+`agentrl.render.renderer`); these data define which tokens count as an end of turn when the *model* writes them, and the
+notations of thinking and tool calls. `tests/render` has golden renderings of each family; the table in
+``docs/concepts/model-families.md`` describes them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingMarks:
-    """Marks around the thinking at the front of an answer."""
+    """Marks around the thinking at the start of an answer."""
 
     open: str
     close: str
     form: str
-    """What the model writes to think, with ``{}`` for the thought, up to the answer itself."""
+    """Text of the thinking up to the answer itself, with ``{}`` for the thought."""
     key: str = "reasoning_content"
-    """Under which name the family's chat templates look for a message's thinking."""
+    """Field of a message in which the family's chat templates look for its thinking."""
     always: bool = False
-    """The templates have no switch for it."""
+    """True if the templates cannot switch thinking off."""
 
-    def written(self, thought: str, header: str) -> str:
-        """Return the text with which the model thinks `thought`, once the template has written `header`."""
+    def write(self, thought: str, header: str) -> str:
+        """Return the text of a thought that the model writes after the template's `header`."""
         text = self.form.format(thought)
         known = next((n for n in range(len(text), 0, -1) if header.endswith(text[:n])), 0)
         return text[known:]
 
 
 THINK_TAGS = ThinkingMarks(open="<think>", close="</think>", form="<think>\n{}\n</think>\n\n")
-"""Of Qwen3, and of every template that is not known."""
+"""Marks of Qwen3 and of unknown templates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,41 +43,41 @@ class Family:
 
     name: str
     template_marks: tuple[str, ...]
-    """Texts that all occur in the family's chat templates; the first family that fits is taken."""
+    """Texts that all occur in the family's chat templates; the first matching family is used."""
     end_of_turn: tuple[str, ...]
-    """Tokens that close an answer; the first is the one that the template writes."""
+    """Tokens that end an answer; the template writes the first one."""
     after_end: str = ""
-    """What the template writes between the end of a turn and the next message."""
+    """Text of the template between the end of a turn and the next message."""
     ends_open_messages: bool = False
-    """The template writes no end of turn: the token at which an answer stops is the head of the next message."""
+    """True if the template writes no end of turn: the token that ends an answer is the head of the next message."""
     answer_end: str | None = None
-    """The token with which the model ends an answer, where the template writes another one."""
+    """Token with which the model ends an answer; ``None`` if it is the template's."""
     call_end: str | None = None
-    """The token with which the model ends an answer that calls tools, where that is another one."""
+    """Token with which the model ends an answer with tool calls; ``None`` if it is the same as for other answers."""
     call_mark: str = ""
-    """What tells such an answer from others."""
-    goes_on_after: tuple[str, ...] = ()
-    """Tokens of `end_of_turn` at which sampling does not stop: they end parts of an answer, too."""
+    """Text that identifies an answer with tool calls."""
+    continues_after: tuple[str, ...] = ()
+    """Tokens of `end_of_turn` at which sampling does not stop, because they also end parts of an answer."""
     stop_tokens: tuple[str, ...] = ()
-    """Tokens besides `end_of_turn` at which sampling stops; they do not close the turn."""
+    """Further tokens at which sampling stops; they do not end the turn."""
     markup: tuple[str, ...] = ()
-    """Special tokens with which the family thinks and calls tools: they stay in an answer's text."""
+    """Special tokens of thinking and tool calls, which are kept in an answer's text."""
     thinking: ThinkingMarks = THINK_TAGS
     tool_parser: str | None = None
-    """Registry name of the family's way to write tool calls."""
+    """Registry name of the parser for the family's tool calls."""
     call_id: str = "call_{number}"
-    """The id of a call in a message that the model did not write; knows ``name``, ``number`` (from 1 on)
+    """Format of call ids in messages that the model did not write, with ``name``, ``number`` (from 1 on)
     and ``index`` (from 0 on)."""
     results_follow_calls: bool = False
-    """The template shows a tool's result rightly only after the call that it answers."""
+    """True if the template shows a tool's result correctly only after its call."""
     marks_answers: bool = False
-    """A plain answer is more than its text: the model writes a header before it."""
+    """True if the model writes a header before a plain answer."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
-    """Variables passed to the template so that a prompt does not depend on the day it is rendered."""
+    """Variables of the template that make a prompt independent of the current date."""
     template_opening: str = ""
-    """Put before the template to the same end, where it asks for the day itself."""
+    """Text before the template with the same purpose, for templates that call a function for the date."""
     thinking_option: str = "enable_thinking"
-    """The template's variable that switches thinking on and off."""
+    """Variable of the template that switches thinking on and off."""
 
 
 _FIXED_DAY = "{%- macro strftime_now(form) -%}2024-07-26{%- endmacro -%}"
@@ -99,7 +99,7 @@ FAMILIES = (
         answer_end="<|return|>",
         call_end="<|call|>",
         call_mark="to=functions.",
-        goes_on_after=("<|end|>",),
+        continues_after=("<|end|>",),
         stop_tokens=("<|endoftext|>",),
         markup=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
         thinking=ThinkingMarks(
@@ -254,5 +254,5 @@ UNKNOWN = Family(name="unknown", template_marks=(), end_of_turn=())
 
 
 def detect_family(chat_template: str) -> Family:
-    """Return the family whose marks all occur in a chat template, or `UNKNOWN`."""
+    """Return the first family whose marks all occur in a chat template, or `UNKNOWN`."""
     return next((f for f in FAMILIES if all(mark in chat_template for mark in f.template_marks)), UNKNOWN)

@@ -1,4 +1,4 @@
-"""Images as a vision-language model reads them: patches, and placeholder tokens in the text."""
+"""Images for vision-language models: patches, and placeholder tokens in the text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from transformers.image_processing_utils import BaseImageProcessor
 
 KNOWN_IMAGES = 256
-"""Images that are kept prepared: an observation is read by the renderer, the engine and the trainer."""
+"""Maximum number of cached images; the renderer, the engine and the trainer read the same observation."""
 
 
 class ImageProcessor:
-    """Prepares images with the processor that belongs to a model.
+    """Image processor of a model, with a cache.
 
     Args:
-        processor: Of a family that turns an image into ``pixel_values`` and ``image_grid_thw`` (Qwen2.5-VL, Qwen3-VL).
-        pad_id: The placeholder that the chat template writes once per image.
+        processor: Processor that converts an image to ``pixel_values`` and ``image_grid_thw`` (Qwen2.5-VL, Qwen3-VL).
+        pad_id: Placeholder token that the chat template writes once per image.
     """
 
     def __init__(self, processor: BaseImageProcessor, *, pad_id: int) -> None:
@@ -38,7 +38,7 @@ class ImageProcessor:
         """Return the patches of an image.
 
         Raises:
-            EnvironmentFailure: it is no image that can be read.
+            EnvironmentFailure: the image cannot be read.
         """
         return self._prepare(image)
 
@@ -46,7 +46,7 @@ class ImageProcessor:
         """Return an image whose tokens begin at `start`.
 
         Raises:
-            EnvironmentFailure: it is no image that can be read.
+            EnvironmentFailure: the image cannot be read.
         """
         patches = self(image)
         return PlacedImage(start=start, rows=patches.rows, columns=patches.columns, image=image)
@@ -68,16 +68,16 @@ def images_of(messages: Sequence[Message]) -> list[ImagePart]:
 
 
 def placed_images(ids: Sequence[int], images: Sequence[ImagePart], processor: ImageProcessor) -> list[PlacedImage]:
-    """The images at their places once each placeholder in `ids` stands there as often as its image has tokens.
+    """Return the images with their positions after each placeholder in `ids` is repeated for its image's tokens.
 
     Raises:
-        LedgerError: there are not as many placeholders as images.
+        LedgerError: the numbers of placeholders and images differ.
         EnvironmentFailure: an image cannot be read.
     """
     places = [index for index, token in enumerate(ids) if token == processor.pad_id]
     if len(places) != len(images):
         raise LedgerError(
-            "messages do not hold one placeholder for each of their images",
+            "the rendered messages do not have one placeholder for each image",
             got=f"{len(places)} placeholders for {len(images)} images",
             expected="a chat template that shows every image once",
         )
@@ -89,7 +89,7 @@ def placed_images(ids: Sequence[int], images: Sequence[ImagePart], processor: Im
 
 
 def counts(length: int, placed: Sequence[PlacedImage]) -> Iterator[int]:
-    """Return how often each of `length` tokens occurs once the placeholders of `placed` are written out."""
+    """Yield how often each of `length` tokens is repeated when the placeholders of `placed` are expanded."""
     added, following = 0, 0
     for index in range(length):
         count = 1

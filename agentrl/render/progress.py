@@ -1,4 +1,4 @@
-"""What can be said of an answer while it is sampled: the text and the thinking that no later token changes."""
+"""Progress of an answer during sampling: the text and the thinking that no later token can change."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Ends a text whose last character is not whole yet."""
+"""Last character of a text that ends with an incomplete character."""
 
 
 class AnswerProgress:
-    """Reads the tokens of one answer as they come.
+    """Reader of the tokens of one answer during sampling.
 
     Args:
-        renderer: Of the model.
-        tools: Those that were offered: with any, text is held back from where a call may begin.
-        stop: Texts that end the answer: what may be the beginning of one is held back, and nothing is read after one.
-        prompt_tokens: Length of the prompt.
-        tell: Called when there is more to say.
+        renderer: Renderer of the model.
+        tools: Offered tools; with tools, text is held back from the first possible beginning of a call.
+        stop: Texts that end the answer; a possible beginning of one is held back, and nothing is read after one.
+        prompt_tokens: Number of tokens of the prompt.
+        tell: Called when the answer has grown.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class AnswerProgress:
         self._text = ""
         self._read_from = 0
         self._read_to = 0
-        self._said: tuple[str, str] = ("", "")
+        self._reported: tuple[str, str] = ("", "")
 
     def take(self, ids: Sequence[int]) -> None:
         """Read more tokens."""
@@ -47,13 +47,13 @@ class AnswerProgress:
         self._ids += ids
         self._decode()
         reasoning, text = self._renderer.read_beginning(self._text, self._tools)
-        said = reasoning, without_beginning_of(self._stop, text)
-        if said != self._said:
-            self._said = said
-            self._tell(AnswerSoFar(prompt_tokens=self._prompt_tokens, reasoning=said[0], text=said[1]))
+        text = without_beginning_of(self._stop, text)
+        if (reasoning, text) != self._reported:
+            self._reported = (reasoning, text)
+            self._tell(AnswerSoFar(prompt_tokens=self._prompt_tokens, reasoning=reasoning, text=text))
 
     def _decode(self) -> None:
-        """Decode what is new, after the tokens before it: some tokenizers begin a text with another space."""
+        """Decode new tokens together with those before them: some tokenizers drop the space at the start of a text."""
         before = self._renderer.plain_text(self._ids[self._read_from : self._read_to])
         text = self._renderer.plain_text(self._ids[self._read_from :])
         if len(text) > len(before) and not text.endswith(REPLACEMENT):

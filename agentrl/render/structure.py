@@ -1,6 +1,6 @@
-"""Structural tags of xgrammar, which hold an answer to a form: JSON of a schema, or calls of tools.
+"""Structural tags of xgrammar, which enforce the form of an answer: JSON of a schema, or tool calls.
 
-Thinking stays free: it comes before what is held to a form.
+Thinking comes before the form and is not constrained.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ CALLS = {
     "hermes": ('<tool_call>\n{{"name": {name}, "arguments": ', "}\n</tool_call>"),
     "llama3_json": ('{{"name": {name}, "parameters": ', "}"),
 }
-"""What stands before and after the arguments of a call, by the parser that reads it."""
+"""Texts before and after the arguments of a call, by the name of the parser."""
 
 
 def structure_of(
     form: AnswerForm, tools: Sequence[ToolSchema], *, parser: str | None, thinking: ThinkingMarks | None, header: str
 ) -> str:
-    """Return the structural tag of a form, as JSON.
+    """Return the structural tag of a form as JSON.
 
     Args:
-        form: What the answer has to be.
-        tools: Those that were offered.
-        parser: Registry name of the way in which the model writes calls.
-        thinking: Marks of the thinking that an answer begins with; ``None`` where it has none.
-        header: What the template writes before an answer; it may open the thinking.
+        form: Form of the answer.
+        tools: Offered tools.
+        parser: Registry name of the parser for the model's calls.
+        thinking: Marks of the thinking at the start of an answer; ``None`` without thinking.
+        header: Text of the template before an answer; it may open the thinking.
 
     Raises:
-        UnsupportedOption: the model writes calls in a way that no structural tag is known for.
+        UnsupportedOption: no structural tag is known for the model's notation of calls.
     """
     shape: dict[str, Any]
     if form.schema is not None:
@@ -49,10 +49,10 @@ def structure_of(
 def _call(function: Mapping[str, Any], parser: str | None) -> dict[str, Any]:
     if parser not in CALLS:
         raise UnsupportedOption(
-            "a call of a tool cannot be forced",
+            "a tool call cannot be enforced for this model",
             option="form",
-            got=f"a model that writes calls as {parser}",
-            expected=f"one that writes them as {' or '.join(CALLS)}",
+            got=f"a model with calls in the notation {parser}",
+            expected=f"the notation {' or '.join(CALLS)}",
         )
     begin, end = CALLS[parser]
     schema = {"type": "json_schema", "json_schema": function.get("parameters") or {"type": "object"}}
@@ -60,5 +60,5 @@ def _call(function: Mapping[str, Any], parser: str | None) -> dict[str, Any]:
 
 
 def _thought(thinking: ThinkingMarks, header: str) -> dict[str, Any]:
-    begin, _, rest = thinking.written("\0", header).partition("\0")
+    begin, _, rest = thinking.write("\0", header).partition("\0")
     return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": rest.lstrip()}

@@ -1,4 +1,4 @@
-"""Text to token ids and back, through the tokenizer's fast backend, and the rendering of its chat template."""
+"""Encoding and decoding of text with the tokenizer's fast backend, and rendering of its chat template."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 CUT_MARK = "… [cut: {} characters left out]"
-"""What stands where a text was cut."""
+"""Text that replaces the end of a cut text."""
 CHARACTERS_PER_TOKEN = 16
-"""A long text is first encoded up to so many characters per token of its budget; ordinary text has about four."""
+"""Number of characters per token of the budget that are encoded first; ordinary text has about four per token."""
 UNSTABLE_TOKENS = 8
-"""The last tokens of a prefix may differ from those of the whole text."""
+"""Number of last tokens of a prefix that may differ from those of the whole text."""
 _SEGMENT_CACHE = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """Token ids of a text, and where each character went."""
+class TokenizedText:
+    """Token ids of a text with the mapping from characters to tokens."""
 
     ids: list[int]
     backend: Any
 
     def token_span(self, start: int, end: int) -> tuple[int, int]:
-        """First token and the token after the last one that hold characters `start` to `end`."""
+        """Return the range of tokens (start, end) of the characters `start` to `end`."""
         first = next((t for i in range(start, end) if (t := self.backend.char_to_token(i)) is not None), None)
         if first is None:
             return 0, 0
@@ -47,15 +47,15 @@ class Encoded:
 
 
 LONG_TEXT = 1 << 14
-"""Characters from which on a text is encoded in the one way that lets other threads run meanwhile."""
+"""Minimum number of characters of a text that is encoded by a function that lets other threads run."""
 
 
 class TextEncoder:
-    """Encodes text without adding anything to it.
+    """Encoder of text, which adds no tokens.
 
-    Text between added tokens (``<|im_end|>`` and the like) is encoded piece by piece where the tokenizer allows it, so
-    that pieces that come back, such as system prompts, are encoded once. Where a text has a `BREAK`, there is no added
-    token, and the break itself is left out.
+    Texts between added tokens (such as ``<|im_end|>``) are encoded separately if the tokenizer allows it, so that
+    repeated pieces, such as system prompts, are encoded once. A `BREAK` in a text prevents an added token there, and is
+    dropped.
 
     Raises:
         TemplateError: the tokenizer has no fast backend.
@@ -76,9 +76,9 @@ class TextEncoder:
         self._added_ids = frozenset(added)
         self._special = frozenset(i for i, token in added.items() if token.special)
         self.special_tokens: frozenset[str] = frozenset(token.content for token in added.values() if token.special)
-        """Added tokens that are no part of any text."""
+        """Added tokens that are not part of ordinary text."""
         self.normalized_tokens: frozenset[str] = frozenset(t.content for t in added.values() if t.normalized)
-        """Added tokens that are looked for in `normalize`-d text."""
+        """Added tokens that the tokenizer looks for in normalized text."""
         names = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         self._segment = functools.lru_cache(_SEGMENT_CACHE)(self._encode_whole)
@@ -86,7 +86,7 @@ class TextEncoder:
             self._split = None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`."""
+        """Return the token ids of `text`."""
         if self._split is None:
             return list(self._segment(text))
         ids: list[int] = []
@@ -97,47 +97,47 @@ class TextEncoder:
                 ids.extend(self._segment(piece))
         return ids
 
-    def encode_with_offsets(self, text: str) -> Encoded:
-        """Token ids of `text`, with the way back from characters to tokens."""
+    def encode_with_offsets(self, text: str) -> TokenizedText:
+        """Return the token ids of `text` with the mapping from characters to tokens."""
         encoding = self._backend_for(text).encode(text, add_special_tokens=False)
-        return Encoded(encoding.ids, encoding)
+        return TokenizedText(encoding.ids, encoding)
 
     def added_id(self, token: str) -> int | None:
-        """Id of an added token, ``None`` when the vocabulary has no such added token."""
+        """Return the id of an added token; ``None`` if the vocabulary does not have it."""
         return self._added.get(token)
 
     def added_in(self, text: str) -> frozenset[str]:
-        """Return the added tokens that a text spells."""
+        """Return the added tokens that occur in a text."""
         return frozenset(token for token in self._added if token in text)
 
     def is_text(self, broken: str) -> bool:
-        """Return True if no token of an encoded text is an added one."""
+        """Return True if a text is encoded without added tokens."""
         return not any(map(self.is_added, self._encode_whole(broken)))
 
     def normalize(self, text: str) -> str:
-        """Return a text as the vocabulary knows it, such as in lower case."""
+        """Return a text after the tokenizer's normalization, such as lower-casing."""
         normalizer = self._backend.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def is_added(self, token_id: int) -> bool:
-        """Return True if an id stands for an added token, with which text never merges."""
+        """Return True for the id of an added token, which never merges with text."""
         return token_id in self._added_ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, exactly."""
+        """Return the exact text of token ids."""
         text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
 
     def decode_plain(self, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
-        """Text of token ids, special tokens left out but for those in `keep`."""
+        """Return the text of token ids without special tokens, except those in `keep`."""
         left_out = self._special - keep
         return self.decode([i for i in ids if i not in left_out])
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """Cut `text` to a token budget, with a mark that tells how many characters were left out.
+        """Cut `text` to a token budget, with a mark that states the number of omitted characters.
 
-        A text that fits comes back as it is. When not even the mark fits, the mark alone is returned. The cost depends
-        on the budget and not on the length of the text: only as much of it is encoded as the budget could hold.
+        A text that fits is returned unchanged. If not even the mark fits, only the mark is returned. The cost depends
+        on the budget and not on the length of the text: only as much is encoded as the budget can contain.
         """
         if text.isascii() and len(text) < max_tokens:
             return text
@@ -156,9 +156,9 @@ class TextEncoder:
         return CUT_MARK.format(len(text) - text.count(BREAK))
 
     def split(self, text: str, max_tokens: int) -> list[str]:
-        """Split `text` into parts of at most `max_tokens` tokens, after a blank or a line's end where there is one.
+        """Split `text` into parts of at most `max_tokens` tokens, after a space or a newline if possible.
 
-        The parts joined are the text. A part has more tokens only if a single character has.
+        The concatenated parts are the text. A part has more tokens only if a single character has more.
         """
         found: list[str] = []
         while True:
@@ -171,7 +171,7 @@ class TextEncoder:
             text = text[end:]
 
     def _beginning(self, text: str, max_tokens: int) -> tuple[Any, bool]:
-        """Encode so much of `text` that it exceeds a budget; whether that is all of it."""
+        """Encode a beginning of `text` that exceeds a budget; return it, and True if it is the whole text."""
         most = (max_tokens + UNSTABLE_TOKENS) * self.longest_token
         size = CHARACTERS_PER_TOKEN * (max_tokens + UNSTABLE_TOKENS)
         while True:
@@ -182,7 +182,7 @@ class TextEncoder:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Maximum number of characters that one token stands for."""
+        """Maximum number of characters of one token."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def _encode_whole(self, text: str) -> tuple[int, ...]:
@@ -196,14 +196,14 @@ class TextEncoder:
 
     @functools.cached_property
     def _breaking_backend(self) -> Any:
-        """The same tokenizer, which leaves breaks out once it has looked for added tokens; made when it is needed."""
+        """Copy of the tokenizer that drops breaks after it has looked for added tokens; made on first use."""
         backend = Tokenizer.from_str(self._backend.to_str())
         others = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([normalizers.Replace(BREAK, ""), *others])
         return backend
 
     def _pieces_are_independent(self) -> bool:
-        """Return True if text around an added token is encoded as if alone (not so with prefix spaces or strips)."""
+        """Return True if added tokens do not affect the encoding of text around them (by prefix spaces or strips)."""
         if self._split is None:
             return False
         probes = [f"{left}{name}{right}" for name in self._added for left, right in (("a\n", "\nb "), ("a ", " b\n"))]
@@ -212,17 +212,17 @@ class TextEncoder:
 
 
 ToolSchema = Mapping[str, Any]
-"""A tool as chat templates read it: ``{"type": "function", "function": {...}}``."""
+"""Schema of a tool for chat templates: ``{"type": "function", "function": {...}}``."""
 
 
 CHAT_TEMPLATES = Path(__file__).parent / "chat_templates"
 
 
 def find_chat_template(name: str) -> str:
-    """Return the name of a shipped chat template as it is, and that of a file as an absolute path.
+    """Return the name of a shipped chat template unchanged, or the absolute path of a file.
 
     Raises:
-        UsageError: there is none, or it cannot be read.
+        UsageError: the template does not exist or cannot be read.
     """
     read_chat_template(name)
     return name if (CHAT_TEMPLATES / f"{name}.jinja").is_file() else str(Path(name).expanduser().resolve())
@@ -234,10 +234,10 @@ def shipped_chat_templates() -> list[str]:
 
 
 def read_chat_template(name: str) -> str:
-    """Read a chat template: one that is shipped, by its name, or a file.
+    """Read a shipped chat template by its name, or a file.
 
     Raises:
-        UsageError: there is none, or it cannot be read.
+        UsageError: the template does not exist or cannot be read.
     """
     shipped = shipped_chat_templates()
     path = CHAT_TEMPLATES / f"{name}.jinja" if name in shipped else Path(name).expanduser()
@@ -245,22 +245,22 @@ def read_chat_template(name: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            "there is no such chat template",
+            "chat template not found",
             got=f"model.chat_template {name} ({error})",
             expected=f"a Jinja file, or one of {', '.join(shipped)}",
         ) from error
 
 
 class ChatTemplate:
-    """Renders messages as text.
+    """Chat template, which renders messages as text.
 
     Args:
-        tokenizer: It renders.
-        options: Variables that the template reads, such as ``enable_thinking``.
-        images: Whether the model reads images: the template is then given the parts of a message's content.
-        reasoning_key: Under which name the template looks for a message's thinking.
-        opening: Put before the template.
-        source: The template; otherwise the tokenizer's.
+        tokenizer: Tokenizer that renders the template.
+        options: Variables for the template, such as ``enable_thinking``.
+        images: The model reads images, so the template gets the parts of a message's content.
+        reasoning_key: Field of a message in which the template looks for its thinking.
+        opening: Text before the template.
+        source: Template; the tokenizer's by default.
 
     Raises:
         TemplateError: the tokenizer has no chat template.
@@ -283,17 +283,17 @@ class ChatTemplate:
         self.source: str = source if source is not None else choose_chat_template(tokenizer)
         self._whole = opening + self.source
         self.guard: ContentGuard | None = None
-        """Guards all that the template is given; it is set once the control tokens are known."""
+        """Guard of all texts for the template; set once the control tokens are known."""
         self.json_arguments = False
-        """Arguments of tool calls are passed as JSON text; the renderer sets it, which knows how ids of calls look."""
+        """True to pass arguments of tool calls as JSON text; the renderer, which knows the call ids, sets it."""
         self._has_system_role = self._accepts_system()
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
     ) -> str:
-        """Return the text of a conversation, with the header of the next answer if `generation_prompt`.
+        """Render the text of a conversation, with the header of the next answer if `generation_prompt`.
 
-        Control tokens that the messages spell have a `BREAK`: encode the text with it, and read it `unbroken`.
+        Control tokens in the messages contain a `BREAK`: encode the text with it, and use `unbroken` to read it.
 
         Raises:
             TemplateError: the template refuses these messages.
@@ -325,7 +325,7 @@ class ChatTemplate:
             raise TemplateError(
                 f"the chat template refuses messages with roles {', '.join(m.role for m in messages)}",
                 got=f"{type(error).__name__}: {error}",
-                hint="use an agent loop whose messages the model's template knows (react_text needs only user turns)",
+                hint="use an agent loop whose messages the template accepts (react_text needs only user turns)",
             ) from error
         return text
 
@@ -338,7 +338,7 @@ class ChatTemplate:
 
 
 def fold_system(messages: Sequence[Message]) -> Sequence[Message]:
-    """Put a leading system message at the head of the first user message, for templates without a system role."""
+    """Move a leading system message into the first user message, for templates without a system role."""
     if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
         return messages
     opening, content = f"{messages[0].text}\n\n", messages[1].content
@@ -354,7 +354,7 @@ def _row(message: Message, *, images: bool) -> dict[str, Any]:
         return row
     if not images:
         raise TemplateError(
-            "a message holds an image, and the model reads text only",
+            "a message contains an image, but the model reads only text",
             expected="text",
             hint="give the environment text observations, or train a vision-language model (docs/concepts/vision.md)",
         )
@@ -368,7 +368,7 @@ _NEIGHBOURS = 6
 
 
 def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
-    """Number of leading items (tokens, characters) that two sequences share."""
+    """Return the number of leading items (tokens, characters) that two sequences share."""
     differing = first_difference(first, second)
     return min(len(first), len(second)) if differing is None else differing
 
@@ -377,7 +377,7 @@ def require_prefix(sequence: TokenSequence, length: int, sent_ids: Sequence[int]
     """Check that `sent_ids` are exactly the first `length` tokens of the ledger.
 
     Raises:
-        LedgerError: They are not; shows the first differing token, its neighbours and the cause.
+        LedgerError: They are not; the message has the first differing token, its neighbours and the cause.
     """
     expected = sequence.ids_list()[:length]
     sent = list(sent_ids)
@@ -411,9 +411,9 @@ def _neighbours(ids: Sequence[int], at: int, encoder: TextEncoder) -> str:
 
 def _cause(expected: Sequence[int], sent: Sequence[int], encoder: TextEncoder) -> str:
     if sent[: len(expected)] == expected:
-        return "tokens were sent that the ledger does not hold; they must be written to it first"
+        return "tokens were sent that the ledger does not contain; write them to the ledger first"
     if expected[: len(sent)] == sent:
-        return "the end of the prompt was left out; was it cut to the engine's context?"
+        return "the end of the prompt is missing; was it cut to the engine's context?"
     if encoder.decode(sent) == encoder.decode(expected):
-        return "the same text in other tokens: it was decoded and encoded again on the way"
+        return "the same text in other tokens: it was decoded and encoded again"
     return "another text: the history was rewritten, or another sequence was sent; use fork for a rewritten history"

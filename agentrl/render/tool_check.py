@@ -1,7 +1,7 @@
-"""Finds, before a run starts, chat templates that leave out tools or calls.
+"""Check, before a run starts, for chat templates that omit tools or calls.
 
-Such a template raises no error: the model never sees the tools it is told to call (Llama 3 and DeepSeek V3 as they were
-published), or a demonstrated call becomes an empty answer (the first template of Kimi K2).
+Such a template raises no error: the model never sees the tools that it should call (the published templates of Llama 3
+and DeepSeek V3), or a demonstrated call becomes an empty answer (the first template of Kimi K2).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def check_tools_shown(
     """Check that a prompt names every tool.
 
     Args:
-        renderer: Of the run's model.
-        tools: The tools that are offered.
-        messages: The first messages of a conversation.
+        renderer: Renderer of the run's model.
+        tools: Offered tools.
+        messages: First messages of a conversation.
 
     Raises:
         TemplateError: A tool's name is not in the prompt, or the template refuses the tools.
@@ -39,10 +39,10 @@ def check_tools_shown(
 
 
 def check_calls_shown(renderer: Renderer) -> None:
-    """Check that an answer that calls a tool shows the call, in a form that the model's tool-call parser reads.
+    """Check that an answer with a tool call shows the call in a form that the model's parser reads.
 
     Raises:
-        TemplateError: The call's name or arguments are left out, or the parser does not read the call back.
+        TemplateError: The call's name or arguments are missing, or the parser does not read the call.
     """
     call = ToolCall(name=PROBE_NAME, arguments=PROBE_ARGUMENTS, id=renderer.call_id(PROBE_NAME, 0))
     thought = "it is cold here" if renderer.thinks else None
@@ -52,7 +52,7 @@ def check_calls_shown(renderer: Renderer) -> None:
     ids = renderer.demonstration(text)
     if renderer.stop_token_ids & {*ids[:-1]}:
         raise TemplateError(
-            "the chat template ends the turn of an answer that calls a tool before the answer's end",
+            "the chat template ends the turn before the end of an answer with tool calls",
             got=repr(text),
             expected="one end of turn, after the calls",
             hint=renderer.ways_around_tools,

@@ -1,4 +1,4 @@
-"""What the sampled tokens of an answer say: where a stop text ends it, and the text and log-probability of each."""
+"""Sampled tokens of an answer: the position of a stop text, valid log-probabilities, and the text of each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.render.progress import REPLACEMENT
 
 
 def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
-    """Return how many of the tokens it takes to complete one of the stop texts; ``None`` if none is among them."""
+    """Return the number of tokens up to the end of the first stop text; ``None`` if the answer contains none."""
 
     def is_complete(tokens: int) -> bool:
         text = decode(ids[:tokens])
@@ -27,22 +27,22 @@ def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence
 
 
 ROUNDING = 5e-6
-"""Log-probabilities above 0 by at most this are those of certain tokens: float32 rounds the difference of two logits of
-up to 64 by this much."""
+"""Maximum rounding error above 0 of the log-probability of a certain token: float32 rounds the difference of two logits
+of up to 64 by this much."""
 
 
 def checked_logprobs(generation: Generation, request_id: str) -> Generation:
-    """Return an answer whose log-probabilities are 0 at most; rounding above 0 becomes 0.
+    """Return an answer whose log-probabilities are at most 0; rounding errors above 0 become 0.
 
     Raises:
-        EngineError: one is not a number, infinite, or above 0 by more than rounding.
+        EngineError: a log-probability is NaN, infinite, or above 0 by more than `ROUNDING`.
     """
     for token, logprob in zip(generation.token_ids, generation.logprobs, strict=False):
         if not -math.inf < logprob <= ROUNDING:
             raise EngineError(
                 f"the engine's answer to request {request_id} cannot be trained on",
                 got=f"log-probability {logprob} of token {token}",
-                expected="a number of 0 at most",
+                expected="a number of at most 0",
                 hint="the engine must return the natural logarithm of each sampled token's probability"
                 if logprob > 0
                 else None,
@@ -53,19 +53,20 @@ def checked_logprobs(generation: Generation, request_id: str) -> Generation:
 
 
 RECENT = 8
-"""Tokens that are decoded with a token to find its own text: some tokenizers begin a text in another way."""
+"""Number of tokens that are decoded together to find the text of the last one, because some tokenizers decode the first
+token of a text differently."""
 
 
 def content_logprobs(
     ids: Sequence[int], logprobs: Sequence[float], content: str, decode: Callable[[Sequence[int]], str]
 ) -> tuple[TokenLogprob, ...]:
-    """Return the sampled tokens that an answer's content consists of, without thinking, calls and stop tokens.
+    """Return the sampled tokens of an answer's content, without thinking, calls and stop tokens.
 
     Args:
-        ids: The whole answer.
-        logprobs: Of its tokens.
-        content: A piece of its text; the last one counts, if there are several.
-        decode: Gives the text of tokens.
+        ids: Token ids of the whole answer, ``[num_tokens]``.
+        logprobs: Log-probabilities of these tokens, ``[num_tokens]``.
+        content: Text of the content; its last occurrence in the answer counts.
+        decode: Decodes token ids to text.
     """
     pieces = []
     for end in range(1, len(ids) + 1):

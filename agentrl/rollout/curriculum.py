@@ -1,16 +1,17 @@
-"""Difficulty pools: what is nearly always or hardly ever solved is played less often.
+"""Curriculum: difficulty pools, and horizons that grow.
 
-Whether a task is easy or hard is judged by the mean of a Beta posterior over its success rate, from a uniform prior,
-with evidence that fades as the policy changes. After s successes in n tries, d steps ago,
+Tasks that are nearly always or hardly ever solved are played less often. The estimate of a task's success rate is the
+mean of a Beta posterior with a uniform prior, whose counts fade as the policy changes. After s successes in n tries, d
+steps ago,
 
     rate = (1 + s f) / (2 + n f),    f = 2^(-d / half_life)
 
 The mean of the posterior is Laplace's rule of succession (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.1):
-a task that was never played has 1/2, and eight failures of eight make 1/10, not 0. Fading counts are the temporal
-discount of MoPPS (Qu et al. 2025, arXiv 2507.04632, section 3), by training step instead of by update, so that what has
-not been played for long returns to 1/2 and is tried again.
+the rate of a task that was never played is 1/2, and that of a task with eight failures in eight tries is 1/10, not 0.
+Fading counts are the temporal discount of MoPPS (Qu et al. 2025, arXiv 2507.04632, section 3), by training step instead
+of by update: the rate of a task that has not been played for long returns to 1/2, and the task is tried again.
 
-Horizons grow: episodes of few turns first, and of more once a step is reached or enough of them succeed.
+A horizon limits the turns of episodes. It grows at given training steps, or when enough episodes succeed.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from agentrl.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """Successes of one group at its task."""
+    """Number of successes of one group at its task."""
 
     position: int
     environment: str
     task_id: str
     task_type: str | None
     horizon: int | None
-    """Turns allowed; ``None`` without a curriculum of horizons."""
+    """Maximum number of turns; ``None`` without a curriculum of horizons."""
     episodes: int
-    """Trainable episodes."""
+    """Number of trainable episodes."""
     tries: int
-    """Episodes that report success or failure."""
+    """Number of episodes that report success or failure."""
     successes: int
 
     def check_reported(self, setting: str) -> None:
         """Raise a `UsageError` if the environment does not report success, which `setting` needs."""
         if self.episodes and not self.tries:
             raise UsageError(
-                f"the environment of task {self.task_id} does not tell whether a task is solved",
+                f"the environment of task {self.task_id} does not report success",
                 expected='info["success"] at the end of an episode',
                 hint=f"remove {setting}",
             )
 
 
 Key: TypeAlias = tuple[str, str]
-"""An environment's label, and what is judged within it: a task id, a type, or nothing."""
+"""Label of an environment, and what its pools distinguish: a task id, a task type, or an empty text."""
 
 
 class Pool(enum.StrEnum):
@@ -64,30 +65,30 @@ class Pool(enum.StrEnum):
     EASY = "easy"
     HARD = "hard"
     OPEN = "open"
-    """In between, or not known yet: always played."""
+    """Between the others, or not known yet: always played."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuccessEstimate:
-    """Faded counts as they were after a training step."""
+    """Faded counts of successes and tries after a training step."""
 
     successes: float = 0.0
     tries: float = 0.0
     step: int = 0
 
-    def faded(self, step: int, half_life: float) -> SuccessEstimate:
-        """Return the counts at a later step."""
+    def fade_to(self, step: int, half_life: float) -> SuccessEstimate:
+        """Return the counts at a later step; they halve every `half_life` steps."""
         factor = 2.0 ** (-(step - self.step) / half_life)
         return SuccessEstimate(self.successes * factor, self.tries * factor, step)
 
     @property
     def rate(self) -> float:
-        """Mean of the posterior over the success rate."""
+        """Posterior mean of the success rate."""
         return (1.0 + self.successes) / (2.0 + self.tries)
 
 
 class Pools:
-    """Success rates of tasks, types or environments, and which of them are played next."""
+    """Success rates of tasks, task types or environments, and the decision which of them to play."""
 
     def __init__(self, settings: PoolsConfig, *, seed: int) -> None:
         self.settings = settings
@@ -96,17 +97,17 @@ class Pools:
         self._evidence: dict[Key, SuccessEstimate] = {}
 
     def plays(self, environment: str, task: Task | None, turn: int) -> bool:
-        """Decide whether to play a drawn task: always when its pool is open, else with probability ``revisit``."""
+        """Return True if a drawn task is played: always if its pool is open, else with probability ``revisit``."""
         if self.pool_of(self.key(environment, task)) is Pool.OPEN:
             return True
         return random.Random(f"{self._seed}/revisit/{environment}/{turn}").random() < self.settings.revisit
 
     def pool_of(self, key: Key) -> Pool:
-        """Return the pool in which something is now."""
+        """Return the current pool of a key."""
         evidence = self._evidence.get(key)
         if evidence is None:
             return Pool.OPEN
-        rate = evidence.faded(self.step, self.settings.half_life).rate
+        rate = evidence.fade_to(self.step, self.settings.half_life).rate
         if rate > self.settings.easy_above:
             return Pool.EASY
         return Pool.HARD if rate < self.settings.hard_below else Pool.OPEN
@@ -120,24 +121,24 @@ class Pools:
         if task.type is None:
             raise UsageError(
                 f"task {task.id} of environment {task.environment} has no type",
-                expected="tasks that say their type",
+                expected="a type for each task",
                 hint="set curriculum.pools.by=task",
             )
         return environment, task.type
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """Count the groups of a training step that is complete."""
+        """Count the groups of a complete training step."""
         self.step += 1
         for outcome in outcomes:
             outcome.check_reported("curriculum.pools")
             key = self._key_of(outcome)
-            before = self._evidence.get(key, SuccessEstimate()).faded(self.step, self.settings.half_life)
+            before = self._evidence.get(key, SuccessEstimate()).fade_to(self.step, self.settings.half_life)
             self._evidence[key] = SuccessEstimate(
                 before.successes + outcome.successes, before.tries + outcome.tries, self.step
             )
 
     def sizes(self) -> dict[Pool, int]:
-        """Return how many of the played keys are in each pool now."""
+        """Return the number of played keys in each pool."""
         counts = Counter(map(self.pool_of, self._evidence))
         return {pool: counts[pool] for pool in Pool}
 
@@ -146,42 +147,43 @@ class Pools:
         return outcome.environment, by[self.settings.by]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`: plain JSON types, exact."""
+        """Return the exact state for `load_state_dict` in plain JSON types."""
         rows = [[*key, found.successes, found.tries, found.step] for key, found in self._evidence.items()]
         return {"step": self.step, "evidence": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where others were saved."""
+        """Restore the state that `state_dict` returned."""
         self.step = state["step"]
         self._evidence = {(label, key): SuccessEstimate(*numbers) for label, key, *numbers in state["evidence"]}
 
 
 class Horizon:
-    """Turns of the next episodes of each environment.
+    """Maximum number of turns of the next episodes of each environment.
 
-    By success an environment reaches the next stage when, over the last ``over_steps`` training steps in which it was
-    played at its present one, successes / episodes exceeds ``success_above``. It then counts anew, and never goes back.
+    If the horizon grows by success, an environment reaches the next stage when successes / tries exceeds
+    ``success_above`` over the last ``over_steps`` training steps in which it was played at its present stage. The
+    counts then restart at 0. An environment never returns to an earlier stage.
     """
 
     def __init__(self, settings: HorizonConfig) -> None:
         self.settings = settings
         self._stage: dict[str, int] = defaultdict(int)
         self._recent: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        """Successes and tries at the present stage, by training step."""
+        """Successes and tries at the present stage in each training step, by environment."""
 
     @property
     def wants_outcomes(self) -> bool:
-        """True if it grows by success."""
+        """True if the horizon grows by success."""
         return self.settings.at_steps is None
 
     def turns(self, environment: str, step: int) -> int:
-        """Turns of an episode that is started after `step` training steps."""
+        """Return the maximum number of turns of an episode that starts after `step` training steps."""
         steps = self.settings.at_steps
         stage = self._stage[environment] if steps is None else bisect.bisect_right(steps, step) - 1
         return self.settings.turns[stage]
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """Count the groups of a training step that is complete."""
+        """Count the groups of a complete training step."""
         if not self.wants_outcomes:
             return
         reported: dict[str, list[GroupOutcome]] = defaultdict(list)
@@ -203,11 +205,11 @@ class Horizon:
             self._recent[environment] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`: plain JSON types."""
+        """Return the state for `load_state_dict` in plain JSON types."""
         return {"stage": dict(self._stage), "recent": {name: list(counts) for name, counts in self._recent.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one was saved."""
+        """Restore the state that `state_dict` returned."""
         self._stage = defaultdict(int, state["stage"])
         recent = {name: [(solved, played) for solved, played in counts] for name, counts in state["recent"].items()}
         self._recent = defaultdict(list, recent)

@@ -1,7 +1,7 @@
-"""One environment where its code runs, and the check of what its `reset` and `step` return.
+"""Adapter of one environment, and the checks of what its `reset` and `step` return.
 
-The adapter is the same in the event loop, in a thread and in a worker process. `agentrl env check` refuses the same
-return values as runs do.
+The adapter runs next to the environment: in the event loop, in a thread or in a worker process. Runs and
+`agentrl env check` refuse the same return values.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from agentrl.tool import Tool, ToolResult
 LARGEST_OBSERVATION = 10_000_000
 """Maximum number of characters of an observation, over all its parts."""
 _COUNTS, _INNER = "steps_of_wrappers", "environment"
-"""Of snapshots of environments whose wrappers count steps."""
+"""Keys of the snapshots of environments whose wrappers count steps."""
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
 
 
 class WrongReturn(ValueError):
-    """An environment returned what it may not; the first argument says what, the text adds the next step."""
+    """Invalid return value of an environment; the first argument describes it, and the text adds the next step."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}. {_NEXT_STEP}"
 
 
 def checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
-    """Check what `reset` returned, or raise `WrongReturn`."""
+    """Check what `reset` returned; raise `WrongReturn` if it is invalid."""
     observation, info = unpacked_pair(returned)
     _check_facts(info)
     return _checked_observation("reset", observation), info
 
 
 def checked_step(returned: object) -> StepResult:
-    """Check what `step` returned, and make its reward and flags plain numbers; or raise `WrongReturn`."""
+    """Check what `step` returned and convert its reward and flags to plain Python types; raise `WrongReturn`."""
     result = unpacked_step(returned)
     _check_components(result.info.get("reward_components", {}))
     _check_facts(result.info)
@@ -59,16 +59,17 @@ def checked_step(returned: object) -> StepResult:
 
 
 def unpacked_pair(returned: object) -> tuple[Any, Mapping[str, Any]]:
-    """Unpack observation and info of `reset`, or raise `WrongReturn`; only the pair itself is checked."""
+    """Unpack observation and info of `reset`; raise `WrongReturn` if it did not return a pair with a dictionary."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
         raise _wrong("reset", returned, "(observation, info dictionary)")
     return returned
 
 
 def unpacked_step(returned: object) -> StepResult:
-    """Unpack the five values of `step` by name, or raise `WrongReturn`.
+    """Unpack the five values of `step` by name.
 
-    Only their number, the info's type and the reward's type are checked.
+    Raises:
+        WrongReturn: their number, the info's type or the reward's type is wrong. Nothing else is checked.
     """
     if not isinstance(returned, tuple):
         raise _wrong("step", returned, f"({_STEP_FIELDS})")
@@ -129,27 +130,27 @@ def _checked_reward(reward: object) -> float:
 
 def _wrong(what: str, got: object, expected: str) -> WrongReturn:
     shown = f"{type(got).__name__} {shortened(got)}"
-    return WrongReturn(f"{what} is not what an environment may return: got {shown}, expected {expected}")
+    return WrongReturn(f"{what} is invalid: got {shown}, expected {expected}")
 
 
 LONGEST_SAMPLE = 256
-"""Maximum length of a text space whose samples random play takes as they are."""
+"""Maximum length in characters of a text space whose samples random play uses unchanged."""
 RANDOM_CHARACTERS = 32
-"""Maximum length of a random action in a text space that allows more than `LONGEST_SAMPLE` characters."""
+"""Maximum length in characters of a random action in a text space that allows more than `LONGEST_SAMPLE`."""
 
 
 class EnvAdapter:
     """Adapter of one environment: makes it, calls it, and checks what it returns.
 
-    All methods are coroutines so that synchronous and asynchronous environments share them; with a synchronous one
-    they never suspend.
+    All methods are coroutines, for synchronous and asynchronous environments alike; with a synchronous environment they
+    never suspend.
     """
 
     def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
         self.env: AnyEnv = make(**options)
         self._expert: Expert | None = None
-        self._put_off: str | None = None
-        """The expert's action that waits while a mistake is made."""
+        self._deferred_action: str | None = None
+        """Action of the expert that follows after a mistake."""
         self._random: random.Random | None = None
 
     @property
@@ -158,15 +159,15 @@ class EnvAdapter:
         return isinstance(self.env, AsyncEnv)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `agentrl.remote.env_methods`: the adapter's own, else the environment's of this name."""
+        """Call a method of `agentrl.remote.env_methods`: the adapter's own, or else the environment's."""
         own = getattr(self, method, None)
         if own is not None:
             return await own(*arguments)
-        return await maybe_await(self._required(method)(*arguments))
+        return await maybe_await(self._require(method)(*arguments))
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
-        self._expert = self._random = self._put_off = None
+        self._expert = self._random = self._deferred_action = None
         returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
         observation, info = checked_pair(returned)
         return ResetResult(
@@ -178,8 +179,8 @@ class EnvAdapter:
         )
 
     async def snapshot(self) -> Any:
-        """Return the environment's state, with the steps that Gymnasium's `TimeLimit` has counted."""
-        inner = await maybe_await(self._required("snapshot")())
+        """Return the environment's state, including the step counts of Gymnasium's `TimeLimit` wrappers."""
+        inner = await maybe_await(self._require("snapshot")())
         counts = [layer._elapsed_steps for layer in _time_limits(self.env)]
         return {_COUNTS: counts, _INNER: inner} if counts else inner
 
@@ -189,7 +190,7 @@ class EnvAdapter:
         return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:
-        """List the actions that are accepted now; ``None`` when the environment does not tell."""
+        """List the actions that the environment accepts now; ``None`` if it cannot list them."""
         method = self._optional("admissible_actions")
         actions = None if method is None else await maybe_await(method())
         return None if actions is None else list(actions)
@@ -197,12 +198,12 @@ class EnvAdapter:
     async def expert_action(self, observation: Content, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
         """Ask the environment's own expert for its next action.
 
-        With probability `mistakes`, drawn with `seed`, that is a mistake, unless the last action was one or there is
-        none to make.
+        With probability `mistakes`, drawn with `seed`, the action is a mistake, unless the previous action was one or
+        the expert has none to make.
         """
         expert = self._expert or await self._begin_expert()
-        if self._put_off is not None:
-            action, self._put_off = self._put_off, None
+        if self._deferred_action is not None:
+            action, self._deferred_action = self._deferred_action, None
             return ExpertAction(text=action)
         action = str(await maybe_await(expert.act(observation)))
         rng = random.Random(seed)
@@ -216,17 +217,17 @@ class EnvAdapter:
                 )
             mistake = await maybe_await(cast("FallibleExpert", expert).mistake(rng))
             if mistake is not None:
-                self._put_off = action
+                self._deferred_action = action
                 return ExpertAction(text=str(mistake), is_mistake=True)
         return ExpertAction(text=action)
 
     async def tool_message(self, action: str) -> Message | None:
-        """Make the message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        """Return the message that takes a text action by calling the environment's tools; ``None`` without tools."""
         method = self._optional("tool_message")
         return None if method is None else cast("Message", await maybe_await(method(action)))
 
     async def random_action(self, seed: int) -> str:
-        """Draw a random admissible action; without a list of them, a sample of the action space."""
+        """Draw a random admissible action, or sample the action space if the environment cannot list actions."""
         actions = await self.admissible_actions()
         if actions is not None:
             if self._random is None:
@@ -238,28 +239,28 @@ class EnvAdapter:
         if self._random is None:
             self._random = random.Random(seed)
             space.seed(seed % 2**32)
-        return await sampled(space)
+        return await sample_text(space)
 
     async def expert(self) -> bool:
-        """Ask the environment for an expert, whom `expert_action` asks then; return whether it can make mistakes."""
+        """Request the environment's expert for later calls of `expert_action`; return True if it can make mistakes."""
         return hasattr(await self._begin_expert(), "mistake")
 
     async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
-        """Draw the expert's mistake in place of its last action; return it and the generator's state after it."""
+        """Draw a mistake in place of the expert's last action; return it and the generator's new state."""
         rng = restored_generator(random_state)
         mistake = await maybe_await(cast("FallibleExpert", self._expert).mistake(rng))
         version, numbers, gauss = rng.getstate()
         return None if mistake is None else str(mistake), [version, list(numbers), gauss]
 
     async def sample(self, seed: int | None) -> str:
-        """Sample the action space, seeded before unless `seed` is ``None``."""
+        """Sample the action space; seed it first unless `seed` is ``None``."""
         space = self._optional("action_space")
         if seed is not None:
             space.seed(seed)
-        return await sampled(space)
+        return await sample_text(space)
 
     async def action_hint(self) -> str:
-        """Return one line for the model; empty when the environment has none."""
+        """Return the line that tells the model what an action is; empty if the environment has none."""
         return str(self._optional("action_hint") or "")
 
     async def parts(self) -> frozenset[str]:
@@ -267,16 +268,16 @@ class EnvAdapter:
         return frozenset(part for part in OPTIONAL_PARTS if self._optional(part) is not None)
 
     async def restore(self, data: Any) -> str | None:
-        """Put a state back, and return its key."""
+        """Restore a snapshot, and return the key of its state."""
         if limits := _time_limits(self.env):
             for layer, count in zip(limits, data[_COUNTS], strict=True):
                 layer._elapsed_steps = count
             data = data[_INNER]
-        await maybe_await(self._required("restore")(data))
+        await maybe_await(self._require("restore")(data))
         return await self.state_key()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call one of the environment's tools; only for worker processes, others hold the tool itself."""
+        """Call one of the environment's tools; only worker processes use this, other callers hold the tool itself."""
         return await call_own_tool(next(tool for tool in self._optional("tools") if tool.name == name), arguments)
 
     async def close(self) -> None:
@@ -284,7 +285,7 @@ class EnvAdapter:
         await maybe_await(self.env.close())
 
     async def state_key(self) -> str | None:
-        """Return the key of the state now; ``None`` when the environment does not tell."""
+        """Return the key of the current state; ``None`` if the environment has no keys."""
         method = self._optional("state_key")
         return None if method is None else str(await maybe_await(method()))
 
@@ -292,13 +293,13 @@ class EnvAdapter:
         method = self._optional("expert")
         if method is None:
             raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
-        self._expert, self._put_off = cast("Expert", await maybe_await(method())), None
+        self._expert, self._deferred_action = cast("Expert", await maybe_await(method())), None
         return self._expert
 
     def _optional(self, name: str) -> Any:
         return optional_part(self.env, name)
 
-    def _required(self, name: str) -> Any:
+    def _require(self, name: str) -> Any:
         method = self._optional(name)
         if method is None:
             raise UsageError(f"the environment has no {name}()")
@@ -306,7 +307,7 @@ class EnvAdapter:
 
 
 def _time_limits(env: Any) -> list[Any]:
-    """Return the wrappers of an environment that count its steps, such as `gymnasium.wrappers.TimeLimit`."""
+    """Return the wrappers that count an environment's steps, such as `gymnasium.wrappers.TimeLimit`."""
     found = []
     while env is not getattr(env, "unwrapped", env):
         if "_elapsed_steps" in vars(env):
@@ -315,8 +316,8 @@ def _time_limits(env: Any) -> list[Any]:
     return found
 
 
-async def sampled(space: Any) -> str:
-    """Sample an action space as text: of a text space that allows very long texts, a short one."""
+async def sample_text(space: Any) -> str:
+    """Sample an action space as text; the sample is short if a text space allows very long texts."""
     least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
     if most <= LONGEST_SAMPLE:
         return str(await maybe_await(space.sample()))
@@ -325,10 +326,10 @@ async def sampled(space: Any) -> str:
 
 
 async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
-    """Call a tool next to its environment, for a policy that is elsewhere.
+    """Call a tool next to its environment, for a policy in another process.
 
     Raises:
-        ToolError: wrong arguments, or the tool failed: as if the policy had called it itself.
+        ToolError: the arguments are wrong, or the tool failed; the policy reads it.
         EnvironmentFailure: the environment is lost.
     """
     async with AsyncExitStack() as stack:

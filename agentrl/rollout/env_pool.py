@@ -1,11 +1,11 @@
-"""Environments of a run: made on demand, run where their code cannot hurt, and kept for the next episode.
+"""Pool of a run's environments: made on demand, isolated, and reused.
 
-Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at once. An environment whose
-episode ended well is reset and used again; after a failure it is thrown away.
+Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at a time. An environment is reused
+after an episode without a failure, and discarded after a failure.
 
-Blocking environments live in threads or worker processes, and stay in the one in which they were made. A worker runs
-calls one after another, each with a deadline that starts when its turn comes. A thread that hangs is abandoned and
-replaced; a process, for environments that crash, hang or hold the interpreter lock, is replaced when it dies.
+Blocking environments run in threads or worker processes, each in the one that made it. A worker runs calls one after
+another; the deadline of a call starts when the worker starts it. A thread that hangs is abandoned and replaced. Worker
+processes are for environments that crash, hang or hold the interpreter lock; a process that dies is replaced.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnvHandle:
-    """One environment as an episode sees it: coroutines with deadlines."""
+    """Environment of an episode; its methods are coroutines with deadlines."""
 
     def __init__(
         self, backend: EnvBackend, *, name: str, waits: WaitTracker, reset_timeout_s: float, step_timeout_s: float
@@ -71,14 +71,14 @@ class EnvHandle:
         self._task = "none"
         self._steps = 0
         self._longest_step_s = 0.0
-        self.borrower = "nobody"
-        """The id of the trajectory whose episode has it."""
+        self.borrower = "no episode"
+        """Id of the trajectory whose episode uses the environment."""
 
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
         self._task, self._steps, self._longest_step_s = task.id, 0, 0.0
         result = await self.call(RESET, task.seed, task.options)
-        self._longest_step_s = self._asked_step_s(result.info)
+        self._longest_step_s = self._requested_step_s(result.info)
         for tool in result.tools:
             if isinstance(tool, RemoteTool) and tool.remote is None:
                 tool.remote = lambda name, arguments: self.call(CALL_TOOL, name, arguments)
@@ -89,26 +89,26 @@ class EnvHandle:
         self._steps += 1
         return await self.call(STEP, action)
 
-    def _asked_step_s(self, info: Mapping[str, Any]) -> float:
-        """Return the seconds that the task's steps may take, where the environment says so."""
-        asked = info.get("step_timeout_s", 0.0)
-        if isinstance(asked, bool) or not isinstance(asked, int | float) or not 0 <= asked < math.inf:
+    def _requested_step_s(self, info: Mapping[str, Any]) -> float:
+        """Return the seconds that the environment requests for each step of the task; 0 if it requests none."""
+        requested = info.get("step_timeout_s", 0.0)
+        if isinstance(requested, bool) or not isinstance(requested, int | float) or not 0 <= requested < math.inf:
             raise EnvironmentFailure(
                 f'info["step_timeout_s"] of environment {self._name} cannot be used',
-                got=repr(asked),
+                got=repr(requested),
                 expected="seconds",
             )
-        return float(asked)
+        return float(requested)
 
     async def close(self) -> None:
-        """Release it; a failure is logged, for the episodes are over."""
+        """Release the environment; a failure is only logged, because its episodes are over."""
         try:
             await self.call(CLOSE)
         except AgentRLError as error:
             logger.warning("%s", error)
 
     async def call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
-        """Call a method of `agentrl.remote.env_methods`; its failures are `EnvironmentFailure`."""
+        """Call a method of `agentrl.remote.env_methods`; failures are raised as `EnvironmentFailure`."""
         name = method.name
         where = f"task {self._task}, step {self._steps}" if method is STEP else f"task {self._task}"
         what = f"{name} of environment {self._name} ({where})"
@@ -119,17 +119,18 @@ class EnvHandle:
 
 
 class EnvPool:
-    """Makes, lends, keeps and closes the environments of one run.
+    """Pool that makes, lends, reuses and closes the environments of one run.
 
     Args:
-        spec: What to make.
-        options: Keyword arguments of the factory, besides the spec's own.
-        isolation: Where blocking code runs; the spec's choice when left out. Environments whose methods are
-            coroutines run in the event loop unless they have worker processes.
-        workers: Threads or processes.
-        max_concurrent: Maximum number of environments lent at once.
-        reset_timeout_s: Deadline of making and resetting one.
-        step_timeout_s: Deadline of everything else.
+        spec: Environment to make.
+        options: Keyword arguments of the factory, in addition to the spec's own.
+        isolation: Isolation of blocking code; the spec's choice by default. Environments whose methods are coroutines
+            run in the event loop unless they have worker processes.
+        workers: Number of threads or processes.
+        max_concurrent: Maximum number of environments lent at a time.
+        reset_timeout_s: Deadline for making or resetting an environment.
+        step_timeout_s: Deadline for every other call.
+        waits: Registers the waits of episodes; a new tracker by default.
     """
 
     def __init__(
@@ -148,12 +149,12 @@ class EnvPool:
         self.waits = waits or WaitTracker()
         self._options = {**spec.options, **(options or {})}
         self.roles = spec.roles_under(self._options)
-        """The players that the runtime plays for the environments."""
+        """Roles of the environments that the runtime plays."""
         isolation = isolation or spec.isolation_under(self._options)
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s
-        self.belongings = AsyncExitStack()
-        """What is closed after the environments: what tools of the run hold."""
+        self.cleanup = AsyncExitStack()
+        """Resources that are closed after the environments, such as those of the run's tools."""
         self._free = asyncio.Semaphore(max_concurrent)
         self._idle: list[EnvHandle] = []
         self._turn = itertools.count()
@@ -167,7 +168,7 @@ class EnvPool:
     def from_config(
         cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: WaitTracker | None = None
     ) -> EnvPool:
-        """Make the pool of the config's ``environment`` section."""
+        """Make the pool that the config's ``environment`` section describes."""
         return cls(
             spec,
             options=config.options,
@@ -204,7 +205,7 @@ class EnvPool:
         for worker in self._workers:
             await worker.drain()
             await worker.close()
-        await self.belongings.aclose()
+        await self.cleanup.aclose()
 
     def _take_idle(self) -> EnvHandle | None:
         while self._idle:
@@ -234,17 +235,17 @@ class EnvPool:
 
 @dataclass(slots=True)
 class WorkerCall(Generic[W]):
-    """One call that waits for its turn."""
+    """Call in the queue of a worker."""
 
     work: W
     what: str
-    """What it does, for messages: ``"step of household (task 17)"``."""
+    """Description for messages, such as ``"step of household (task 17)"``."""
     deadline_s: float
     result: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class SerialWorker(ABC, Generic[W]):
-    """Runs jobs in the order in which they came; a job whose caller is cancelled still runs to its end or deadline."""
+    """Worker that runs jobs in order of submission; a started job runs to its end or deadline even if cancelled."""
 
     def __init__(self) -> None:
         self._jobs: deque[WorkerCall[W]] = deque()
@@ -256,14 +257,14 @@ class SerialWorker(ABC, Generic[W]):
 
     @abstractmethod
     async def stop(self, reason: str) -> None:
-        """Give up on what runs now; the next job gets a new thread or process."""
+        """Abandon the running job; the next job gets a new thread or process."""
 
     async def close(self) -> None:
         """Release the worker; nothing may be running."""
         await self.stop("it was stopped")
 
     async def submit(self, work: W, *, what: str, deadline_s: float) -> Any:
-        """Run `work` after everything submitted before it; its failures are `EnvironmentFailure`."""
+        """Run `work` after everything submitted before it; failures are raised as `EnvironmentFailure`."""
         job = WorkerCall(work, what, deadline_s)
         self._jobs.append(job)
         if self._pump is None or self._pump.done():
@@ -282,7 +283,7 @@ class SerialWorker(ABC, Generic[W]):
                 if is_addressed_to(pump, error):
                     raise
                 if not job.result.done():
-                    job.result.set_exception(_classified(job, error))
+                    job.result.set_exception(_environment_failure(job, error))
             else:
                 if not job.result.done():
                     job.result.set_result(outcome)
@@ -304,7 +305,7 @@ class SerialWorker(ABC, Generic[W]):
             await self._pump
 
 
-def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
+def _environment_failure(job: WorkerCall[W], error: BaseException) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
     failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error), hint=raised_in(error))
@@ -314,7 +315,7 @@ def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
 
 
 class EnvBackend(ABC):
-    """One environment, reachable from the event loop."""
+    """Access to one environment from the event loop."""
 
     @property
     @abstractmethod
@@ -323,7 +324,7 @@ class EnvBackend(ABC):
 
     @abstractmethod
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Call a method of the environment's `EnvAdapter`; failures are `EnvironmentFailure` and say `what` failed."""
+        """Call a method of the environment's `EnvAdapter`; failures are `EnvironmentFailure` and name `what` failed."""
 
 
 class InlineBackend(EnvBackend):
@@ -338,7 +339,7 @@ class InlineBackend(EnvBackend):
         return True
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Await the method itself."""
+        """Await the method in the event loop."""
         async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
             return await self._adapter.call(method, *arguments)
 
@@ -348,7 +349,7 @@ _Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | 
 
 
 class ThreadWorker(SerialWorker[Work]):
-    """Runs functions in one daemon thread, which starts with the first of them."""
+    """Worker that runs functions in one daemon thread, which starts with the first function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,14 +358,14 @@ class ThreadWorker(SerialWorker[Work]):
     async def make(
         self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
     ) -> EnvBackend:
-        """Make an environment in the thread; one whose methods are coroutines goes on in the event loop."""
+        """Make an environment in the thread; if its methods are coroutines, they run in the event loop."""
         adapter: EnvAdapter = await self.submit(
             functools.partial(EnvAdapter, factory, options), what=what, deadline_s=deadline_s
         )
         return InlineBackend(adapter) if adapter.is_async else ThreadBackend(self, adapter)
 
     async def execute(self, job: WorkerCall[Work]) -> Any:
-        """Hand the function to the thread and wait."""
+        """Run the function in the thread and wait for its result."""
         if self._inbox is None:
             self._inbox = SimpleQueue()
             threading.Thread(target=_serve, args=(self._inbox,), name="agentrl-environment", daemon=True).start()
@@ -373,14 +374,14 @@ class ThreadWorker(SerialWorker[Work]):
         return await done
 
     async def stop(self, reason: str) -> None:
-        """Let the thread end after what it does now."""
+        """Let the thread end after its current function."""
         if self._inbox is not None:
             self._inbox.put(None)
             self._inbox = None
 
 
 class ThreadBackend(EnvBackend):
-    """Backend in a thread; always the same one, for code that cares."""
+    """Backend in a thread; all calls run in the same thread."""
 
     def __init__(self, worker: ThreadWorker, adapter: EnvAdapter) -> None:
         self._worker = worker
@@ -389,7 +390,7 @@ class ThreadBackend(EnvBackend):
 
     @property
     def is_alive(self) -> bool:
-        """True if no call of it still runs somewhere."""
+        """True if no call is running, in particular none in an abandoned thread."""
         return not self._running
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
@@ -406,7 +407,7 @@ class ThreadBackend(EnvBackend):
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine that never suspends."""
+    """Return the result of a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
@@ -440,14 +441,14 @@ def _deliver(done: asyncio.Future[Any], result: Any, error: AgentRLError | None)
 
 
 class ProcessWorker(SerialWorker[WorkerMessage]):
-    """Talks to one process at a time, in which several environments live."""
+    """Worker with one process at a time, which several environments share."""
 
     def __init__(self) -> None:
         super().__init__()
         self._process: Process | None = None
         self._numbers = itertools.count()
         self._alive: set[int] = set()
-        """Numbers of the environments that were made in the present process."""
+        """Numbers of the environments in the present process."""
         self._last_words = "it was stopped"
 
     async def make(
@@ -467,7 +468,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         number, method, _ = job.work
         if method != MAKE and number not in self._alive:
             raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._last_words}")
-        message = _pickled(job)
+        message = _pickle_call(job)
         process = self._process or await self._start()
         try:
             reply = await _exchange(process, message)
@@ -477,14 +478,14 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         succeeded, value = reply
         if not succeeded:
             kind, text = value
-            is_for_its_reader = issubclass(kind, UsageError | ToolError)
-            raise kind(text if is_for_its_reader else f"{job.what} failed: {text}")
+            keeps_text = issubclass(kind, UsageError | ToolError)  # the user or the policy reads it
+            raise kind(text if keeps_text else f"{job.what} failed: {text}")
         if method == MAKE:
             self._alive.add(number)
         return value
 
     async def stop(self, reason: str) -> None:
-        """End the process; all its environments are lost with it."""
+        """End the process and all its environments."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -492,7 +493,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
         self._last_words = reason
         assert process.stdin is not None
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # the keeper kills what the environments started
+            os.killpg(process.pid, signal.SIGTERM)  # the keeper kills the processes that environments started
         process.stdin.close()
         await process.wait()
 
@@ -504,7 +505,7 @@ class ProcessWorker(SerialWorker[WorkerMessage]):
             str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in the trainer's terminal does not reach it
+            start_new_session=True,  # keeps Ctrl-C in the trainer's terminal from reaching it
         )
         assert self._process.stdin is not None
         self._process.stdin.write(pickle.dumps(sys.path))
@@ -520,7 +521,7 @@ class ProcessBackend(EnvBackend):
 
     @property
     def is_alive(self) -> bool:
-        """True if the process is still the one in which the environment was made."""
+        """True if the process that made the environment still runs."""
         return self._worker.is_alive(self._number)
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
@@ -528,15 +529,15 @@ class ProcessBackend(EnvBackend):
         return await self._worker.submit((self._number, method, arguments), what=what, deadline_s=deadline_s)
 
 
-def _pickled(job: WorkerCall[WorkerMessage]) -> bytes:
+def _pickle_call(job: WorkerCall[WorkerMessage]) -> bytes:
     try:
         return pickle.dumps(job.work)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise UsageError(
             f"{job.what} cannot run in a worker process",
             got=error,
-            expected="a factory, options and tasks that can be pickled, importable by name",
-            hint="move the environment into a module of its own, or set environment.isolation to thread",
+            expected="a factory, options and tasks that can be pickled and imported by name",
+            hint="move the environment into its own module, or set environment.isolation to thread",
         ) from error
 
 

@@ -1,8 +1,8 @@
-"""The program of a worker process: reads calls from standard input, writes replies to what was standard output.
+"""Program of a worker process: reads calls from standard input and writes replies to the original standard output.
 
-Whatever environments print goes to standard error. On Linux the program is two processes: a keeper, which is the one
-that the trainer started, and below it the worker, which runs the environments. When the trainer or the worker is gone,
-however it died, or at SIGTERM, the keeper kills everything that the environments started, in whatever session it is.
+Everything that environments print goes to standard error. On Linux the program consists of two processes: the keeper,
+which the trainer started, and its child, the worker, which runs the environments. When the trainer or the worker ends
+for any reason, or at SIGTERM, the keeper kills all processes that the environments started, in any session.
 
     python -m agentrl.rollout.env_worker_main TRAINER_PID
 """
@@ -37,43 +37,43 @@ from agentrl.sandbox.supervisor import (
 )
 
 WorkerMessage: TypeAlias = tuple[int, str, tuple[Any, ...]]
-"""Message to the process: the number of an environment, a method of its `EnvAdapter` or `MAKE`, and arguments."""
+"""Message to the process: number of an environment, method of its `EnvAdapter` or `MAKE`, arguments."""
 MAKE, UNREADABLE = "make", "unreadable"
 HEADER = struct.Struct("<Q")
-"""Length of the pickled reply that follows."""
+"""Format of the length in bytes of the pickled reply that follows."""
 LARGEST_REPLY = 256 * 2**20
-"""Maximum number of bytes of a pickled reply; a larger one is an error of the environment."""
+"""Maximum number of bytes of a pickled reply; a larger reply is an error of the environment."""
 REAP_MS = 10_000
-"""Milliseconds between two looks for dead processes that the environments left behind."""
+"""Milliseconds between two searches for dead processes that the environments left behind."""
 KILL_S = 10.0
-"""Seconds that killed processes get to vanish; one that hangs in the kernel is left to it."""
+"""Maximum number of seconds to wait for the end of killed processes; one may hang in the kernel."""
 
 
-class _Stopped(BaseException):
-    """The trainer sent SIGTERM."""
+class _StopSignal(BaseException):
+    """Signal SIGTERM from the trainer."""
 
 
 def main(trainer: int) -> None:
-    """Serve calls until standard input ends."""
+    """Serve calls until standard input ends; on Linux in a child process."""
     if sys.platform == "linux":
         fork_worker(trainer)
     serve()
 
 
 def fork_worker(trainer: int) -> None:
-    """Return in a new worker process; this process stays its keeper, and exits with the worker's code."""
+    """Fork a worker process, in which this function returns; this process becomes the keeper and never returns."""
     keeper = os.getpid()
     signal.signal(signal.SIGTERM, _stop)
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    watched = os.pidfd_open(trainer)
+    trainer_fd = os.pidfd_open(trainer)
     if os.getppid() != trainer:
         os._exit(1)
     worker = os.fork()
     if worker:
-        _keep(worker, watched)
+        _keep(worker, trainer_fd)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.close(watched)
+    os.close(trainer_fd)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != keeper:
@@ -81,11 +81,11 @@ def fork_worker(trainer: int) -> None:
 
 
 def _keep(worker: int, trainer: int) -> NoReturn:
-    """Wait until the worker or the trainer is gone, or for SIGTERM; then kill what is left and exit."""
+    """Wait until the worker or the trainer ends, or for SIGTERM; then kill the remaining processes and exit."""
     code: int | None = None
-    with contextlib.suppress(_Stopped):
+    with contextlib.suppress(_StopSignal):
         nothing = os.open(os.devnull, os.O_RDWR)
-        os.dup2(nothing, 0)  # the pipes are the worker's alone
+        os.dup2(nothing, 0)  # only the worker uses the pipes
         os.dup2(nothing, 1)
         poll = select.poll()
         for descriptor in (trainer, os.pidfd_open(worker)):
@@ -97,7 +97,7 @@ def _keep(worker: int, trainer: int) -> NoReturn:
         left = processes_below({os.getpid()}, process_parents()) - {os.getpid()}
         if not left:
             break
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that nothing forks any more
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stop first, so that no process can fork
             for process in left:
                 send_signal(process, number)
         time.sleep(0.005)
@@ -117,13 +117,13 @@ def _reap(worker: int) -> int | None:
 
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise _Stopped
+    raise _StopSignal
 
 
 def serve() -> None:
     """Serve calls until standard input ends."""
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # environments that read or print must not meet the pipes
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # environments that read or print must not touch the pipes
     os.dup2(2, 1)
     sys.path[:] = pickle.load(calls)
     inbox: SimpleQueue[WorkerMessage] = SimpleQueue()
@@ -149,7 +149,7 @@ async def _serve(adapters: dict[int, EnvAdapter], message: WorkerMessage) -> tup
         return True, await _perform(adapters, message)
     except AgentRLError as error:
         return False, (type(error), str(error))
-    except BaseException as error:  # nobody cancels or interrupts this process: it is the environment's own
+    except BaseException as error:  # nothing cancels or interrupts this process, so the environment raised it
         return False, (EnvironmentFailure, described_error(error))
 
 
@@ -172,10 +172,10 @@ def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
     try:
         message = pickle.dumps(reply)
     except BaseException as error:
-        text = f"what it returned cannot be sent to the runtime: {described_error(error)}"
+        text = f"the returned value cannot be sent to the runtime: {described_error(error)}"
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     if len(message) > LARGEST_REPLY:
-        text = f"what it returned has {len(message):,} bytes, expected at most {LARGEST_REPLY:,}"
+        text = f"the returned value has {len(message):,} bytes, expected at most {LARGEST_REPLY:,}"
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()

@@ -1,7 +1,7 @@
-"""Roles that an environment names and the runtime plays for it, such as a simulated user.
+"""Roles that an environment names and the runtime plays, such as a simulated user.
 
-The agent's loop knows nothing of them: they speak within `Episode.reset` and `Episode.step`. What they say is recorded
-and never trained; their turns are none of the agent's budget of turns.
+The agent's loop does not see them: they answer within `Episode.reset` and `Episode.step`. Their answers are recorded
+but never trained, and do not count against the agent's budget of turns.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from agentrl.errors import EngineError, EnvironmentFailure, UsageError
 from agentrl.message import Content, Message, system, user
 
 ATTEMPTS = 3
-"""Answers of which one has to say something."""
+"""Maximum number of empty answers in a row."""
 MAX_IN_A_ROW = 16
-"""Answers of such roles between two of the agent's."""
+"""Maximum number of answers of these roles between two turns of the agent."""
 INSTRUCTIONS = "instructions"
 _OPTIONS = TurnOptions(trained=False, for_environment=True)
 
 
 class EnvironmentRoles:
-    """The conversations of these roles in one episode.
+    """Conversations of an environment's roles in one episode.
 
     Args:
-        environment: Name, for messages.
-        roles: By name.
-        open: Starts the conversation of one of them.
+        environment: Name of the environment, for messages.
+        roles: Roles by name.
+        open: Starts the conversation of a role.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class EnvironmentRoles:
         self._in_a_row = 0
 
     def take_instructions(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep what the info of `reset` tells these roles alone; return the rest, for everybody.
+        """Take the instructions of these roles out of the info of `reset`; return the other entries.
 
         Raises:
-            EnvironmentFailure: the instructions are no texts by name.
-            UsageError: some are for a player whom the spec does not name.
+            EnvironmentFailure: the instructions are not texts by role name.
+            UsageError: some instructions are for a player that the spec does not name.
         """
         given = info.get(INSTRUCTIONS, {})
         if not isinstance(given, Mapping) or not all(isinstance(text, str) for text in given.values()):
@@ -60,29 +60,29 @@ class EnvironmentRoles:
             )
         if unknown := [name for name in given if name not in self.roles]:
             raise UsageError(
-                f"environment {self._environment} has instructions for {unknown[0]}, whom the runtime does not play",
+                f"environment {self._environment} has instructions for {unknown[0]}, which the runtime does not play",
                 got=", ".join(self.roles) or "no roles",
-                expected=f"roles_of of its EnvironmentSpec to name {unknown[0]}",
+                expected=f"roles_of in its EnvironmentSpec to include {unknown[0]}",
             )
         self._instructions = dict(given)
         return {name: value for name, value in info.items() if name != INSTRUCTIONS}
 
-    def agents_turn(self) -> None:
-        """Count from here: the agent has acted."""
+    def note_agent_turn(self) -> None:
+        """Reset the count of answers in a row: the agent has acted."""
         self._in_a_row = 0
 
     async def speak(self, name: str, observation: Content) -> str:
-        """Let a role answer what it reads.
+        """Let a role answer an observation.
 
         Raises:
-            EpisodeEnd: the time of the episode is over, or the role's conversation is full.
-            EngineError: its engine failed, or says nothing.
-            EnvironmentFailure: the environment never comes back to the agent.
+            EpisodeEnd: the episode's time is over, or the role's conversation is full.
+            EngineError: the role's engine failed, or gave only empty answers.
+            EnvironmentFailure: the environment asked its roles too often without a turn of the agent.
         """
         self._in_a_row += 1
         if self._in_a_row > MAX_IN_A_ROW:
             raise EnvironmentFailure(
-                f"environment {self._environment} asks role {name} again and again",
+                f"environment {self._environment} asks role {name} repeatedly without a turn of the agent",
                 got=f"{MAX_IN_A_ROW} answers in a row",
                 expected="a turn of the agent",
             )
@@ -94,9 +94,9 @@ class EnvironmentRoles:
                 return answer.text
             self._conversations[name] = self._conversations[name].fork(self._said[name])
         raise EngineError(
-            f"role {name} of environment {self._environment} says nothing",
+            f"role {name} of environment {self._environment} gave no answer",
             got=f"{ATTEMPTS} empty answers",
-            expected="words",
+            expected="text",
             hint=f"try another model for agent.roles.{name}, a temperature above 0, or more tokens for its answers",
         )
 

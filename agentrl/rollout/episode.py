@@ -1,4 +1,4 @@
-"""One episode: what an agent loop may use, with budgets, deadlines and bookkeeping behind it."""
+"""The runtime's episode: what an agent loop uses, with budgets, deadlines and records."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class RuntimeEpisode(Episode):
-    """The runtime's `Episode`; `spec` has the instructions that the config may have replaced."""
+    """The runtime's `Episode`; the instructions in `spec` may come from the config."""
 
     def __init__(
         self,
@@ -80,24 +80,24 @@ class RuntimeEpisode(Episode):
         self.player: str | None = None
         self.players: Mapping[str, str] = {}
         self._role_policies = role_policies or {}
-        self._others = EnvironmentRoles(spec.name, environment_roles or {}, self._open_for_environment)
-        self._unheard: EpisodeEnd | AgentRLError | None = None
-        """Why a role of the environment's has not answered."""
+        self._environment_roles = EnvironmentRoles(spec.name, environment_roles or {}, self._open_for_environment)
+        self._role_error: EpisodeEnd | AgentRLError | None = None
+        """Exception that kept a role of the environment from answering."""
         self._stepping = asyncio.Lock()
         self.action_hint = ""
         self.goal: str | None = None
         self.observation: Content = ""
         self.last_result: StepResult | None = None
         self.info: dict[str, Any] = {}
-        """Info of reset and steps, newest values."""
+        """Newest values of the info of reset and steps."""
         self.tool_reward = 0.0
-        """Rewards of tools, without the environment's."""
+        """Sum of the rewards of configured tools, without those of the environment's own tools."""
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
         self._shots = shots
         opens_with_task = task.messages and loop.opens_with_task and not self.roles
         self._history = task.messages[:-1] if opens_with_task else None
-        """Messages of the task before its last, where conversations begin with them."""
+        """Messages of the task before its last one, if conversations begin with them."""
         self._opened = EpisodeTools(
             turns, tool_limits, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
         )
@@ -108,19 +108,19 @@ class RuntimeEpisode(Episode):
         self.tools = {**self._configured, **self._own_tools(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
         if not (self.action_hint or self.spec.answer_format or self.task.prompt or result.tools):
-            _warn_of_silence(self.spec.name)
+            _warn_without_instructions(self.spec.name)
         goal = result.info.get("goal")
         self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
-        self.info.update(self._others.take_instructions(result.info))
+        self.info.update(self._environment_roles.take_instructions(result.info))
         players = result.info.get("players", ())
-        self.player_names = tuple(name for name in players if name not in self._others.roles)
+        self.player_names = tuple(name for name in players if name not in self._environment_roles.roles)
         self.player = result.info.get("player")
         self.observation = result.observation
         opened = StepResult(
             observation=result.observation, reward=0.0, terminated=False, truncated=False, info=result.info
         )
-        first = await self._let_others_speak(opened, None)
+        first = await self._run_environment_roles(opened, None)
         prompt = self.task.messages[-1].text if self._history is not None else self.task.prompt
         return _after_prompt(prompt, self._cut(first.observation))
 
@@ -130,18 +130,18 @@ class RuntimeEpisode(Episode):
             return await self._step(action)
 
     async def _step(self, action: str) -> StepResult:
-        if self.player in self._others.roles:  # what the agent says now would be taken for words of this role
-            raise self._unheard or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
+        if self.player in self._environment_roles.roles:  # the environment would take the action for this role's answer
+            raise self._role_error or EngineError(f"role {self.player} has not answered yet", got=f"action {action!r}")
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        self._others.agents_turn()
+        self._environment_roles.note_agent_turn()
         result = await self._take(action, turn)
         refused = not result.info.get("valid", True)
         if refused:
             (self.turns.acting or turn).valid = False
             self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
-        result = await self._let_others_speak(result, turn)
+        result = await self._run_environment_roles(result, turn)
         shown = self._cut(result.observation)
         self.last_result = result if shown is result.observation else replace(result, observation=shown)
         if refused and not result.done:
@@ -149,16 +149,16 @@ class RuntimeEpisode(Episode):
         return self.last_result
 
     async def try_action(self, action: str) -> StepResult:
-        """Take an action, and put the environment back."""
-        if self._others.roles:
-            roles = ", ".join(self._others.roles)
-            raise UsageError(f"an action cannot be tried where others answer it: roles {roles} of the environment")
+        """Take an action, and restore the environment's state."""
+        if self._environment_roles.roles:
+            roles = ", ".join(self._environment_roles.roles)
+            raise UsageError(f"an action cannot be tried if roles of the environment answer it: {roles}")
         async with self._stepping:
             try:
                 before = await self.environment.call(SNAPSHOT)
             except UsageError as error:
                 raise UsageError(
-                    f"environment {self.spec.name} cannot say what an action would lead to",
+                    f"environment {self.spec.name} cannot try an action",
                     got=str(error),
                     expected="an environment with snapshot() and restore()",
                 ) from error
@@ -167,7 +167,7 @@ class RuntimeEpisode(Episode):
         return stepped.result
 
     async def _take(self, action: str, turn: Turn | None) -> StepResult:
-        """Step the environment; what comes of it is that of `turn`."""
+        """Step the environment; `turn` gets the reward and the seconds."""
         clock = self.turns.waits.clock
         began = clock()
         stepped = await self.environment.step(encodable(action))
@@ -185,22 +185,22 @@ class RuntimeEpisode(Episode):
         self.observation = result.observation
         return result
 
-    async def _let_others_speak(self, result: StepResult, turn: Turn | None) -> StepResult:
-        """Play the roles that the environment names until the agent is next; return what all of that led to."""
+    async def _run_environment_roles(self, result: StepResult, turn: Turn | None) -> StepResult:
+        """Play the environment's roles until the agent's turn; return the latest result with the summed reward."""
         acting = self.turns.acting
         try:
-            while not result.done and self.player in self._others.roles:
-                words = await self._others.speak(str(self.player), self._cut(result.observation))
+            while not result.done and self.player in self._environment_roles.roles:
+                words = await self._environment_roles.speak(str(self.player), self._cut(result.observation))
                 answered = await self._take(words, turn)
                 facts = {**answered.info, "valid": result.info.get("valid", True)}
                 result = replace(answered, reward=result.reward + answered.reward, info=facts)
         except (EpisodeEnd, AgentRLError) as error:
-            self._unheard = error
+            self._role_error = error
             if turn is None and isinstance(error, EpisodeEnd) and error.outcome is Outcome.TRUNCATED_TOKENS:
                 raise UsageError(
                     f"role {self.player} of environment {self.spec.name} has no room for its first answer",
                     got=f"agent.max_tokens {self.turns.budget.limits.max_tokens}",
-                    expected="more tokens: its instructions alone take them",
+                    expected="more tokens: its instructions use all of them",
                 ) from error
             raise
         finally:
@@ -213,21 +213,21 @@ class RuntimeEpisode(Episode):
         return result
 
     async def call_tool(self, call: ToolCall) -> Message:
-        """Call a tool; errors that the policy can fix come back as text."""
+        """Call a tool; errors that the policy can fix are returned as text."""
         (message,) = await self.call_tools([call])
         return message
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Call tools, parallel ones together; the answers are in the order of the calls."""
+        """Call tools, parallel ones concurrently; the results are in the order of the calls."""
         tools = self._tools_of(self.turns.acting)
         return [message for batch in batches(calls, tools) for message in await self._call_together(batch, tools)]
 
     def _tools_of(self, turn: Turn | None) -> Mapping[str, Tool]:
-        """Return what the role of a turn may call."""
+        """Return the tools that the role of a turn may call."""
         return self.tools if turn is None or turn.role not in self.roles else self.tools_of(turn.role)
 
     def tools_of(self, role: str = SOLE_ROLE) -> Mapping[str, Tool]:
-        """Return what a role may call; one that others call gets no roles unless its own tools name them."""
+        """Return the tools of a role; a role that others call may call roles only if its own tools name them."""
         return self._tools_for(self._role(role)) if role != SOLE_ROLE or self.roles else self.tools
 
     def _tools_for(self, role: AgentRole) -> Mapping[str, Tool]:
@@ -247,12 +247,12 @@ class RuntimeEpisode(Episode):
         try:
             called = await all_of([self._carry_out(call, tools) for call in calls])
         finally:
-            if not isinstance(tools.get(calls[0].name), RoleTool):  # the seconds of a role are those of its turns
+            if not isinstance(tools.get(calls[0].name), RoleTool):  # the role's own turns count its seconds
                 turn.timings.tool += clock() - began
         return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
 
     async def _carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
-        """Call a tool, or let a role answer; the turn that called is then again the one that acts."""
+        """Call a tool, or let a role answer; the calling turn is the acting one again afterwards."""
         tool = tools.get(call.name)
         if not isinstance(tool, RoleTool):
             return await self._opened.carry_out(call, tools)
@@ -263,24 +263,24 @@ class RuntimeEpisode(Episode):
             self.turns.acting = caller
 
     async def _record(self, turn: Turn, call: ToolCall, called: ToolCallResult) -> Message:
-        """Put the result of a call where it belongs; raise `EpisodeEnd` if it ends the episode."""
+        """Record the result of a call and return its message; raise `EpisodeEnd` if it ends the episode."""
         result = called.result
         if called.failed:
             self.turns.counters.tool_errors += 1
             self.turns.add_metric("tool_errors", 1)
         if called.tool is not None:
             self._count(called.tool.name, called)
-            self.turns.counters.incidents.count_call(called.tool.name, *called.raised)
+            self.turns.counters.incidents.count_call(called.tool.name, *called.own_error)
         if result.reward:
             turn.reward += result.reward
-            if call.name in self._configured:  # the environment's own tools are part of the task that is solved
+            if call.name in self._configured:  # rewards of the environment's own tools are part of the task
                 self.tool_reward += result.reward
             self._add_component(f"tool/{call.name}", result.reward)
         if self._ended_by_tool is not None:
             raise EpisodeEnd(self._ended_by_tool)
         if called.tool is not None and not called.failed and (called.tool.stop or result.stop):
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
-        self.turns.state_key = None  # the state that a configured tool leads to is what it says
+        self.turns.state_key = None  # a configured tool may lead to any state
         if call.name in self.tools and call.name not in self._configured:
             self.observation = result.text
             self.turns.state_key = await self.environment.call(STATE_KEY)
@@ -296,22 +296,22 @@ class RuntimeEpisode(Episode):
                 self.turns.add_metric(f"tool/{name}/{metric}", value)
 
     async def _act_for_tool(self, action: str) -> str:
-        """Take an action for a tool; the episode ends with the call if the environment is done."""
+        """Take an action for a tool; if the environment is done, the episode ends with the tool's call."""
         result = await self.step(action)
         if result.done:
-            self._ended_by_tool = ending(result)
+            self._ended_by_tool = outcome_of(result)
         return described(result.observation)
 
     def open(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, role: str = SOLE_ROLE
     ) -> Conversation:
-        """Start a conversation, whose messages are kept until the episode is scored."""
+        """Start a conversation; its messages are kept until the episode is scored."""
         if role != SOLE_ROLE or self.roles:
             return self._open_for(self._role(role), messages, tools)
         if tools is None and self.loop.offers_tools and self.tools:
             name = type(self.loop).__name__
             raise UsageError(
-                f"agent loop {name} offers tools, and opens a conversation whose prompt has none",
+                f"agent loop {name} offers tools but opens a conversation without them",
                 got=f"episode.open(messages), with {', '.join(self.tools)} in episode.tools",
                 expected="episode.open(messages, tools=list(episode.tools.values()))",
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
@@ -324,7 +324,7 @@ class RuntimeEpisode(Episode):
     def _open_for(
         self, role: AgentRole, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> RecordedConversation:
-        """Start a conversation of one of several roles; the examples of prompts are for loops of one agent."""
+        """Start a conversation of one of several roles, without the examples of ``agent.shots``."""
         if role.system_prompt is not None:
             rest = messages[1:] if messages and messages[0].role == "system" else messages
             messages = [system(role.system_prompt), *rest]
@@ -335,7 +335,7 @@ class RuntimeEpisode(Episode):
         return RecordedConversation(opened, self.turns.trajectory, messages, role=role)
 
     def _open_for_environment(self, role: AgentRole, messages: Sequence[Message]) -> RecordedConversation:
-        """Start a conversation of a role of the environment's."""
+        """Start a conversation of one of the environment's roles."""
         policy = self._role_policies.get(role.name) or self._policy.of_environment_role(role.name)
         opened = policy.open(self, messages, ())
         return RecordedConversation(opened, self.turns.trajectory, messages, role=role, is_kept=False)
@@ -352,22 +352,22 @@ class RuntimeEpisode(Episode):
 
     def written(self, message: Message) -> str:
         """Return an answer as the policy's model writes it."""
-        return self._policy.written(message)
+        return self._policy.write_answer(message)
 
     async def close_tools(self) -> None:
         """Close the tools and the sandbox that the episode opened."""
         await self._opened.close()
 
     def invalid(self, reason: str) -> None:
-        """Count an answer that could not be used."""
+        """Count an unusable answer."""
         self.turns.count_invalid()
 
     def count_tokens(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] = ()) -> int:
-        """Return how many tokens a conversation would begin with."""
+        """Return the number of tokens of a conversation's first prompt."""
         return self._policy.count(messages, schemas)
 
     def parts(self, text: str, max_tokens: int) -> list[str]:
-        """Split a text by the policy's tokens."""
+        """Split a text into parts of at most `max_tokens` tokens of the policy."""
         return self._policy.split(text, max_tokens)
 
     def give_reward(
@@ -383,31 +383,31 @@ class RuntimeEpisode(Episode):
         found = [self.turns.require_latest()] if turn is None else [one for one in turns if one.index == turn]
         if not found:
             got = f"turn {turn}"
-            raise UsageError("a reward for a turn that is not there", got=got, expected=f"one of {len(turns)} turns")
+            raise UsageError("a reward for an unknown turn", got=got, expected=f"one of {len(turns)} turns")
         number = bounded_reward(reward)
         if number is None:
-            raise UsageError("a reward that cannot be used", got=repr(reward), expected=A_REWARD)
+            raise UsageError("invalid reward", got=repr(reward), expected=A_REWARD)
         found[0].reward += number
         if success is not None:
             self.info["success"] = success
 
     def _reward_role(self, role: AgentRole, reward: float, number: int | None) -> None:
-        """Add to the reward of a role's turn; what a role gets that does not train, or was silent, is only counted."""
+        """Add to the reward of a role's turn; if the role does not train or has no turn, only a metric counts it."""
         value = bounded_reward(reward)
         if value is None:
-            raise UsageError(f"a reward of role {role.name} that cannot be used", got=repr(reward), expected=A_REWARD)
+            raise UsageError(f"invalid reward of role {role.name}", got=repr(reward), expected=A_REWARD)
         own = [turn for turn in self.turns.trajectory.turns if turn.role == role.name]
         chosen = own[-1:] if number is None else [turn for turn in own if turn.index == number]
         if number is not None and not chosen:
-            expected = ", ".join(str(turn.index) for turn in own) or "none: it has not spoken"
-            raise UsageError(f"turn {number} is not one of role {role.name}", got=number, expected=expected)
+            expected = ", ".join(str(turn.index) for turn in own) or "none: it has not answered yet"
+            raise UsageError(f"turn {number} is not a turn of role {role.name}", got=number, expected=expected)
         self.turns.add_metric(f"reward_of/{role.name}", value)
         if role.trained and chosen:
             chosen[0].reward += value
             chosen[0].own_reward += value
 
     def _reward_players(self, rewards: object) -> None:
-        """Give roles what the environment gave their players."""
+        """Add the rewards of players to the roles that play them."""
         if not isinstance(rewards, Mapping):
             raise EnvironmentFailure(
                 f'info["rewards"] of environment {self.spec.name} cannot be used',
@@ -415,19 +415,19 @@ class RuntimeEpisode(Episode):
                 expected="a reward for each player, by name",
             )
         for player, reward in rewards.items():
-            if player in self._others.roles:
+            if player in self._environment_roles.roles:
                 continue
             value = bounded_reward(reward)
             if value is None:
                 raise EnvironmentFailure(
-                    f"environment {self.spec.name} gave player {player} a reward that cannot be used",
+                    f"environment {self.spec.name} gave player {player} an invalid reward",
                     got=repr(reward),
                     expected=A_REWARD,
                 )
             self._reward_role(self._role(self.players.get(player, player)), value, None)
 
     def keep_log(self, text: str) -> None:
-        """Keep text with the trajectory."""
+        """Store text with the trajectory."""
         self.turns.trajectory.log = text
 
     async def admissible_actions(self) -> list[str] | None:
@@ -438,10 +438,10 @@ class RuntimeEpisode(Episode):
         own = {tool.name: tool for tool in tools}
         if twice := sorted(own.keys() & self._configured.keys()):
             raise UsageError(
-                f"two tools of one name in environment {self.spec.name}",
-                got=f"{', '.join(twice)} from the environment, and in agent.tools",
-                expected="one tool of a name",
-                hint="leave it out of agent.tools, or give your tool another name",
+                f"two tools with the same name in environment {self.spec.name}",
+                got=f"{', '.join(twice)} from the environment and in agent.tools",
+                expected="unique names",
+                hint="remove it from agent.tools, or give your tool another name",
             )
         return own
 
@@ -454,7 +454,7 @@ class RuntimeEpisode(Episode):
         if shortened == text:
             return content
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, shortened, strict=False))
-        return _shortened(content, shortened, kept=sum(1 for _ in same))
+        return _cut_parts(content, shortened, kept=sum(1 for _ in same))
 
     def _cut_text(self, text: str, max_tokens: int | None = None) -> str:
         most = self.turns.limits.max_observation_tokens
@@ -466,7 +466,7 @@ class RuntimeEpisode(Episode):
 
 
 class RecordedConversation(Conversation):
-    """A conversation whose messages are kept on the trajectory, for the episode's scorer; examples are left out."""
+    """Conversation whose messages, without examples, are kept on the trajectory for the episode's scorer."""
 
     def __init__(
         self,
@@ -496,10 +496,10 @@ class RecordedConversation(Conversation):
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
         """Let the policy take a turn."""
         if self._role is not None:
-            options = _as_role(options, self._role)
+            options = _options_of_role(options, self._role)
         answer = await self._conversation.generate(prefill=prefill, options=options)
         if not options.trained:
-            self._forget()
+            self._hide()
             return answer
         self._messages.append(answer.message)
         self._trajectory.answers.append(answer.message)
@@ -510,43 +510,43 @@ class RecordedConversation(Conversation):
         """Return a conversation with a rewritten history."""
         messages = with_history(messages, self._history)
         forked = self._conversation.fork(with_shots(messages, self._shots))
-        if list(messages[: len(self._messages)]) == self._messages:  # it goes on with this one
-            self._forget()
+        if list(messages[: len(self._messages)]) == self._messages:  # the fork contains this conversation
+            self._hide()
         return RecordedConversation(
             forked, self._trajectory, messages, self._shots, self._role, self._is_kept, history=self._history
         )
 
-    def _forget(self) -> None:
-        """Keep this conversation from scorers; another one holds its messages, or they are none of the agent's work."""
+    def _hide(self) -> None:
+        """Hide this conversation from scorers: another one contains its messages, or the agent did not write them."""
         kept = self._trajectory.conversations
         kept[:] = [messages for messages in kept if messages is not self._messages]
 
 
 @functools.cache
-def _warn_of_silence(name: str) -> None:
-    """Warn once that nobody tells the agent what to do."""
+def _warn_without_instructions(name: str) -> None:
+    """Warn once that the agent gets no instructions."""
     _log.warning(
-        "environment %s does not say what an action is: give its class an action_hint, such as 'a whole number, for "
+        "environment %s does not describe its actions: give its class an action_hint, such as 'a whole number, for "
         "example: 50', and instructions (docs/environments.md)",
         name,
     )
 
 
-def _as_role(options: TurnOptions, role: AgentRole) -> TurnOptions:
+def _options_of_role(options: TurnOptions, role: AgentRole) -> TurnOptions:
     limits = [limit for limit in (options.max_tokens, role.max_answer_tokens) if limit is not None]
     return replace(
         options, role=role.name, trained=options.trained and role.trained, max_tokens=min(limits, default=None)
     )
 
 
-def ending(result: StepResult | None) -> Outcome:
-    """Return the outcome of an episode whose latest step led to `result`."""
+def outcome_of(result: StepResult | None) -> Outcome:
+    """Return the outcome of an episode whose latest step returned `result`."""
     truncated = result is not None and result.truncated and not result.terminated
     return Outcome.TRUNCATED_TURNS if truncated else Outcome.FINISHED
 
 
-def _shortened(content: tuple[ContentPart, ...], text: str, kept: int) -> Content:
-    """Parts whose texts together are `text`: the first `kept` characters of theirs, then a mark."""
+def _cut_parts(content: tuple[ContentPart, ...], text: str, kept: int) -> Content:
+    """Return parts whose joined texts are `text`: the first `kept` characters of the content's text, then a mark."""
     parts: list[ContentPart] = []
     start, marked = 0, False
     for part in content:
@@ -562,7 +562,7 @@ def _shortened(content: tuple[ContentPart, ...], text: str, kept: int) -> Conten
 
 
 def with_history(messages: Sequence[Message], history: Sequence[Message] | None) -> Sequence[Message]:
-    """Return the first messages of a conversation with those of its task before them; there is one system message."""
+    """Put the messages of a task before a conversation's first ones; two system messages become one."""
     if not history:
         return messages
     own = [message for message in messages[:1] if message.role == "system"]

@@ -1,6 +1,6 @@
-"""Answers in a form that the engine cannot enforce: they are sampled freely until one has the form.
+"""Checks of answer forms that the engine cannot enforce: the policy samples freely until an answer has the form.
 
-The result is a sample of the policy's own answers that have the form.
+The accepted answer is a sample from the policy's distribution, conditioned on the form.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from agentrl.agent_loop import ANY_OBJECT, Answer, AnswerForm, UnsupportedOption
 from agentrl.registry import Extra
 
 ATTEMPTS = 8
-"""Maximum number of answers that are sampled for a form; one at temperature 0, where all are alike."""
+"""Maximum number of answers sampled for a form; at temperature 0 only one, because all would be equal."""
 SCHEMAS = Extra(name="schemas", module="jsonschema")
 FormCheck: TypeAlias = Callable[[Answer], str | None]
-"""Describes how an answer misses its form; ``None`` if it has the form."""
+"""Function that describes how an answer misses its form, or returns ``None`` if it has the form."""
 
 
 def form_check(form: AnswerForm) -> FormCheck:
     """Return the check of a form.
 
     Raises:
-        UnsupportedOption: its schema is not one, or cannot be checked without the extra ``schemas``.
+        UnsupportedOption: its schema is not valid, or cannot be checked without the extra ``schemas``.
     """
     if form.schema is None:
         return lambda answer: _call_problem(answer, form)
@@ -55,7 +55,7 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
         return lambda value: None if isinstance(value, dict) else "it is not a JSON object"
     if not SCHEMAS.is_installed:
         raise UnsupportedOption(
-            "the engine cannot hold answers to a schema, and the package that checks them is not installed",
+            "the engine cannot enforce a schema, and the package that checks answers is not installed",
             option="form",
             hint=f'install it: pip install "agentrl[{SCHEMAS.name}]", or set engine=vllm or engine=sglang',
         )
@@ -65,12 +65,12 @@ def _validator(schema: Mapping[str, Any]) -> Callable[[Any], str | None]:
         kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise UnsupportedOption("the schema is not valid", option="form", got=error.message[:200]) from error
-    validator = kind(schema, registry=referencing.Registry())  # without it, references are downloaded or read from disk
+    validator = kind(schema, registry=referencing.Registry())  # an empty registry: no downloads, no reads from disk
 
     def validate(value: Any) -> str | None:
         try:
             error = next(validator.iter_errors(value), None)
-        except Exception as failure:  # a reference that leads nowhere is found here at the earliest
+        except Exception as failure:  # an unresolved reference raises here
             raise UnsupportedOption("the schema cannot be checked", option="form", got=str(failure)[:200]) from failure
         return None if error is None else f"{error.json_path}: {error.message[:200]}"
 

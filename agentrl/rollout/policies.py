@@ -1,5 +1,7 @@
-"""Policies that answer in episodes: the contract, an inference engine that samples tokens into the ledger, and a text
-service, which has no tokens and can only be evaluated. Scripted ones are in `agentrl.rollout.scripted_policies`.
+"""Policies that answer in episodes: the contract, the policy of an inference engine, and the policy of a text service.
+
+The engine's policy samples tokens into the ledger. A text service gives no tokens and can only be evaluated. Scripted
+policies are in `agentrl.rollout.scripted_policies`.
 """
 
 from __future__ import annotations
@@ -54,17 +56,17 @@ _log = logging.getLogger(__name__)
 
 
 class EpisodeView(Protocol):
-    """Part of an episode that a policy may use, apart from its messages."""
+    """Part of an episode that a policy may use besides its messages."""
 
     turns: TurnLog
     loop: AgentLoop
     environment: EnvHandle
     observation: Content
-    """The latest observation, uncut."""
+    """Latest observation, not cut."""
 
 
 class EpisodePolicy(ABC):
-    """Opens the conversations of episodes."""
+    """Policy of episodes; opens their conversations."""
 
     @abstractmethod
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
@@ -72,47 +74,47 @@ class EpisodePolicy(ABC):
 
     @abstractmethod
     def cut(self, text: str, max_tokens: int) -> str:
-        """`text`, cut to a token budget with a visible mark."""
+        """Cut `text` to at most `max_tokens` tokens, with a visible mark."""
 
     @abstractmethod
     def split(self, text: str, max_tokens: int) -> list[str]:
-        """`text` in parts of at most so many tokens."""
+        """Split `text` into parts of at most `max_tokens` tokens."""
 
-    def written(self, message: Message) -> str:
-        """Return an answer as the policy's model writes it; as JSON where that is not known."""
+    def write_answer(self, message: Message) -> str:
+        """Return an answer as the policy's model writes it, or as JSON if the model's format is not known."""
         return plainly_written(message)
 
     def of_role(self, role: str) -> EpisodePolicy:
-        """Return the policy of a role; the same for all roles where they have no adapters of their own."""
+        """Return the policy of a role; the same policy for all roles without their own adapters."""
         return self
 
     def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the policy that plays a role of the environment's, such as its user, where the config names none."""
+        """Return the policy of an environment's role, such as its user, for which the config names no policy."""
         return self.of_role(role)
 
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
-        """Return how many tokens a conversation would begin with; a `UsageError` where the policy has no tokens."""
+        """Return the number of tokens of a conversation's first prompt; a `UsageError` if the policy has no tokens."""
         raise UsageError(f"{type(self).__name__} cannot count tokens", expected="a policy that samples tokens")
 
     async def end(self, episode: EpisodeView) -> None:
-        """An episode is over: release what was kept for it."""
+        """Release what the policy keeps for an episode, which has ended."""
         return
 
     async def close(self) -> None:
-        """Release what the policy of a role holds for the whole run."""
+        """Release what a role's own policy keeps for the whole run."""
         return
 
 
 MUCH_TEXT = 1 << 17
-"""Characters from which on a prompt is tokenized in a thread."""
+"""Minimum number of characters of a prompt that is tokenized in a thread."""
 NORMALIZED = 4
-"""More characters than this become one when a tokenizer normalizes them in no language."""
+"""Maximum number of characters that a tokenizer's normalization joins into one, in any language."""
 MAX_RESUBMISSIONS = 8
-"""Maximum number of requests for an answer that the engine aborts by itself."""
+"""Maximum number of requests for one answer if the engine aborts them on its own."""
 
 
-def written_by(renderer: Renderer, message: Message) -> str:
-    """Return an answer as the model of `renderer` writes it; as JSON where its template has no way to."""
+def write_answer(renderer: Renderer, message: Message) -> str:
+    """Return an answer as the model of `renderer` writes it, or as JSON if its template cannot render it."""
     try:
         return unbroken(renderer.answer_text(message)).strip()
     except TemplateError:
@@ -121,28 +123,28 @@ def written_by(renderer: Renderer, message: Message) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleAdapters:
-    """The adapters of an engine that answer for roles."""
+    """Adapters of an engine that play roles."""
 
     by_role: Mapping[str, str]
-    """Roles that are left out are played by the model without adapters."""
+    """Name of each role's adapter; the model without adapters plays the other roles."""
     versions: AdapterVersions
 
 
 class EngineEpisodePolicy(EpisodePolicy):
-    """Opens conversations that an engine answers.
+    """Policy whose answers an inference engine samples.
 
     The `max_tokens`, `seed` and stop tokens of `sampling` are set per turn.
 
     Args:
         engine: Samples the answers.
-        renderer: Of the engine's model.
-        sampling: Settings of every turn.
-        trains: What is sampled is trained: then nothing but the policy itself decides an answer.
-        adapters: Which adapter answers for which role, where there are several.
+        renderer: Renderer of the engine's model.
+        sampling: Sampling parameters of every turn.
+        trains: Sampled tokens are trained, so no form may constrain an answer.
+        adapters: Adapters of roles, if there are several adapters.
     """
 
     adapter: str | None = None
-    """Of the engine's, that answers."""
+    """Name of the engine's adapter that answers; ``None`` for the model without adapters."""
 
     def __init__(
         self,
@@ -160,11 +162,11 @@ class EngineEpisodePolicy(EpisodePolicy):
         self.adapters = adapters
 
     def with_sampling(self, sampling: SamplingParams, *, trains: bool) -> EngineEpisodePolicy:
-        """Return the same policy with other settings."""
+        """Return the same policy with other sampling parameters."""
         return EngineEpisodePolicy(self.engine, self.renderer, sampling, trains=trains, adapters=self.adapters)
 
     def of_role(self, role: str) -> EngineEpisodePolicy:
-        """Return the policy of a role, whose adapter answers."""
+        """Return the policy that answers with the role's adapter."""
         if self.adapters is None or role not in self.adapters.by_role:
             return self
         own = copy.copy(self)
@@ -191,16 +193,16 @@ class EngineEpisodePolicy(EpisodePolicy):
         """Split by the model's own tokens."""
         return self.renderer.split(text, max_tokens)
 
-    def written(self, message: Message) -> str:
-        """Write it as the chat template does."""
-        return written_by(self.renderer, message)
+    def write_answer(self, message: Message) -> str:
+        """Return an answer as the chat template writes it."""
+        return write_answer(self.renderer, message)
 
     def count(self, messages: Sequence[Message], schemas: Sequence[ToolSchema]) -> int:
         """Count the tokens of the rendered prompt."""
         return len(self.renderer.prompt(messages, schemas).ids)
 
     async def end(self, episode: EpisodeView) -> None:
-        """Let the engine forget the episode's sessions."""
+        """End the episode's sessions in the engine."""
         trajectory = episode.turns.trajectory
         for index in range(len(trajectory.sequences)):
             await self.engine.end_session(session_id(trajectory.id, index))
@@ -209,7 +211,7 @@ class EngineEpisodePolicy(EpisodePolicy):
 def _params_of_turn(
     sampling: SamplingParams, options: TurnOptions, *, room: int, seed: int, structure: str | None = None
 ) -> SamplingParams:
-    """Return the run's sampling parameters with what a turn says, within the tokens that are left."""
+    """Return the run's sampling parameters with a turn's options, for at most `room` tokens."""
     return replace(
         sampling,
         max_tokens=min(room, options.max_tokens or room),
@@ -222,7 +224,7 @@ def _params_of_turn(
 
 
 class EngineConversation(Conversation):
-    """One sequence of the ledger, answered by an engine."""
+    """Conversation on one sequence of the ledger, answered by an engine."""
 
     def __init__(self, policy: EngineEpisodePolicy, ledger: LedgerConversation, turns: TurnLog) -> None:
         self.ledger = ledger
@@ -230,7 +232,7 @@ class EngineConversation(Conversation):
         self._turns = turns
 
     def add(self, *messages: Message) -> None:
-        """Append messages; they become tokens with the next turn."""
+        """Append messages; the next turn tokenizes them."""
         self.ledger.add(messages)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
@@ -268,7 +270,7 @@ class EngineConversation(Conversation):
                 self._turns.budget.give_back_turn()
             self.ledger.withdraw()
             if structure is not None and isinstance(error, UsageError) and not isinstance(error, UnsupportedOption):
-                raise UnsupportedOption("the engine does not take this form", option="form", got=str(error)) from error
+                raise UnsupportedOption("the engine refuses this form", option="form", got=str(error)) from error
             raise
         if self._turns.is_over:
             raise EpisodeEnd(Outcome.CANCELLED)
@@ -295,10 +297,10 @@ class EngineConversation(Conversation):
         )
 
     async def _prepare(self, prefill: str) -> list[int]:
-        """Write the prompt; where there is much to tokenize, a thread does that, so that other episodes go on.
+        """Render the prompt; a thread tokenizes long texts, so that other episodes continue.
 
         Raises:
-            EpisodeEnd: it is too long, whatever its tokens are.
+            EpisodeEnd: the text has too many characters to fit in the context under any tokenization.
         """
         characters = self.ledger.pending_characters
         if characters >= MUCH_TEXT:
@@ -312,16 +314,16 @@ class EngineConversation(Conversation):
     def _check_images(self, request: GenerateRequest) -> None:
         if request.images and not self._policy.engine.capabilities.images:
             hint = "set engine=local, or give text observations"
-            raise UnsupportedOption("the engine does not take images", option="images", hint=hint)
+            raise UnsupportedOption("the engine does not support images", option="images", hint=hint)
 
     def _structure(self, options: TurnOptions) -> str | None:
-        """Return what the engine holds the answer to, once all options are known to be possible.
+        """Check the turn's options, and return the structure that the engine enforces.
 
-        ``None`` with a form: the engine cannot hold answers to it, and they are checked instead.
+        ``None`` with a form: the engine cannot enforce it, so `form_check` checks the answers.
 
         Raises:
-            UnsupportedOption: the form cannot be checked either, or the answer is trained: its log-probabilities are
-                those of the tokens that the form allows, which the trainer cannot compute.
+            UnsupportedOption: the form cannot be checked either, or the answer is trained. The log-probabilities of a
+                constrained answer are normalised over the allowed tokens, and the trainer cannot compute them.
         """
         if options.seed is not None and not self._policy.engine.capabilities.seeded:
             _warn_of_seed(type(self._policy.engine).__name__)
@@ -329,9 +331,9 @@ class EngineConversation(Conversation):
             return None
         if self._policy.trains and options.trained:
             raise UnsupportedOption(
-                "an answer that is trained cannot be held to a form",
+                "a trained answer cannot have a form",
                 option="form",
-                expected="an answer that the policy is free to give",
+                expected="an unconstrained answer",
                 hint="in training, set agent.options.forms=free",
             )
         if self._policy.engine.capabilities.structures and not options.form.or_calls:
@@ -343,7 +345,7 @@ class EngineConversation(Conversation):
         return None
 
     def _logprobs(self, generation: Generation, content: str) -> tuple[TokenLogprob, ...]:
-        """Return the tokens of an answer's content."""
+        """Return the tokens of an answer's content with their log-probabilities."""
         return content_logprobs(
             generation.token_ids, generation.logprobs, content, self._policy.renderer.encoder.decode
         )
@@ -354,12 +356,12 @@ class EngineConversation(Conversation):
         return session_id(trajectory.id, index)
 
     def _cut(self, generation: Generation, stop: Sequence[str]) -> Generation:
-        """Drop what an engine sampled past the first stop text."""
+        """Drop the tokens after the first stop text."""
         end = ended_at(generation.token_ids, stop, self._policy.renderer.encoder.decode) if stop else None
         return generation if end is None else generation.cut(end)
 
     async def _sample(self, request: GenerateRequest) -> Generation:
-        """Ask the engine until the answer is whole, or the episode's time is over (then it ends with ABORT)."""
+        """Sample until the answer is complete or the episode's time is over; it then stops with ABORT."""
         done: Generation | None = None
         for attempt in range(MAX_RESUBMISSIONS):
             part = await self._ask(
@@ -371,21 +373,21 @@ class EngineConversation(Conversation):
             if part.stop_reason is not StopReason.ABORT or time_is_over:
                 return done
             if request.params.structure is not None:
-                continue  # it has one beginning
-            request = _continued(request, part)
+                continue  # a structured answer cannot be continued, only sampled again
+            request = _continue_request(request, part)
             if request.params.max_tokens == 0:
                 return replace(done, stop_reason=StopReason.LENGTH)
         raise EngineError(
-            f"the engine aborted request {request.request_id} again and again",
+            f"the engine aborted request {request.request_id} repeatedly",
             got=f"{MAX_RESUBMISSIONS} partial answers",
-            expected="a whole answer",
+            expected="a complete answer",
         )
 
     async def _sample_form(self, request: GenerateRequest, check: FormCheck) -> Generation:
-        """Sample answers until one has its form.
+        """Sample answers until one has the form.
 
         Raises:
-            FormMissed: none has.
+            FormMissed: no answer has it.
         """
         attempts = ATTEMPTS if request.params.temperature > 0 else 1
         problem: str | None = None
@@ -405,10 +407,10 @@ class EngineConversation(Conversation):
             if problem is None:
                 return generation
         raise FormMissed(
-            "the model gave no answer of the form that was asked for",
+            "no answer of the model has the requested form",
             option="form",
             got=f"{problem} (the last of {attempts})",
-            hint="ask for the form in the prompt as well, raise max_tokens, or set engine=vllm or engine=sglang",
+            hint="describe the form in the prompt, raise max_tokens, or set engine=vllm or engine=sglang",
         )
 
     async def _ask(self, request: GenerateRequest) -> Generation:
@@ -427,7 +429,7 @@ class EngineConversation(Conversation):
         return policy.adapters.versions.stamped(answer, policy.adapter)
 
     async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
-        """Abort the request when the time is over, and take what was sampled until then."""
+        """Sample for at most `seconds`; then abort the request and return the tokens sampled so far."""
         engine = self._policy.engine
         loop = asyncio.get_running_loop()
         aborts: list[asyncio.Task[bool]] = []
@@ -442,15 +444,15 @@ class EngineConversation(Conversation):
 @functools.cache
 def _warn_of_seed(engine: str) -> None:
     """Warn once that the engine ignores seeds."""
-    _log.warning("a client asked for a seed, which is ignored: %s cannot repeat its samples", engine)
+    _log.warning("a client's seed is ignored: %s cannot reproduce samples", engine)
 
 
 def session_id(trajectory_id: str, sequence: int) -> str:
-    """Return the engine's session of one sequence of an episode."""
+    """Return the id of the engine's session for one sequence of an episode."""
     return f"{trajectory_id}/{sequence}"
 
 
-def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
+def _continue_request(request: GenerateRequest, part: Generation) -> GenerateRequest:
     rest = request.params.max_tokens - len(part.token_ids)
     known = 0 if part.routed_experts is None else len(part.routed_experts)
     return replace(
@@ -462,17 +464,17 @@ def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
 
 
 CHARACTERS_PER_TOKEN = 4
-"""The usual estimate for English: a text service's tokens cannot be counted here."""
+"""Usual estimate for English; the tokens of a text service cannot be counted here."""
 
 
 def cut_characters(text: str, max_tokens: int) -> str:
-    """`text` cut to about `max_tokens` tokens, with a visible mark."""
+    """Cut `text` to about `max_tokens` tokens, with a visible mark."""
     most = max_tokens * CHARACTERS_PER_TOKEN
     return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
 
 
 def split_characters(text: str, max_tokens: int) -> list[str]:
-    """`text` in parts of about so many tokens, after a blank or a line's end where there is one."""
+    """Split `text` into parts of about `max_tokens` tokens, after a space or a newline if possible."""
     found, most = [], max_tokens * CHARACTERS_PER_TOKEN
     while len(text) > most:
         end = 1 + max(text.rfind(" ", 0, most), text.rfind("\n", 0, most)) or most
@@ -482,7 +484,7 @@ def split_characters(text: str, max_tokens: int) -> list[str]:
 
 
 def append_textual_turn(turns: TurnLog, stop_reason: str, role: str = SOLE_ROLE) -> Turn:
-    """Record a turn without tokens, so that rewards have a place: in the role's own sequence without tokens."""
+    """Record a turn without tokens, which can receive rewards, in the role's sequence without tokens."""
     trajectory = turns.trajectory
     textual = (s for s in trajectory.sequences if not len(s) and all(turn.role == role for turn in s.turns))
     sequence = next(textual, None)
@@ -494,7 +496,7 @@ def append_textual_turn(turns: TurnLog, stop_reason: str, role: str = SOLE_ROLE)
 
 
 class ChatEpisodePolicy(EpisodePolicy):
-    """Opens conversations that a text service answers; `max_tokens` and `seed` of `sampling` are set per turn."""
+    """Policy whose answers a text service gives; `max_tokens` and `seed` of `sampling` are set per turn."""
 
     def __init__(self, service: ChatPolicy, sampling: SamplingParams) -> None:
         self.service = service
@@ -514,7 +516,7 @@ class ChatEpisodePolicy(EpisodePolicy):
 
 
 class ChatConversation(Conversation):
-    """A conversation that is sent whole with each turn."""
+    """Conversation that is sent to the service as a whole in each turn."""
 
     def __init__(
         self,
@@ -541,13 +543,13 @@ class ChatConversation(Conversation):
         return ChatConversation(self._policy, messages, self._tools, self._turns, repairs_calls=self._repairs_calls)
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
-        """Ask for one turn."""
+        """Request one answer."""
         if prefill:
-            raise UsageError("a text service cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
+            raise UsageError("a text service cannot continue a prefill", got=f"prefill {prefill!r}", expected="none")
         if options.form is not None:
-            raise UnsupportedOption("a text service is not asked for a form", option="form")
+            raise UnsupportedOption("a text service cannot enforce a form", option="form")
         if options.logprobs:
-            raise UnsupportedOption("a text service gives no log-probabilities", option="logprobs")
+            raise UnsupportedOption("a text service returns no log-probabilities", option="logprobs")
         seed = self._turns.begin(is_counted=not options.for_environment)
         room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
         params = _params_of_turn(self._policy.sampling, options, room=room, seed=seed)
@@ -558,7 +560,7 @@ class ChatConversation(Conversation):
             async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):
                 schemas = [tool.schema for tool in self._tools]
                 chat = await self._policy.service.chat(self.messages, schemas, params, request_id)
-        read = self._repaired(chat) if self._repairs_calls else None
+        read = self._read_calls(chat) if self._repairs_calls else None
         message = chat.message if read is None else replace(chat.message, content=read.content, tool_calls=read.calls)
         self.messages.append(message)
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
@@ -581,8 +583,8 @@ class ChatConversation(Conversation):
             turn=turn.index,
         )
 
-    def _repaired(self, chat: ChatAnswer) -> ParsedCalls | None:
-        """Return the calls that the service has left in the text, if there are some."""
+    def _read_calls(self, chat: ChatAnswer) -> ParsedCalls | None:
+        """Return the tool calls that the service left in the text; ``None`` without any."""
         if chat.message.tool_calls or chat.problems or not self._tools:
             return None
         offered, is_whole = {tool.name: tool.schema for tool in self._tools}, chat.stop_reason is StopReason.STOP

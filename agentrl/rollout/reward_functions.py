@@ -1,18 +1,18 @@
-"""Rewards from plain functions: ``def reward(trajectory, task) -> float``, alone or several with weights.
+"""Rewards from plain functions, ``def reward(trajectory, task) -> float``, and weighted sums of them.
 
 Functions written for TRL, verl and verifiers are recognised by the names of their parameters (`reward_signatures`), and
-are called as there:
+are called as in these libraries:
 
 ========== ======================================================================================================
-TRL        ``f(prompts, completions, **columns)``, lists of one; gives a list of one. Prompts and completions are
-           texts where the row's prompt is text, and lists of messages otherwise
-verl       ``f(data_source, solution_str, ground_truth, extra_info)``; gives a number, or ``{"score": …}``.
-           With ``solution_strs``, the same with lists of one, as verl's manager of batches calls it
-verifiers  ``f(prompt, completion, answer, state, info, task, parser)``, and columns, any of them
+TRL        ``f(prompts, completions, **columns)`` with lists of one item; returns a list of one number. Prompts and
+           completions are texts if the row's prompt is text, otherwise lists of messages
+verl       ``f(data_source, solution_str, ground_truth, extra_info)``; returns a number, or ``{"score": …}``.
+           With ``solution_strs``, the same with lists of one item, as verl's batch reward manager calls it
+verifiers  ``f(prompt, completion, answer, state, info, task, parser)``, and columns; the function takes any of them
 ========== ======================================================================================================
 
-A blocking function runs in a thread of its own, one call after the other; an ``async`` one runs in the
-event loop, concurrently with others. An exception, or a result that is not a number, is a `RewardFailure`.
+Blocking functions run in a separate thread, one call after another; ``async`` functions run concurrently in the event
+loop. An exception, or a result that is not a number, is a `RewardFailure`.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ class WeightedReward:
     """One part of a reward."""
 
     name: str
-    """In metrics (``reward/component/NAME``) and in ``trajectory.reward_components``."""
+    """Name in metrics (``reward/component/NAME``) and in ``trajectory.reward_components``."""
     weight: float
     scorer: Scorer
 
 
 class WeightedSum(Scorer):
-    """The weighted sum of several rewards; each is kept, unweighted, as a component under its name."""
+    """Weighted sum of several rewards; each unweighted reward is recorded as a component under its name."""
 
     def __init__(self, parts: Sequence[WeightedReward]) -> None:
         self._parts = parts
 
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
-        """Where all parts are defined."""
+        """Source locations of all parts."""
         return {name: place for part in self._parts for name, place in part.scorer.definitions.items()}
 
     @property
     def functions(self) -> Sequence[FunctionReward]:
-        """The parts that are functions."""
+        """Parts that are functions."""
         return [part.scorer for part in self._parts if isinstance(part.scorer, FunctionReward)]
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Return the sum over those parts that have something to say; ``None`` when none has."""
+        """Return the weighted sum over the parts that return a reward; ``None`` if no part does."""
         scores = await all_of([checked_score(part.scorer, trajectory, task) for part in self._parts])
         components: dict[str, float] = {}
         total: float | None = None
@@ -87,17 +87,17 @@ class WeightedSum(Scorer):
 
 
 class FunctionReward(Scorer):
-    """A function as a scorer.
+    """Scorer that calls a function.
 
     Args:
-        name: As the config names it.
-        function: Blocking or a coroutine function.
-        options: Keyword arguments for each call.
+        name: Name of the function in the config.
+        function: Blocking function or coroutine function.
+        options: Keyword arguments of each call.
         thread: Runs blocking functions.
-        deadline_s: Deadline of a call.
+        deadline_s: Deadline of a call in seconds.
 
     Raises:
-        ConfigError: it is not callable, or takes other arguments.
+        ConfigError: the function is not callable, or takes other arguments.
     """
 
     def __init__(
@@ -116,22 +116,22 @@ class FunctionReward(Scorer):
             raise ConfigError(f"{self._where} cannot be called", got=kind, expected=SIGNATURE)
         self._function, self._options, self._thread, self._deadline_s = function, options, thread, deadline_s
         self._signature = _signature(function)
-        self._convention = self._found_convention()
+        self._convention = self._find_convention()
         if self._convention is VERIFIERS and isinstance(options.get("parser"), str):
             self._options = {**options, "parser": lookup(Kind.REWARD, options["parser"])}
         self._may_abstain = self._convention.may_abstain or _may_return_none(self._signature)
         self._check_arguments()
 
-    def _found_convention(self) -> Convention:
+    def _find_convention(self) -> Convention:
         library = library_of(self._signature)
         if library is not None:
             return CONVENTIONS[library]
         if is_reversed(self._signature):
-            raise self._misfit("the trajectory comes first, then the task")
-        raise self._misfit("the names of its parameters do not say which arguments it takes")
+            raise self._misfit("the trajectory must come first, then the task")
+        raise self._misfit("the names of its parameters match no known signature")
 
     def _check_arguments(self) -> None:
-        """Check that the function takes the arguments of its convention, and all of the options."""
+        """Check that the function takes the arguments of its convention and all options."""
         parameters = self._signature.parameters
         try:
             if self._convention is NATIVE:
@@ -153,23 +153,23 @@ class FunctionReward(Scorer):
 
     @property
     def definitions(self) -> Mapping[str, SourceLocation | None]:
-        """Where the function is defined."""
+        """Source location of the function."""
         return {self._subject: self._place}
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Call the function; raise `RewardFailure` if it raises, hangs, or returns no finite number."""
+        """Call the function; raise `RewardFailure` if it raises, hangs, or does not return a finite number."""
         what = f"{self._where} on task {task.id}"
         with failures_named(what, self._place, subject=self._subject):
-            return Score(reward=self._number(what, await self._returned(what, trajectory, task)))
+            return Score(reward=self._number(what, await self._run(what, trajectory, task)))
 
-    async def _returned(self, what: str, trajectory: Trajectory, task: Task) -> Any:
+    async def _run(self, what: str, trajectory: Trajectory, task: Task) -> Any:
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(type(self._function).__call__):
             returned = self._call_named(what, trajectory, task)
         else:
             work = functools.partial(self._call_named, what, trajectory, task)
             returned = await self._in_thread(work, what)
         if inspect.isawaitable(returned):
-            returned = await self._awaited(what, returned)
+            returned = await self._await_result(what, returned)
         return self._convention.read(returned)
 
     def _call(self, trajectory: Trajectory, task: Task) -> Any:
@@ -182,7 +182,7 @@ class FunctionReward(Scorer):
         return self._function(**{name: given[name] for name in names if name in given})
 
     @property
-    def needed(self) -> Sequence[str]:
+    def required_columns(self) -> Sequence[str]:
         """Names of the parameters that only a task's row can fill."""
         if self._convention is NATIVE:
             return ()
@@ -197,21 +197,21 @@ class FunctionReward(Scorer):
         ]
 
     def check_columns(self, task: Task) -> None:
-        """Check that a task's row has every column that the function needs; a null is a value.
+        """Check that a task's row has every column that the function needs; a null counts as a value.
 
         Raises:
-            ConfigError: it lacks some.
+            ConfigError: the row lacks columns.
         """
         columns = {*task.columns, *(("ground_truth",) if task.ground_truth is not None else ())}
         aliases = {"ground_truths", "answer" if self._convention is VERIFIERS else "ground_truth"}
         known = columns | (aliases if "ground_truth" in columns else set())
         if self._convention is VERIFIERS and task.ground_truth is None and task.columns.get("answer") is None:
             known -= {"answer"}
-        missing = [name for name in self.needed if name not in known]
+        missing = [name for name in self.required_columns if name not in known]
         if missing:
             raise ConfigError(
                 f"{self._where} needs columns that task {task.id} does not have",
-                got=f"the columns {', '.join(sorted(columns)) or 'prompt alone'}",
+                got=f"the columns {', '.join(sorted(columns)) or 'prompt only'}",
                 expected=", ".join(missing),
                 hint="rename the columns of the file, give the function's parameters defaults, or write null where a "
                 "column does not apply",
@@ -226,17 +226,17 @@ class FunctionReward(Scorer):
             return await self._thread.submit(work, what=what, deadline_s=self._deadline_s)
         except RewardFailure:
             raise
-        except EnvironmentFailure as late:  # of the thread, which environments have, too
+        except EnvironmentFailure as late:  # of the thread worker, which environments share
             raise RewardFailure(late.what, got=late.got, expected=late.expected, hint=late.hint) from late
 
-    async def _awaited(self, what: str, work: Awaitable[Any]) -> Any:
-        """Await a coroutine; one that cancels itself has failed, and does not cancel the episode."""
+    async def _await_result(self, what: str, work: Awaitable[Any]) -> Any:
+        """Await a coroutine; if it cancels itself, it has failed, and the episode is not cancelled."""
 
-        async def guarded() -> Any:
+        async def run() -> Any:
             with failures_named(what, self._place, subject=self._subject):
                 return await work
 
-        task = asyncio.create_task(guarded())
+        task = asyncio.create_task(run())
         try:
             await asyncio.wait({task}, timeout=self._deadline_s)
             if not task.done():
@@ -265,7 +265,7 @@ class FunctionReward(Scorer):
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(function)
-    except ValueError:  # some that are written in C tell nothing
+    except ValueError:  # some functions written in C have no signature
         return inspect.Signature([inspect.Parameter("anything", inspect.Parameter.VAR_POSITIONAL)])
 
 
@@ -280,11 +280,11 @@ class Convention:
     """Calling convention of one library's functions."""
 
     arguments: Callable[[Trajectory, Task], dict[str, Any]]
-    """All arguments on offer, by parameter name."""
+    """Function that returns all available arguments by parameter name."""
     read: Callable[[Any], Any]
-    """Extracts the number from the returned value."""
+    """Function that extracts the number from the returned value."""
     always: frozenset[str] = frozenset()
-    """Arguments that do not depend on the columns of the task's row."""
+    """Arguments that every task has, whatever its row's columns."""
     may_abstain: bool = False
 
 
@@ -298,22 +298,22 @@ def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
         "completions": [_text(trajectory, conversation.completion) if is_text else conversation.completion],
         "completion_ids": [[int(i) for s in trajectory.sequences for i in s.token_ids[s.loss_mask]]],
         "trainer_state": TrainerState(global_step=_newest_version(trajectory)),
-        "log_metric": _ignored,
-        "log_extra": _ignored,
+        "log_metric": _ignore,
+        "log_extra": _ignore,
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
-    """What functions for TRL read of the trainer."""
+    """State of the trainer for functions written for TRL."""
 
     global_step: int
-    """Training step of the newest weights that sampled the episode; 0 where nothing was sampled."""
+    """Training step of the newest weights that sampled the episode; 0 if nothing was sampled."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"trainer_state.{name} is not known where rewards are computed, only trainer_state.global_step is: give "
-            "the function a parameter with a default value, and set it as an option in agent.reward"
+            f"trainer_state.{name} is not available to reward functions, only trainer_state.global_step is: give the "
+            "function a parameter with a default value, and set it as an option in agent.reward"
         )
 
 
@@ -322,12 +322,12 @@ def _newest_version(trajectory: Trajectory) -> int:
     return max(versions, default=0)
 
 
-def _ignored(_name: str, _value: Any) -> None:
-    """Take what a function for TRL wants to be logged."""
+def _ignore(_name: str, _value: Any) -> None:
+    """Discard what a function for TRL logs."""
 
 
 def _text(trajectory: Trajectory, completion: Sequence[Mapping[str, Any]]) -> str:
-    """Return a completion as text: the one answer, or all that was said from the first answer on."""
+    """Return a completion as text: the only answer, or all messages from the first answer on."""
     if len(completion) == len(trajectory.completions) == 1:
         return trajectory.completions[0]
     return "\n".join(str(message["content"]) for message in completion)
@@ -376,13 +376,13 @@ def _verifiers_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
 
 
 def _information(columns: Mapping[str, Any]) -> Any:
-    """Return the column ``info``, which may be JSON text, or else all columns."""
+    """Return the column ``info``, which may be JSON text; all columns if there is none."""
     info = columns.get("info", dict(columns))
     return json.loads(info) if isinstance(info, str) else info
 
 
 class AnswerParser:
-    """Parser that functions of verifiers get where their options name none: it returns texts as they are."""
+    """Default parser of functions for verifiers; returns texts unchanged."""
 
     def parse(self, text: str) -> str:
         """Return the text."""
@@ -402,23 +402,24 @@ class AnswerParser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitConversation:
-    """A conversation as messages with roles and contents."""
+    """Conversation as messages with roles and contents."""
 
     prompt: list[dict[str, Any]]
-    """Up to the policy's first answer."""
+    """Messages before the policy's first answer."""
     completion: list[dict[str, Any]]
+    """Messages from the policy's first answer on."""
 
 
 def _split(trajectory: Trajectory) -> SplitConversation:
     whole = {id(answer): text for answer, text in zip(trajectory.answers, trajectory.completions, strict=True)}
     messages = trajectory.messages
     first = next((i for i, message in enumerate(messages) if id(message) in whole), len(messages))
-    written = [_written(message, whole.get(id(message))) for message in messages]
-    return SplitConversation(prompt=written[:first], completion=written[first:])
+    rows = [_to_trl(message, whole.get(id(message))) for message in messages]
+    return SplitConversation(prompt=rows[:first], completion=rows[first:])
 
 
-def _written(message: Message, completion: str | None) -> dict[str, Any]:
-    """Write a message as TRL does: an answer without tool calls is the whole text, thinking included."""
+def _to_trl(message: Message, completion: str | None) -> dict[str, Any]:
+    """Convert a message to TRL's form: an answer without tool calls is the whole text, including thinking."""
     if completion is None or message.tool_calls:
         return message.to_template()
     return {"role": message.role, "content": completion}

@@ -1,4 +1,4 @@
-"""Which library a reward function was written for: decided by the names of its parameters.
+"""Detection of the library that a reward function was written for, by the names of its parameters.
 
 >>> library_of(inspect.signature(lambda completions, solution, **columns: [0.0]))
 'trl'
@@ -23,7 +23,7 @@ MARKERS: Mapping[Library, frozenset[str]] = {
     "verl": frozenset({"solution_str", "data_source", "extra_info"}),
     "verifiers": frozenset({"completion", "prompt", "answer", "state", "info", "parser"}),
 }
-"""Parameters that only functions for this library have; an earlier library wins over a later one."""
+"""Parameters that identify functions for a library; the first library with a match wins."""
 OWN = (("trajectory", "Trajectory"), ("task", "Task"))
 """Name and annotation of each parameter of agentrl's own functions."""
 EXPECTED = (
@@ -37,8 +37,8 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def library_of(signature: inspect.Signature) -> Library | None:
     """Return the library that a function with this signature was written for; ``None`` if the signature does not say.
 
-    The first two parameters of agentrl's own functions are named or annotated as `OWN`; an unused one may be called
-    ``_``. Parameters that can only be given by position, such as ``*args``, are agentrl's, too: the other libraries
+    The first two parameters of agentrl's own functions are named or annotated as in `OWN`; an unused one may be called
+    ``_``. Parameters that can only be passed by position, such as ``*args``, also indicate agentrl: the other libraries
     pass arguments by name.
     """
     if _is_own(signature):
@@ -48,7 +48,7 @@ def library_of(signature: inspect.Signature) -> Library | None:
 
 
 def is_reversed(signature: inspect.Signature) -> bool:
-    """Return True if the function takes a task and then a trajectory."""
+    """Return True if the function takes a task first and a trajectory second."""
     first = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL][:2]
     return len(first) == 2 and all(map(_matches, first, OWN[::-1]))
 
@@ -57,7 +57,7 @@ def _is_own(signature: inspect.Signature) -> bool:
     parameters = list(signature.parameters.values())
     kinds = {parameter.kind for parameter in parameters}
     if inspect.Parameter.VAR_POSITIONAL in kinds and not any(parameter.kind in _POSITIONAL for parameter in parameters):
-        return inspect.Parameter.VAR_KEYWORD not in kinds  # with **kwargs, it may hide a function of any library
+        return inspect.Parameter.VAR_KEYWORD not in kinds  # with **kwargs, it may wrap a function for any library
     first = [parameter for parameter in parameters if parameter.kind in _POSITIONAL][:2]
     return len(first) == 2 and all(map(_fits, first, OWN))
 

@@ -1,4 +1,4 @@
-"""Roles that other roles call like tools: arguments in, the final answer out, in a conversation of their own."""
+"""Roles that other roles call like tools: each call opens a conversation, and its final answer is the result."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agentrl.tool import Tool, ToolResult, ToolRules
 
 
 class RoleTool(Tool):
-    """A role as other roles see it. The episode carries its calls out, one after the other.
+    """Tool that calls a role. The episode carries out its calls one after another.
 
     Args:
-        role: Its name, and the tool's.
-        description: What it is for.
-        arguments: The name of each argument, and what it is; all are texts.
-        max_turns: Answers in one call.
+        role: Name of the role and of the tool.
+        description: Purpose of the role, for the model that calls it.
+        arguments: Description of each argument by name; all arguments are texts.
+        max_turns: Maximum number of answers in one call.
     """
 
     def __init__(self, role: str, *, description: str, arguments: Mapping[str, str], max_turns: int) -> None:
@@ -36,16 +36,16 @@ class RoleTool(Tool):
 
     @property
     def is_stateful(self) -> bool:
-        """Return False: a call begins anew."""
+        """False: each call opens a new conversation."""
         return False
 
     @property
     def needs_sandbox(self) -> bool:
-        """Return False: the role's own tools say what they need."""
+        """False: only the role's own tools may need one."""
         return False
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments, if they are the right texts; a `ToolError` names each wrong one for the policy."""
+        """Check the arguments and return them; raise a `ToolError` that lists the wrong ones for the policy."""
         known = self.schema["function"]["parameters"]["properties"]
         problems = [f"unknown argument {name}" for name in arguments if name not in known]
         problems += [f"{name} is missing" for name in known if name not in arguments]
@@ -56,23 +56,23 @@ class RoleTool(Tool):
         return {name: arguments[name] for name in known}
 
     def request(self, arguments: Mapping[str, str]) -> str:
-        """Return a call as the role reads it: the text of a sole argument, or all with their names."""
+        """Return the message that the role reads: the text of the only argument, or all arguments with their names."""
         if len(arguments) == 1:
             return next(iter(arguments.values()))
         return "\n".join(f"{name}: {text}" for name, text in arguments.items())
 
 
 async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
-    """Let a role answer a call; what the caller can mend comes back as the text of a failed call.
+    """Let a role answer a call; errors that the caller can fix are the text of a failed call.
 
     Args:
-        episode: Where it speaks.
-        tool: The role.
-        call: What it is asked.
-        tools: What it may call itself.
+        episode: Episode of the call.
+        tool: Tool of the role.
+        call: The call to answer.
+        tools: Tools that the role may call.
 
     Raises:
-        EpisodeEnd: the turns or the time of the whole episode are spent, or a tool of the role ends it.
+        EpisodeEnd: the turns or the time of the whole episode are used up, or a tool of the role ends it.
     """
     try:
         request = tool.request(tool.validate(call.arguments))
@@ -83,18 +83,18 @@ async def ask_role(episode: Episode, tool: RoleTool, call: ToolCall, tools: Mapp
 
 
 def _introduction(tool: RoleTool) -> str:
-    """Return the system message of a role whose config has none."""
-    return f"You are {tool.name}, and help another agent. {tool.schema['function']['description']}"
+    """Return the default system message of a role."""
+    return f"You are {tool.name}, and you help another agent. {tool.schema['function']['description']}"
 
 
 def _rule(episode: Episode, tool: RoleTool, tools: Mapping[str, Tool]) -> str:
     if not tools:
-        return "How to answer: in plain words. Your whole answer is passed on to the agent that asks you."
+        return "How to answer: in plain text. Your whole answer is sent to the agent that asks you."
     example = episode.written(Message(role="assistant", tool_calls=(example_call(next(iter(tools.values()))),)))
     return (
         f"How to answer: when you need a tool, call it. For example:\n{example}\n"
-        "You then see the result, and answer again. When you know enough, answer in plain words without a call: this"
-        f" answer is passed on to the agent that asks you, and nothing else. You may answer {tool.max_turns} times."
+        "You then see the result and answer again. When you know enough, answer in plain text without a call: only this"
+        f" answer is sent to the agent that asks you. You can answer at most {tool.max_turns} times."
     )
 
 
@@ -105,13 +105,13 @@ async def _final_answer(episode: Episode, tool: RoleTool, opening: list[Message]
             if (text := await _next_answer(episode, conversation)) is not None:
                 break
         else:
-            raise ToolError(f"{tool.name} came to no answer in {tool.max_turns} turns")
+            raise ToolError(f"{tool.name} gave no final answer in {tool.max_turns} turns")
     except EpisodeEnd as end:
         if end.outcome is not Outcome.TRUNCATED_TOKENS:
             raise
-        raise ToolError(f"{tool.name} came to no answer: its conversation grew too long") from end
+        raise ToolError(f"{tool.name} gave no final answer: its conversation became too long") from end
     if not text:
-        raise ToolError(f"{tool.name} said nothing")
+        raise ToolError(f"{tool.name} gave an empty answer")
     return text
 
 

@@ -1,12 +1,13 @@
-"""Plays one episode, whatever happens, and says how it ended.
+"""Runner that plays single episodes and records how they end.
 
 A `GroupScorer` scores the episodes of a group together: they are played with ``in_group``, and the caller calls
-`EpisodeRunner.score_group` once the last of them has ended. Their observer hears of their end then.
+`EpisodeRunner.score_group` once the last one has ended. The observer is notified of their end then.
 
-An error is classified here, once: by the outcome that its type carries. What the machinery failed is tried again with
-a new attempt under the same task and seed; then the failed trajectory stands, and does not train. Only what the user
-must change (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions, recorded all the
-same. Code of environments, loops, tools and scorers cannot cancel the caller: every attempt is a task of its own.
+An error is classified once, here, by the outcome of its type. After an infrastructure failure the episode is attempted
+again with the same task and seed; if all attempts fail, the failed trajectory is kept and does not train. Only errors
+that the user must fix (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions; they are
+recorded too. Code of environments, loops, tools and scorers cannot cancel the caller: each attempt runs in its own
+asyncio task.
 
 `play_all` plays a list of episodes with bounded concurrency.
 """
@@ -51,7 +52,7 @@ from agentrl.reward import (
     no_group,
 )
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.episode import RuntimeEpisode, ending
+from agentrl.rollout.episode import RuntimeEpisode, outcome_of
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.role_tools import RoleTool
 from agentrl.rollout.shots import Shots
@@ -65,29 +66,29 @@ from agentrl.trajectory import SOLE_ROLE, Trajectory
 
 logger = logging.getLogger(__name__)
 TOOLSET_S = 120.0
-"""Deadline of asking a toolset for its tools: the first time, it may have to start a server."""
+"""Deadline for a toolset to list its tools; on the first call it may start a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSetup:
-    """One role of a run, and what it plays with."""
+    """One role of a run with its tools and policy."""
 
     role: AgentRole
     tools: Sequence[Tool | Toolset] | None = None
-    """Its own tools; ``None`` for those of the episode."""
+    """Tools of the role; ``None`` for the episode's tools."""
     policy: EpisodePolicy | None = None
-    """Answers instead of the run's policy; such a role does not train."""
+    """Policy that answers in place of the run's policy; such a role does not train."""
     called_as: RoleTool | None = None
-    """What other roles call it by; ``None`` for a role of the loop."""
+    """Tool with which other roles call it; ``None`` for a role of the loop."""
 
 
 def role_names(loop: AgentLoop, called: Sequence[str]) -> list[str]:
-    """Return who speaks in an episode: the loop's roles, or its sole agent, and those that they call; empty for one."""
+    """Return the roles of an episode: those of the loop or its only agent, then `called`; empty for a single agent."""
     return [*(loop.roles or [SOLE_ROLE]), *called] if loop.roles or called else []
 
 
 class EpisodeRunner:
-    """Plays episodes of one kind: environment, loop, policy, scorer.
+    """Runner of episodes with one environment, loop, policy and scorer.
 
     Args:
         pool: Lends environments.
@@ -97,13 +98,13 @@ class EpisodeRunner:
         tools: The configured tools.
         scorer: Computes the return; the environment's own rewards by default.
         system_prompt: Replaces the environment's instructions.
-        retries: New attempts after infrastructure failures.
-        observer: Notified of turns and endings.
-        counters: Counts of everything; several runners may share one.
-        tool_limits: Rate limits and kept results of tools; several runners may share one.
+        retries: Maximum number of new attempts after infrastructure failures.
+        observer: Notified of starts, turns and ends.
+        counters: Counts of events; several runners may share one.
+        tool_limits: Rate limits and cached results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
-        shots: Examples in every prompt.
-        roles: What the config says about the loop's roles; those that are left out play with everything the run has.
+        shots: Examples for every prompt.
+        roles: Setups of roles; roles without a setup use the run's tools and policy.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class EpisodeRunner:
         called = [setup.called_as for setup in roles if setup.called_as is not None]
         self.tools = [*tools, *called]
         self.role_names = role_names(loop, [tool.name for tool in called])
-        if pool.roles and not self.role_names:  # the loop's agent may have an entry of its own beside theirs
+        if pool.roles and not self.role_names:  # the loop's agent may have a setup too
             self.role_names = [setup.role.name for setup in roles if setup.role.name == SOLE_ROLE]
         self.scorer = scorer or EnvironmentReward()
         self.retries = retries
@@ -143,27 +144,27 @@ class EpisodeRunner:
         self.shots = shots
         self._role_setups = {setup.role.name: setup for setup in roles}
         self._unscored: set[str] = set()
-        """Ids of episodes that this runner played, and whose group is not scored yet."""
+        """Ids of episodes that this runner played and whose group is not scored yet."""
         self.spec = pool.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
 
     def with_policy(self, policy: EpisodePolicy) -> EpisodeRunner:
-        """Copy the runner for another policy, with counts of its own."""
+        """Copy the runner with another policy, new counters and a new observer."""
         other = copy.copy(self)
         other.policy, other.counters, other.observer = policy, RolloutCounters(), RolloutObserver()
         other._unscored = set()
         return other
 
     async def close(self) -> None:
-        """Close the environments, and what the loop holds. No episode may be running."""
+        """Close the loop, the environments and the policies of roles. No episode may be running."""
         await self.loop.close()
         await self.pool.close()
         for policy in self._role_policies().values():
             await policy.close()
 
     def _role_policies(self) -> dict[str, EpisodePolicy]:
-        """Return the policies that roles have of their own."""
+        """Return the roles' own policies by role name."""
         setups = self._role_setups.items()
         return {name: setup.policy for name, setup in setups if setup.policy is not None}
 
@@ -173,21 +174,21 @@ class EpisodeRunner:
 
     @property
     def scores_groups(self) -> bool:
-        """True if episodes are scored by comparing them with others of their group."""
+        """True if the scorer compares the episodes of a group."""
         return isinstance(self.scorer, GroupScorer)
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int, in_group: bool = False) -> Trajectory:
-        """Play the task until an attempt is not failed by infrastructure, or the attempts are used up.
+        """Play the task until an attempt has no infrastructure failure, or no attempt is left.
 
         Args:
-            task: What to play.
-            group_id: Members of a group share the task.
-            member: Number within the group.
-            seed: Decides all sampling of the episode; attempts and turns derive their own from it.
+            task: Task to play.
+            group_id: Id of the group, whose members share the task.
+            member: Number of the episode within the group.
+            seed: Seed of all sampling of the episode; attempts and turns derive their seeds from it.
             in_group: The caller calls `score_group` once the group has ended.
 
         Raises:
-            UsageError: an error that no new attempt can fix; the episode is alone, and its scorer compares.
+            UsageError: an error that no new attempt can fix, or the scorer compares episodes and `in_group` is False.
             asyncio.CancelledError: the caller cancelled; the observer has received the trajectory.
         """
         if self.scores_groups and not in_group:
@@ -217,7 +218,7 @@ class EpisodeRunner:
             await _in_own_task(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
         except EnvironmentFailure as error:
             self._fail(trajectory, error.outcome, error)
-        except BaseException as error:  # recorded, then passed on
+        except BaseException as error:  # recorded, then raised again
             trajectory.outcome, trajectory.error = Outcome.CANCELLED, str(error) or type(error).__name__
             raise
         finally:
@@ -257,14 +258,14 @@ class EpisodeRunner:
                 environment=environment,
                 policy=self.policy,
                 loop=self.loop,
-                tools=await _known_tools(self.tools),
+                tools=await _list_tools(self.tools),
                 turns=turns,
                 tool_limits=self.tool_limits,
                 make_sandbox=self.make_sandbox,
                 shots=shots,
-                roles={name: await self._known_role(name) for name in self.role_names},
+                roles={name: await self._make_role(name) for name in self.role_names},
                 role_policies=self._role_policies(),
-                environment_roles={name: await self._known_role(name, trained=False) for name in self.pool.roles},
+                environment_roles={name: await self._make_role(name, trained=False) for name in self.pool.roles},
             )
             try:
                 outcome = await self._run_loop(episode)
@@ -289,12 +290,12 @@ class EpisodeRunner:
         except AgentRLError as error:
             logger.warning("%s", error)
 
-    async def _known_role(self, name: str, *, trained: bool = True) -> AgentRole:
-        """Return a role with the tools that it may call; `trained` is the default of one that the config leaves out."""
+    async def _make_role(self, name: str, *, trained: bool = True) -> AgentRole:
+        """Return a role with the tools that it may call; `trained` applies to a role without a setup."""
         setup = self._role_setups.get(name)
         if setup is None or setup.tools is None:
             return AgentRole(name=name, trained=trained) if setup is None else setup.role
-        return dataclasses.replace(setup.role, tools={tool.name: tool for tool in await _known_tools(setup.tools)})
+        return dataclasses.replace(setup.role, tools={tool.name: tool for tool in await _list_tools(setup.tools)})
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         attempt = running_task()
@@ -315,7 +316,7 @@ class EpisodeRunner:
                 f"agent loop {type(self.loop).__name__} failed (task {episode.task.id})",
                 got=described_error(error),
             ) from error
-        return ending(episode.last_result)
+        return outcome_of(episode.last_result)
 
     def _read_info(self, trajectory: Trajectory, episode: RuntimeEpisode) -> None:
         trajectory.task_type = episode.info.get("task_type", trajectory.task_type)
@@ -330,20 +331,20 @@ class EpisodeRunner:
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__):
             async with async_boundary(RewardFailure, what, deadline_s=self.limits.score_timeout_s):
                 score = await checked_score(self.scorer, trajectory, task)
-        _give(trajectory, score)
+        _apply_score(trajectory, score)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> None:
-        """Score the episodes of a group, if the scorer compares them; those that infrastructure failed are left out.
+        """Score the episodes of a group if the scorer compares them; episodes with infrastructure failures are skipped.
 
-        A group that cannot be scored has failed by infrastructure, with all of its episodes.
+        If a group cannot be scored, all its episodes become infrastructure failures.
 
         Args:
-            trajectories: All of the group, also those that were played before the run was resumed.
-            task: Theirs.
+            trajectories: All episodes of the group, including those that were played before the run was resumed.
+            task: Task of the group.
 
         Raises:
             UsageError: an error that no new attempt can fix.
-            BudgetSpent: the scorer may ask nothing more.
+            BudgetSpent: the scorer's budget is used up.
         """
         found = [trajectory for trajectory in trajectories if _can_be_scored(trajectory)]
         if not self.scores_groups or not found:
@@ -357,7 +358,7 @@ class EpisodeRunner:
             if trajectory.id in self._unscored:
                 self._unscored.discard(trajectory.id)
             else:
-                self.observer.on_start(trajectory)  # of an episode that another process played
+                self.observer.on_start(trajectory)  # another process played this episode
             self._announce_end(trajectory)
 
     def _fail(self, trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:
@@ -374,11 +375,11 @@ class EpisodeRunner:
             async with async_boundary(RewardFailure, what, deadline_s=None):
                 scores = await checked_group_scores(scorer, trajectories, task)
         for trajectory, score in zip(trajectories, scores, strict=True):
-            _give(trajectory, score)
+            _apply_score(trajectory, score)
 
 
-async def _known_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
-    """Return tools and those of toolsets; two of one name are a `UsageError`."""
+async def _list_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
+    """Return tools and the tools of toolsets; raise a `UsageError` if two have the same name."""
     found: list[Tool] = []
     for one in tools:
         if isinstance(one, Tool):
@@ -387,7 +388,7 @@ async def _known_tools(tools: Sequence[Tool | Toolset]) -> list[Tool]:
         async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
             found += await one.tools()
     if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
-        raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
+        raise UsageError("two tools have the same name", got=", ".join(twice), hint="give one of them a prefix")
     return found
 
 
@@ -395,15 +396,15 @@ def _can_be_scored(trajectory: Trajectory) -> bool:
     return trajectory.outcome is not None and trajectory.outcome.is_trainable
 
 
-def _give(trajectory: Trajectory, score: Score) -> None:
-    """Give an episode its return: the score, and what single roles earned."""
+def _apply_score(trajectory: Trajectory, score: Score) -> None:
+    """Set an episode's return: the score plus the rewards of single roles."""
     own = math.fsum(trajectory.own_rewards.values())
     trajectory.reward = score.reward + own if own and score.reward is not None else score.reward
     trajectory.reward_components.update(score.components)
 
 
 async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
-    """Run `work` in its own task, so that code of the episode which cancels its task cannot cancel the caller."""
+    """Run `work` in its own task, so that code of the episode cannot cancel the caller."""
     task = asyncio.create_task(work, name=name)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -417,13 +418,13 @@ async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
             task.exception()
         raise cancelled
     if task.cancelled():
-        raise EnvironmentFailure(f"{name} failed", got="the task that runs it was cancelled by code of the episode")
+        raise EnvironmentFailure(f"{name} failed", got="code of the episode cancelled its task")
     task.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """One episode to play."""
+    """Episode to play."""
 
     task: Task
     group_id: str
@@ -432,7 +433,7 @@ class Assignment:
 
     @property
     def id(self) -> str:
-        """Id of its trajectories, without the number of the attempt."""
+        """Id of the episode's trajectories, without the attempt number."""
         return f"{self.group_id}/{self.member}"
 
 
@@ -441,11 +442,11 @@ async def play_all(
 ) -> AsyncIterator[Trajectory]:
     """Play all assignments, at most `concurrency` at a time; yield trajectories as episodes end.
 
-    Where the scorer compares episodes, those of one ``group_id`` come together, once the last of them has ended.
+    If the scorer compares episodes, those of one ``group_id`` are yielded together after the last one has ended.
     Leaving the loop early cancels the running episodes. A `UsageError` of an episode is raised.
 
     Raises:
-        UsageError: the scorer compares episodes, and one has no other to be compared with.
+        UsageError: the scorer compares episodes, and a group has only one.
     """
     assignments = list(assignments)
     groups = _Groups(runner, assignments)
@@ -471,7 +472,7 @@ async def play_all(
 
 
 class _Groups:
-    """Holds back the episodes of a group until the last one has ended, where the scorer compares them."""
+    """Groups of assignments; a group's episodes are held back until all have ended if the scorer compares them."""
 
     def __init__(self, runner: EpisodeRunner, assignments: Sequence[Assignment]) -> None:
         self._runner = runner
@@ -481,7 +482,7 @@ class _Groups:
             raise no_group(runner.scorer)
 
     async def play(self, one: Assignment) -> list[Trajectory]:
-        """Play an episode, and return those that are ready: itself, none, or its whole group."""
+        """Play an episode; return it, or its whole group once complete, or nothing until then."""
         runner, group_id = self._runner, one.group_id
         trajectory = await runner.run(
             one.task, group_id=group_id, member=one.member, seed=one.seed, in_group=runner.scores_groups
@@ -498,11 +499,11 @@ class _Groups:
 
 
 def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
-    """Make the loop that the config's ``agent.loop`` and ``agent.options`` describe.
+    """Make the agent loop of the config's ``agent.loop`` and ``agent.options``.
 
     Raises:
-        UnknownNameError: no such loop.
-        ConfigError: an unknown option, or a value that the loop refuses.
+        UnknownNameError: the loop does not exist.
+        ConfigError: an option is unknown, or the loop refuses a value.
     """
     kind = agent_loop_class(name)
     known = list(inspect.signature(kind).parameters)
@@ -511,7 +512,7 @@ def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
             raise ConfigError(
                 f"agent loop {name} has no option {option!r} (agent.options.{option})",
                 expected=", ".join(known) or "no options",
-                hint=did_you_mean(option, known) or "agent.options={} drops the options of another loop",
+                hint=did_you_mean(option, known) or "set agent.options={} to remove the options of another loop",
             )
     loop: AgentLoop = kind(**options)
     return loop

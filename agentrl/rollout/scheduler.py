@@ -1,4 +1,4 @@
-"""Groups of episodes of one task, whose returns are compared, and the scheduler that keeps them running.
+"""Scheduler of episode groups. A group has one task, and the returns of its episodes are compared.
 
     task sampler ─► admission ──► one asyncio task per episode ──► complete groups ──► next_batch() ──► trainer
                      (staleness,    no lockstep, no barrier:        filtered,                             │
@@ -6,13 +6,11 @@
                         ▲                                                                                 │
                         └──────────────────────── set_version(v + 1) ◄────────────────────────────────────┘
 
-A group is of one environment, and is played by that environment's runner, which also scores it as a whole where its
-scorer compares episodes. What groups say about their tasks is handed
-to the task sampler when a batch is complete, all at once and in the order of groups.
+The runner of a group's environment plays the group, and scores it as a whole if the scorer compares episodes. When a
+batch is complete, the task sampler receives the outcomes of all ended groups at once, in the order of groups.
 
-With `max_staleness` 0 a batch is exactly the groups that were started for it, and comes sorted by task order and
-member, so nothing depends on which episode was faster. Sampling seeds follow from the run's seed and the group's
-position.
+With `max_staleness` 0 a batch consists of the groups that were started for it, sorted by task order and member, so the
+speed of episodes has no effect. Sampling seeds are derived from the run's seed and the group's position.
 """
 
 from __future__ import annotations
@@ -37,18 +35,18 @@ from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 MAX_WASTED_BATCHES = 20
-"""Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
+"""Number of batches whose groups may be filtered out, or dropped as too stale, in a row before the run fails."""
 
 LEAST_FAILED_GROUPS = 4
-"""Groups that must fail in a row before the run gives up, however small its batches."""
+"""Minimum number of groups that must fail in a row before the run fails, even if a batch is smaller."""
 
 GREEDY, EXPERT = "greedy", "expert"
-"""Names of extra rollouts: the policy at temperature 0, and experts (``expert-0``, …)."""
+"""Names of extra rollouts: the policy at temperature 0, and experts (with numbers: ``expert-0``, …)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The episodes of one task, complete or still running."""
+    """Group of the episodes of one task, complete or still running."""
 
     position: int
     draw: SampledTask
@@ -57,16 +55,16 @@ class Group:
     """Finished episodes by member number."""
     extra_names: tuple[str, ...] = ()
     extra_rollouts: dict[str, Trajectory] = field(default_factory=dict)
-    """Finished extra rollouts by name; they are not members, and count in no statistics of the policy."""
+    """Finished extra rollouts by name; they are not members and not part of the policy's statistics."""
 
     @property
     def task(self) -> Task:
-        """Task of all its episodes."""
+        """Task of all episodes."""
         return self.draw.task
 
     @property
     def id(self) -> str:
-        """Unique in the run."""
+        """Id of the group, unique in the run."""
         return "-".join(filter(None, (str(self.position), self.draw.environment, self.task.id)))
 
     @property
@@ -81,37 +79,37 @@ class Group:
 
     @property
     def failed_extras(self) -> list[str]:
-        """Names of extra rollouts that infrastructure failed, or that have no reward."""
+        """Names of extra rollouts that have an infrastructure failure or no reward."""
         return [name for name, trajectory in self.extra_rollouts.items() if not trajectory.is_trainable]
 
     @property
     def experts(self) -> list[Trajectory]:
-        """The episodes of experts."""
+        """Episodes of experts, in the order of their names."""
         return [self.extra_rollouts[name] for name in sorted(self.extra_rollouts) if name.startswith(EXPERT)]
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The finished episodes in member order, failed ones included."""
+        """Finished episodes in member order, including failed ones."""
         return [self.members[member] for member in sorted(self.members)]
 
     @property
     def trainable(self) -> list[Trajectory]:
-        """Episodes that can be trained on: not failed by infrastructure, and scored."""
+        """Episodes that can be trained on: scored, and without an infrastructure failure."""
         return [trajectory for trajectory in self.trajectories if trajectory.is_trainable]
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest weight version that sampled a token of the group; ``None`` when nothing was sampled."""
+        """Oldest weight version that sampled a token of the group; ``None`` if nothing was sampled."""
         versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]
         return min(versions, default=None)
 
     def staleness(self, version: int, adapters: Mapping[str, int]) -> int | None:
-        """Return how many versions its oldest token is behind, each by the adapter that sampled it."""
+        """Return how many versions the group's oldest token is behind; a token's age counts by its own adapter."""
         ages = [age for trajectory in self.trainable if (age := trajectory.staleness(version, adapters)) is not None]
         return max(ages, default=None)
 
     def outcome(self) -> GroupOutcome:
-        """Count how often it solved its task so far."""
+        """Count the successes of the group's episodes."""
         known = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
         return GroupOutcome(
             position=self.position,
@@ -125,7 +123,7 @@ class Group:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """Return the group as plain JSON types; its task is found again by where it comes from."""
+        """Return the group in plain JSON types; `from_record` needs its task, which the sampler finds by its place."""
         return {
             "position": self.position,
             "environment": self.draw.environment,
@@ -139,7 +137,7 @@ class Group:
     def from_record(
         cls, record: Mapping[str, Any], *, draw: SampledTask, size: int, extra_names: tuple[str, ...] = ()
     ) -> Group:
-        """Restore what `to_record` gave; extra rollouts that it lacks are played later."""
+        """Restore a group from `to_record`; missing extra rollouts are played later."""
         members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}
         return cls(
             position=record["position"],
@@ -152,22 +150,23 @@ class Group:
 
 
 class GroupScheduler:
-    """Runs groups of episodes ahead of the trainer, as far as staleness and capacity allow.
+    """Scheduler that runs groups of episodes ahead of the trainer, as far as staleness and capacity allow.
 
     Args:
-        runners: Play episodes, by the label of their environment; they share their waits and counters.
-        tasks: Task order; owned by the scheduler from now on.
-        group_size: Episodes per task.
-        batch: Groups per training step.
+        runners: Runners by the label of their environment; they share waits and counters.
+        tasks: Task order; the scheduler becomes its only user.
+        group_size: Number of episodes per task.
+        batch: Number of groups per training step.
         max_staleness: Maximum number of versions between sampling and training.
         max_concurrent: Maximum number of episodes in flight.
-        seed: The run's seed.
+        seed: Seed of the run.
         version: Version of the trainer's weights.
-        keep: Decides whether a complete group is worth training on (dynamic sampling); others are replaced.
-        least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
-        extra_runners: Play the extra rollouts of each group, by the label of the environment and their name. A group
-            fails with any of them.
-        adapter_versions: Gives the versions of several adapters, whose tokens are as stale as their own adapter says.
+        keep: Returns True if a complete group is worth training on (dynamic sampling); other groups are replaced.
+        least_members: Minimum number of trainable episodes of a group, or else the group has failed; 2 if episodes are
+            compared.
+        extra_runners: Runners of the extra rollouts of each group, by the label of the environment and the rollout's
+            name. A group fails if one of its extra rollouts fails.
+        adapter_versions: Returns the current versions of several adapters; a token's age counts by its own adapter.
     """
 
     def __init__(
@@ -216,12 +215,12 @@ class GroupScheduler:
         self._changed = asyncio.Event()
 
     async def next_batch(self) -> list[Group]:
-        """Return the next complete groups to train on, in task order; meanwhile start new episodes.
+        """Return the next complete groups to train on, in task order; start new episodes meanwhile.
 
         Raises:
-            UsageError: an episode hit an error that the user must fix.
-            TrainingError: too many groups in a row failed (a batch, at least `LEAST_FAILED_GROUPS`), or were not worth
-                training on or too stale (`MAX_WASTED_BATCHES` batches).
+            UsageError: an episode had an error that the user must fix.
+            TrainingError: too many groups in a row failed (a batch, at least `LEAST_FAILED_GROUPS`), or were filtered
+                out or too stale (`MAX_WASTED_BATCHES` batches).
         """
         batch = self.batch
         with self._waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
@@ -242,11 +241,11 @@ class GroupScheduler:
         return sorted(taken, key=lambda group: group.position)
 
     def set_version(self, version: int) -> None:
-        """The trainer has new weights, and the engine serves them: more may start. Call `start_episodes` to do so."""
+        """Note that the engine serves the trainer's new weights; call `start_episodes` to start what that allows."""
         self.version = version
 
     def start_episodes(self) -> None:
-        """Start as many groups as staleness and capacity allow; `next_batch` does so, too."""
+        """Start as many groups as staleness and capacity allow; `next_batch` does this too."""
         if self._closed or self._failure is not None:
             return
         while self._unfinished < self.max_concurrent and self._may_start():
@@ -257,11 +256,11 @@ class GroupScheduler:
                     self._start_episode(group, member)
             for name in group.missing_extras:
                 self._start_episode(group, name)
-            if group.is_complete:  # of a run that was saved while the group was being scored
+            if group.is_complete:  # restored from a run that was saved while the group was being scored
                 self._start(self._finish(group), f"scoring group {group.id}")
 
     def _may_start(self) -> bool:
-        """Apply the staleness rule; a group that failed or was dropped leaves its place to another."""
+        """Return True if staleness allows another group; a failed or dropped group no longer counts."""
         started = len(self._running) + len(self._finished) + self.used
         return started < (self.max_staleness + self.version + 1) * self.batch
 
@@ -272,7 +271,7 @@ class GroupScheduler:
         return Group(position=position, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
 
     def _extra_names(self, draw: SampledTask) -> tuple[str, ...]:
-        """Return the names of a task's extra rollouts; stored experts do not have every task."""
+        """Return the names of a task's extra rollouts; stored experts may lack the task."""
         players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.plays(draw.task))
 
@@ -289,7 +288,7 @@ class GroupScheduler:
         self._episodes.discard(episode)
         self._unfinished -= 1
         if episode.cancelled():
-            error: BaseException | None = TrainingError(f"{episode.get_name()} was cancelled, but not by the run")
+            error: BaseException | None = TrainingError(f"{episode.get_name()} was cancelled from outside the run")
         else:
             error = episode.exception()
         if error is not None and not self._closed:
@@ -301,7 +300,7 @@ class GroupScheduler:
         self._changed.set()
 
     async def _play(self, group: Group, player: int | str) -> None:
-        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a place among running episodes"):
+        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a free slot for an episode"):
             await self._places.acquire()
         try:
             seed = derive_seed(self._seed, "episode", group.position)
@@ -320,7 +319,7 @@ class GroupScheduler:
             await self._finish(group)
 
     async def _finish(self, group: Group) -> None:
-        """Score a group whose episodes have all ended, where they are compared, and hand it over."""
+        """Score a group whose episodes have all ended, if they are compared, and complete it."""
         await self.runners[group.draw.environment].score_group(group.trajectories, group.task)
         self._complete(group)
 
@@ -364,8 +363,8 @@ class GroupScheduler:
         if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.batch:
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
-                expected="groups whose episodes the advantage estimator tells apart, by their rewards before shaping",
-                hint="take easier tasks, warm-start the policy (agentrl sft), or set algorithm.dynamic_sampling=false",
+                expected="groups whose episodes the advantage estimator can distinguish, by rewards before shaping",
+                hint="use easier tasks, warm-start the policy (agentrl sft), or set algorithm.dynamic_sampling=false",
             )
 
     def _drop_stale(self) -> None:
@@ -387,20 +386,20 @@ class GroupScheduler:
                 f"{self._stale_in_a_row} groups in a row were too stale to train on",
                 got=f"tokens that are {age} versions old at version {self.version}",
                 expected=f"at most {self.max_staleness}",
-                hint="does the engine serve the trainer's current weights?",
+                hint="check that the engine serves the trainer's current weights",
             )
 
     async def close(self) -> None:
-        """Cancel what runs and wait until it has ended."""
+        """Cancel running episodes and wait until they have ended."""
         self._closed = True
         for episode in list(self._episodes):
             episode.cancel()
         await asyncio.gather(*self._episodes, return_exceptions=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`: plain JSON types.
+        """Return the state for `load_state_dict` in plain JSON types.
 
-        Finished episodes that no batch has taken are in it; those in flight will start again under the same seeds.
+        It contains finished episodes that no batch has taken. Episodes in flight will restart with the same seeds.
         """
         unfinished = [*self._running.values(), *self._to_restart]
         return {
@@ -413,34 +412,34 @@ class GroupScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another scheduler was saved, before anything has started; the batch size may have changed."""
+        """Restore a saved state before anything has started; the batch size may have changed."""
         if state["group_size"] != self.group_size:
             raise UsageError(
-                "a run cannot go on with groups of another size",
+                "a run cannot resume with another group size",
                 got=f"{self.group_size} episodes of the policy in each group",
                 expected=state["group_size"],
-                hint="set algorithm.group_size and algorithm.expert.members as they were",
+                hint="set algorithm.group_size and algorithm.expert.members to their previous values",
             )
         self.tasks.load_state_dict(state["tasks"])
         self._outcomes = [GroupOutcome(**record) for record in state["tallies"]]
-        self._finished = [self._restored(record) for record in state["finished"]]
-        self._to_restart = deque(self._restored(record) for record in state["unfinished"])
+        self._finished = [self._restore(record) for record in state["finished"]]
+        self._to_restart = deque(self._restore(record) for record in state["unfinished"])
         self.version = state["version"]
-        self.used = self.version * self.batch  # each version used a batch, of whatever size
+        self.used = self.version * self.batch  # each version used one batch, whatever its size
 
-    def _restored(self, record: Mapping[str, Any]) -> Group:
+    def _restore(self, record: Mapping[str, Any]) -> Group:
         draw: SampledTask = self.tasks.again(record["environment"], record["place"], record["horizon"])
         return Group.from_record(record, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
 
 
 HORIZON = "curriculum/turns"
-"""The most turns that an episode of the step could have, where a horizon grows."""
+"""Metric name: maximum number of turns that the horizon allowed in the step."""
 
 
 def environment_metrics(groups: Sequence[Group], *, teaches: Callable[[Group], bool]) -> dict[str, float]:
-    """Return success, reward, turns, tokens and horizon of each environment of several; of one the horizon alone.
+    """Return success, reward, turns, tokens and horizon by environment; only the horizon if there is one environment.
 
-    `teaches` says whether the estimator tells the episodes of a group apart.
+    `teaches` returns True if the advantage estimator can distinguish the episodes of a group.
     """
     labels = dict.fromkeys(group.draw.environment for group in groups)
     by_label = {label: [group for group in groups if group.draw.environment == label] for label in labels}
@@ -448,7 +447,7 @@ def environment_metrics(groups: Sequence[Group], *, teaches: Callable[[Group], b
     metrics = _horizon(HORIZON, groups)
     for label, found in sorted(by_label.items()):
         if label:
-            metrics |= _of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens, teaches)
+            metrics |= _metrics_of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens, teaches)
     return metrics
 
 
@@ -456,22 +455,24 @@ def extra_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return success and reward of extra rollouts under ``greedy/`` and ``expert/``."""
     greedy = [group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts]
     experts = [trajectory for group in groups for trajectory in group.experts]
-    return {**_played(GREEDY, greedy), **_played(EXPERT, experts)}
+    return {**_scores(GREEDY, greedy), **_scores(EXPERT, experts)}
 
 
-def _played(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def _scores(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {
         **_mean(f"{name}/success", [float(t.success) for t in trajectories if t.success is not None]),
         **_mean(f"{name}/reward", [t.reward for t in trajectories if t.reward is not None]),
     }
 
 
-def _of_one(name: str, groups: Sequence[Group], tokens: int, teaches: Callable[[Group], bool]) -> dict[str, float]:
-    trained = _trained(groups)
+def _metrics_of_one(
+    name: str, groups: Sequence[Group], tokens: int, teaches: Callable[[Group], bool]
+) -> dict[str, float]:
+    trained = _trainable(groups)
     return {
         f"{name}/groups": float(len(groups)),
         f"{name}/zero_variance": float(sum(not teaches(group) for group in groups)),
-        **_played(name, trained),
+        **_scores(name, trained),
         **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
         **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),
         f"{name}/token_share": _tokens(groups) / tokens if tokens else 0.0,
@@ -479,12 +480,12 @@ def _of_one(name: str, groups: Sequence[Group], tokens: int, teaches: Callable[[
     }
 
 
-def _trained(groups: Sequence[Group]) -> list[Trajectory]:
+def _trainable(groups: Sequence[Group]) -> list[Trajectory]:
     return [trajectory for group in groups for trajectory in group.trainable]
 
 
 def _tokens(groups: Sequence[Group]) -> int:
-    return sum(trajectory.sampled_tokens for trajectory in _trained(groups))
+    return sum(trajectory.sampled_tokens for trajectory in _trainable(groups))
 
 
 def _horizon(name: str, groups: Sequence[Group]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Scripted policies: the environment's own expert, a random policy, and an expert's stored episodes.
 
-Each turn they ask the environment for an action and the agent loop for the answer that a perfect policy would have
-written. With a renderer the answer goes into the ledger as forced tokens, where sampled ones would stand: the source of
-warm starts. Without one only messages are kept: scores of scripted policies need no model.
+In each turn a scripted policy gets an action from the environment, and from the agent loop the answer that a perfect
+policy would write for it. With a renderer the answer enters the ledger as forced tokens in place of sampled ones, for
+warm starts. Without a renderer only messages are kept, so that scores of scripted policies need no model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl.rollout.policies import (
     append_textual_turn,
     cut_characters,
     split_characters,
-    written_by,
+    write_answer,
 )
 from agentrl.task import Task
 from agentrl.tool import Tool
@@ -32,20 +32,20 @@ from agentrl.trajectory import NOT_SAMPLED, Source, Trajectory
 
 
 class ScriptedPolicy(enum.StrEnum):
-    """Scripted policies: the environment's expert, or random actions."""
+    """Kinds of scripted policies: the environment's expert, or random actions."""
 
     EXPERT = "expert"
     RANDOM = "random"
 
 
 class ScriptedEpisodePolicy(EpisodePolicy):
-    """Opens conversations that a scripted policy answers.
+    """Policy whose answers are scripted.
 
     Args:
         kind: Expert or random.
-        renderer: Writes the answers into the ledger; ``None`` keeps text only.
+        renderer: Writes the answers into the ledger; ``None`` keeps only text.
         max_context: Maximum number of tokens of prompt and answer together.
-        mistakes: Share of actions before which an expert makes a mistake.
+        mistakes: Fraction of actions before which an expert makes a mistake.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class ScriptedEpisodePolicy(EpisodePolicy):
         return ScriptedConversation(self, ledger, episode, [tool.name for tool in tools])
 
     def of_environment_role(self, role: str) -> EpisodePolicy:
-        """Return the same policy without a model: what a role of the environment's says is no demonstration."""
+        """Return the same policy without a renderer: the answers of environment roles are not demonstrations."""
         return ScriptedEpisodePolicy(self.kind)
 
-    def written(self, message: Message) -> str:
-        """Write it as the chat template does, if there is a model."""
-        return super().written(message) if self.renderer is None else written_by(self.renderer, message)
+    def write_answer(self, message: Message) -> str:
+        """Return an answer as the chat template writes it, or as JSON without a renderer."""
+        return super().write_answer(message) if self.renderer is None else write_answer(self.renderer, message)
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """Cut by the model's tokens, or by an estimate when there is no model."""
+        """Cut by the model's tokens, or by an estimate without a renderer."""
         return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
 
     def split(self, text: str, max_tokens: int) -> list[str]:
-        """Split by the model's tokens, or by an estimate when there is no model."""
+        """Split by the model's tokens, or by an estimate without a renderer."""
         return split_characters(text, max_tokens) if self.renderer is None else self.renderer.split(text, max_tokens)
 
 
 class ScriptedConversation(Conversation):
-    """A scripted policy whose answers become forced tokens; without a ledger it is played in text only."""
+    """Conversation with scripted answers, which become forced tokens; without a ledger they are text only."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class ScriptedConversation(Conversation):
         self._tools = tools
 
     def add(self, *messages: Message) -> None:
-        """Append messages to the ledger; the policy itself sees the environment."""
+        """Append messages to the ledger; the scripted policy itself reads the environment."""
         if self.ledger is not None:
             self.ledger.add(messages)
 
@@ -112,7 +112,7 @@ class ScriptedConversation(Conversation):
         return ScriptedConversation(self._policy, ledger, self._episode, self._tools)
 
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
-        """Write the answer that takes the scripted policy's action."""
+        """Write the answer with the scripted policy's next action."""
         policy, turns = self._policy, self._episode.turns
         seed, prompt_tokens = turns.begin(is_counted=not options.for_environment), 0
         if self.ledger is not None:
@@ -125,13 +125,13 @@ class ScriptedConversation(Conversation):
             turn = append_textual_turn(turns, StopReason.STOP, options.role)
             turns.take(turn, prompt_tokens=0, answer_tokens=0, trained=options.trained)
             return Answer(message=message, raw_text=plainly_written(message))
-        text = _written(message, policy.renderer, self.ledger)
+        text = _answer_text(message, policy.renderer, self.ledger)
         if not text.startswith(prefill):
             raise UsageError(
-                "the expert's answer does not begin as every answer does",
+                "the expert's answer does not begin with the prefill",
                 got=repr(text),
                 expected=f"a text that begins with {prefill!r}",
-                hint="leave out agent.options.prefill, or take the format that it belongs to",
+                hint="remove agent.options.prefill, or use the format that it belongs to",
             )
         answer = self.ledger.demonstrate(text.removeprefix(prefill), role=options.role, source=source)
         turn = self.ledger.sequence.turns[-1]
@@ -145,27 +145,26 @@ class ScriptedConversation(Conversation):
             raise UsageError(
                 f"the environment's expert acts through a tool that {role} may not call",
                 got=", ".join(missing),
-                expected=f"one of {', '.join(self._tools)}" if self._tools else "no tool: it has none",
-                hint=f"leave out agent.roles.{role}.tools, which take the place of the environment's tools, or"
-                " agent.options.offer",
+                expected=f"one of {', '.join(self._tools)}" if self._tools else "no tool calls: it has no tools",
+                hint=f"remove agent.roles.{role}.tools, which replaces the environment's tools, or agent.options.offer",
             )
 
     def _check_length(self, text: str, tokens: int) -> None:
         most = self._episode.turns.budget.limits.max_answer_tokens
         if tokens > most:
             raise UsageError(
-                "the expert's answer is longer than the agent's may be, which could never learn it",
+                "the expert's answer is longer than the agent's answers may be, so the agent cannot learn it",
                 got=f"{tokens} tokens: {text}",
                 expected=f"at most agent.max_answer_tokens={most}",
                 hint=f"set agent.max_answer_tokens={tokens} or more",
             )
 
 
-def _written(message: Message, renderer: Renderer, ledger: LedgerConversation) -> str:
-    """Return the text with which the model would say `message` now."""
+def _answer_text(message: Message, renderer: Renderer, ledger: LedgerConversation) -> str:
+    """Return the text with which the model would write `message` at this point of the conversation."""
     if not message.tool_calls:
         return renderer.plain_answer(message.text)
-    earlier = sum(len(said.tool_calls) for said in ledger.messages)
+    earlier = sum(len(previous.tool_calls) for previous in ledger.messages)
     return renderer.answer_text(message, earlier_calls=earlier)
 
 
@@ -177,9 +176,9 @@ async def demonstration(
     *,
     mistakes: float = 0.0,
 ) -> tuple[Message, Source]:
-    """Return the message in which `policy` takes its next action, and the source of its tokens: forced or mistake.
+    """Return the message with the next action of `policy`, and the source of its tokens: forced or mistake.
 
-    In a turn without an action the message is what `options` demonstrates.
+    In a turn without an action, `options.demonstration` gives the message.
     """
     if options.demonstration is not None:
         return Message(role="assistant", content=options.demonstration()), Source.FORCED
@@ -191,7 +190,7 @@ async def demonstration(
 
 
 async def _message(episode: EpisodeView, action: str, options: TurnOptions) -> Message:
-    """Return the answer that takes `action`: through the environment's own tools where the loop offers them."""
+    """Return the answer with `action`: a call of the environment's tools if the loop offers them."""
     if options.for_environment:
         return Message(role="assistant", content=action)
     through_tools = await episode.environment.call(TOOL_MESSAGE, action) if episode.loop.offers_tools else None
@@ -199,9 +198,9 @@ async def _message(episode: EpisodeView, action: str, options: TurnOptions) -> M
 
 
 class StoredExpert:
-    """Expert that replays the stored episode of a task with the best reward (`place` 0), the second best, and so on.
+    """Expert that replays a task's stored episode with the best reward (`place` 0), the second best (1), and so on.
 
-    Episodes without a valid end or a reward are left out.
+    Episodes with an infrastructure failure or without a reward are skipped.
     """
 
     def __init__(self, trajectories: Iterable[Trajectory], *, place: int) -> None:
@@ -214,11 +213,11 @@ class StoredExpert:
             episodes.sort(key=lambda trajectory: -(trajectory.reward or 0.0))
 
     def plays(self, task: Task) -> bool:
-        """Return True if there is an episode of this task and seed."""
+        """Return True if there is a stored episode of this task and seed."""
         return len(self._episodes.get((task.id, task.seed), ())) > self._place
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
-        """Return the stored episode as a member of a group; its sampled tokens become forced ones."""
+        """Return the stored episode as a member of a group, with its sampled tokens marked as forced."""
         return expert_copy(self._episodes[task.id, task.seed][self._place], id=f"{group_id}/{member}.0", group=group_id)
 
 

@@ -1,4 +1,4 @@
-"""Examples in the prompt: turns of the environment's expert, before the task that is to be solved (``agent.shots``)."""
+"""Few-shot examples (``agent.shots``): turns of the environment's expert that precede the task in the prompt."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from agentrl.rollout.runner import EpisodeRunner
 
 MAX_EPISODES = 20
-"""Episodes of the expert in which the turns must be found."""
+"""Maximum number of the expert's episodes to search for turns."""
 
 
 class Shots:
-    """The expert's turns that every prompt of a run shows: the first ones of its episodes on the first tasks.
+    """Turns of the expert for every prompt of a run: the first turns of its episodes on the first tasks.
 
     Args:
-        count: How many turns.
-        tasks: Tasks that the expert plays for it, of the training split.
+        count: Number of turns.
+        tasks: Tasks of the training split that the expert plays.
     """
 
     def __init__(self, count: int, tasks: TaskSource) -> None:
@@ -39,14 +39,14 @@ class Shots:
         self._known: dict[str | None, list[Message]] = {}
 
     async def messages(self, runner: EpisodeRunner, task: Task) -> list[Message]:
-        """Return the messages of the turns, in order; the expert plays for them the first time.
+        """Return the messages of the turns in order; the first call lets the expert play.
 
         Args:
             runner: Plays the expert's episodes.
-            task: The prompt's own task, of which no turn is shown.
+            task: Task of the prompt, whose turns are never shown.
 
         Raises:
-            UsageError: the environment has no expert, or its episodes have too few turns.
+            UsageError: the environment has no expert, or the expert's episodes have too few turns.
         """
         async with self._lock:
             if None not in self._known:
@@ -57,10 +57,10 @@ class Shots:
             return self._known[own]
 
     async def _play(self, runner: EpisodeRunner, left_out: str | None) -> list[Message]:
-        heard = _Heard()
+        recorder = _MessageRecorder()
         renderer = getattr(runner.policy, "renderer", None)
         expert = runner.with_policy(ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer))
-        expert.observer, expert.scorer, expert.shots = heard, EnvironmentReward(), None
+        expert.observer, expert.scorer, expert.shots = recorder, EnvironmentReward(), None
         found: list[Message] = []
         episodes = min(MAX_EPISODES, len(self._tasks))
         for number in range(episodes):
@@ -70,9 +70,9 @@ class Shots:
             if left_out is None:
                 self._played_tasks.add(task.id)
             await expert.run(task, group_id=f"shots/{number}", member=0, seed=0)
-            for conversation in heard.take():
+            for conversation in recorder.take():
                 turns = _turns(conversation, self.count - _answers(found))
-                found = _joined(found, _closed(turns, renderer))
+                found = _join(found, _close(turns, renderer))
             if _answers(found) == self.count:
                 return found
         raise UsageError(
@@ -83,14 +83,14 @@ class Shots:
         )
 
 
-class _Heard(RolloutObserver):
-    """Keeps the messages of episodes as they end."""
+class _MessageRecorder(RolloutObserver):
+    """Recorder of the messages of episodes that end."""
 
     def __init__(self) -> None:
         self._conversations: list[list[Message]] = []
 
     def on_end(self, trajectory: Trajectory) -> None:
-        """Keep an episode's messages, answers in words as they were written: with their thoughts."""
+        """Keep an episode's messages; answers without calls keep their whole text, including thinking."""
         answers = zip(trajectory.answers, trajectory.completions, strict=True)
         written = {id(answer): replace(answer, content=text, reasoning=None) for answer, text in answers}
         self._conversations += [
@@ -99,7 +99,7 @@ class _Heard(RolloutObserver):
         ]
 
     def take(self) -> list[list[Message]]:
-        """Return what was heard since the last time."""
+        """Return the conversations recorded since the last call."""
         taken, self._conversations = self._conversations, []
         return taken
 
@@ -109,11 +109,11 @@ def _answers(messages: Sequence[Message]) -> int:
 
 
 ENDED = "This example ends here."
-"""Answer in words after an example's last tool result, where the chat template wants one."""
+"""Text answer after an example's last tool result, if the chat template requires one."""
 
 
-def _closed(turns: list[Message], renderer: Renderer | None) -> list[Message]:
-    """End an example with words where the chat template refuses a user's message after a tool's result (Mistral)."""
+def _close(turns: list[Message], renderer: Renderer | None) -> list[Message]:
+    """End an example with a text answer if the chat template refuses a user message after a tool result (Mistral)."""
     if renderer is None or not turns or turns[-1].role != "tool":
         return turns
     try:
@@ -124,7 +124,7 @@ def _closed(turns: list[Message], renderer: Renderer | None) -> list[Message]:
 
 
 def _turns(conversation: Sequence[Message], count: int) -> list[Message]:
-    """Return the first turns of a conversation without its system message, and what followed the last of them."""
+    """Return the first `count` turns of a conversation and the messages after the last one, without system message."""
     found: list[Message] = []
     for message in conversation:
         if message.role == "assistant" and _answers(found) == count:
@@ -134,8 +134,8 @@ def _turns(conversation: Sequence[Message], count: int) -> list[Message]:
     return found if _answers(found) else []
 
 
-def _joined(first: Sequence[Message], then: Sequence[Message]) -> list[Message]:
-    """Return messages one after the other; two of the user's in a row become one, as chat templates want turns."""
+def _join(first: Sequence[Message], then: Sequence[Message]) -> list[Message]:
+    """Concatenate messages; two adjacent user messages become one, because chat templates expect alternating roles."""
     if not (first and then and first[-1].role == then[0].role == "user"):
         return [*first, *then]
     last, following = first[-1].content, then[0].content
@@ -149,14 +149,14 @@ def _parts(content: Content) -> tuple[ContentPart, ...]:
 
 
 NEXT = "Here is the next task."
-"""Stands between what an example led to and the task that follows it."""
+"""Text between the end of an example and the following task."""
 ANNOUNCED = "Here are some examples from other tasks. Your own task comes after them."
 
 
 def with_shots(messages: Sequence[Message], shots: Sequence[Message]) -> Sequence[Message]:
-    """Return the first messages of a conversation with examples after its system message, which announces them."""
+    """Insert examples after a conversation's system message, which then announces them."""
     if not shots:
         return messages
     opening = [message for message in messages[:1] if message.role == "system"]
     announced = [system(f"{message.text}\n\n{ANNOUNCED}") for message in opening]
-    return [*announced, *_joined(shots, messages[len(opening) :])]
+    return [*announced, *_join(shots, messages[len(opening) :])]

@@ -1,7 +1,7 @@
-"""The run's endless order of tasks: whose turn it is, which task, and at which horizon.
+"""Endless order of a run's tasks: the environment, the task and the horizon of each draw.
 
-A draw depends on the seed, on how many draws there have been, and on the outcomes of whole training steps: never
-on which episode was faster. So a run that was killed and resumed draws what an uninterrupted one would have.
+A draw depends on the seed, on the number of earlier draws, and on the outcomes of complete training steps, never on the
+speed of episodes. A run that was killed and resumed therefore draws the same tasks as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from agentrl.task import Task, TaskCursor, TaskSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTask:
-    """A task whose turn it is."""
+    """Draw of the task sampler."""
 
     environment: str
     place: int
-    """In the environment's endless order of tasks."""
+    """Position in the environment's endless order of tasks."""
     task: Task
-    """Its turns are limited to the horizon."""
+    """Drawn task, with its turns limited to the horizon."""
     horizon: int | None = None
-    """Turns allowed by the curriculum; ``None`` without one."""
+    """Maximum number of turns of the curriculum; ``None`` without a horizon."""
 
 
 class TaskSampler:
-    """Draws tasks from one environment, or from several in shares that are kept exactly.
+    """Sampler of tasks from one environment, or from several in exact shares.
 
-    Of several, the one is next that is furthest behind its share: at no time has any had a whole turn more than its
-    weight's part of all turns.
+    The next environment is the one that is furthest behind its share. No environment ever exceeds its share of all
+    draws by a whole draw.
 
     Args:
         sources: Tasks by the label of their environment.
-        seed: The run's seed.
-        weights: Shares of the turns; equal ones when left out.
+        seed: Seed of the run.
+        weights: Shares of the draws by label; equal by default.
         curriculum: Pools and horizon.
         shuffle: ``False`` keeps each source's order.
     """
@@ -66,11 +66,11 @@ class TaskSampler:
 
     @property
     def wants_outcomes(self) -> bool:
-        """True if `learn` reads its outcomes."""
+        """True if `learn` uses its outcomes."""
         return self._pools is not None or (self._horizon is not None and self._horizon.wants_outcomes)
 
     def next(self) -> SampledTask:
-        """Return the next task; endless."""
+        """Return the next draw; the order is endless."""
         environment = self._next_environment()
         cursor = self._cursors[environment]
         while True:
@@ -85,7 +85,7 @@ class TaskSampler:
         return _draw(environment, place, task, horizon)
 
     def again(self, environment: str, place: int, horizon: int | None) -> SampledTask:
-        """Return a draw as it was made before."""
+        """Repeat an earlier draw."""
         if environment not in self._cursors:
             raise _other_environments([environment], list(self._cursors))
         return _draw(environment, place, self._cursors[environment].at(place), horizon)
@@ -107,7 +107,7 @@ class TaskSampler:
         return max(self._turns, key=lambda label: self._weights[label] * after / whole - self._turns[label])
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """Learn from all groups that ended since the last training step, trained on or not."""
+        """Learn from all groups that ended since the last training step, whether they were trained on or not."""
         self.step += 1
         if self._horizon is not None:
             self._horizon.learn(outcomes)
@@ -119,11 +119,11 @@ class TaskSampler:
             self._passed_over = 0
 
     def metrics(self) -> dict[str, float]:
-        """Sizes of the pools after the latest step, and the turns passed over in it; nothing without pools."""
+        """Return the pools' sizes after the latest step and its number of skipped draws; empty without pools."""
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict`: plain JSON types."""
+        """Return the state for `load_state_dict` in plain JSON types."""
         return {
             "position": self.position,
             "step": self.step,
@@ -135,7 +135,7 @@ class TaskSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one was saved; a `UsageError` if it had other environments or tasks."""
+        """Restore the state that `state_dict` returned; raise a `UsageError` for other environments or tasks."""
         if set(state["cursors"]) != set(self._cursors):
             raise _other_environments(list(state["cursors"]), list(self._cursors))
         for label, cursor in self._cursors.items():

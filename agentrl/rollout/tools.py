@@ -1,4 +1,4 @@
-"""Tools of one episode, opened when first called and closed at its end, and the limits that all episodes share."""
+"""Tools of one episode, opened at their first call and closed at its end, and the limits that all episodes share."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from agentrl.trajectory import Trajectory
 _log = logging.getLogger(__name__)
 
 KEPT_RESULTS = 4096
-"""Results of one pure tool that are kept, the latest used ones."""
+"""Maximum number of cached results of one pure tool; the least recently used one is dropped."""
 Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
 
 
 class RateLimiter:
-    """Admits calls of one tool as its limits allow.
+    """Rate limiter of one tool.
 
-    At most `max_concurrent` calls at a time, which begin at least ``1 / max_per_second`` seconds apart.
+    It admits at most `max_concurrent` calls at a time, which begin at least ``1 / max_per_second`` seconds apart.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class RateLimiter:
         self._sleep = sleep
 
     @asynccontextmanager
-    async def passed(self) -> AsyncIterator[None]:
-        """Wait for the turn of a call; the block is the call."""
+    async def admit(self) -> AsyncIterator[None]:
+        """Wait until a call may begin; the block is the call."""
         async with self._places:
             if self._interval_s:
                 now = self._clock()
@@ -74,7 +74,7 @@ class RateLimiter:
 
 
 class ToolLimits:
-    """Rate limits, kept results and told faults of tools, shared by all episodes of a run."""
+    """Rate limits, cached results and reported faults of tools, shared by all episodes of a run."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ToolLimits:
         self._told: set[str] = set()
 
     def gate(self, tool: Tool) -> RateLimiter | None:
-        """Return the rate limiter of a tool; ``None`` for a tool without limits."""
+        """Return the rate limiter of a tool; ``None`` if it has no limits."""
         limits = (tool.rules.max_concurrent, tool.rules.max_per_second)
         if limits == (None, None):
             return None
@@ -100,7 +100,7 @@ class ToolLimits:
         return self._gates[key]
 
     def find(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """Look up the result of a pure tool for these arguments."""
+        """Return the cached result of a pure tool for these arguments; ``None`` if there is none."""
         if not tool.rules.pure:
             return None
         kept = self._kept.get(tool, OrderedDict())
@@ -110,7 +110,7 @@ class ToolLimits:
         return kept.get(key)
 
     def keep(self, tool: Tool, arguments: Mapping[str, Any], result: ToolResult) -> None:
-        """Remember what a pure tool says; other tools' results are not kept."""
+        """Cache the result of a pure tool; results of other tools are ignored."""
         if not tool.rules.pure:
             return
         kept = self._kept.setdefault(tool, OrderedDict())
@@ -119,7 +119,7 @@ class ToolLimits:
             kept.popitem(last=False)
 
     def tell(self, tool: Tool, error: BaseException) -> None:
-        """Tell the user that a tool raised, once for each line: the policy reads no more than that it failed."""
+        """Report a tool's exception to the user, once per source line; the policy reads only that the tool failed."""
         place = _place(tool, error)
         if place is not None and place not in self._told:
             self._told.add(place)
@@ -127,7 +127,7 @@ class ToolLimits:
 
 
 def _place(tool: Tool, error: BaseException) -> str | None:
-    """Say where a tool raised, in the file that defines it; ``None`` if it is defined elsewhere, as on a server."""
+    """Describe where a tool raised in the file that defines it; ``None`` if it is defined elsewhere (on a server)."""
     target = getattr(tool, "target", None)
     return None if target is None else raised_in(error, defined_in(target).file)
 
@@ -145,20 +145,20 @@ class ToolCallResult:
     """Result of one call of a tool, with its seconds."""
 
     tool: Tool | None
-    """``None``: there is no tool of that name."""
+    """Called tool; ``None`` if there is no tool of that name."""
     result: ToolResult
     failed: bool = False
     was_kept: bool = False
-    """The result was kept from an earlier call."""
+    """True if the result was cached by an earlier call."""
     seconds: float = 0.0
     cause: BaseException | None = None
-    """The exception of a tool that failed itself."""
+    """Exception of the tool itself; ``None`` if it raised none."""
 
     @property
-    def raised(self) -> tuple[str | None, SourceLocation | None]:
-        """The tool's own exception, and the line in the file that defines it.
+    def own_error(self) -> tuple[str | None, SourceLocation | None]:
+        """Description of the tool's own exception, and its line in the file that defines the tool.
 
-        Arguments that do not fit are not the tool's failure, nor is an error that it raised for the model to read.
+        Wrong arguments and errors that the tool raises for the model to read do not count.
         """
         if self.tool is None or self.cause is None or isinstance(self.cause, WrongArguments):
             return None, None
@@ -167,7 +167,7 @@ class ToolCallResult:
 
     @property
     def fault(self) -> str | None:
-        """The cause in words and where the tool raised it, for the user."""
+        """Description of the cause and its place, for the user."""
         if self.tool is None or self.cause is None:
             return None
         place = _place(self.tool, self.cause)
@@ -175,7 +175,7 @@ class ToolCallResult:
 
 
 class EpisodeTools:
-    """Opens, calls and closes the tools of one episode.
+    """Tools of one episode: opens, calls and closes them.
 
     `act` takes an action in the environment; without `make_sandbox` no tool can use a sandbox.
     """
@@ -204,18 +204,18 @@ class EpisodeTools:
         self._sharing = asyncio.Lock()
 
     async def carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> ToolCallResult:
-        """Call a tool; errors that the policy can fix are the result's text.
+        """Call a tool; errors that the policy can fix become the result's text.
 
         Raises:
             EpisodeEnd: the episode's time is over.
-            InfrastructureError: the machinery failed.
+            InfrastructureError: the infrastructure failed.
         """
         clock = self._turns.waits.clock
         began, tool = clock(), tools.get(call.name)
         try:
             if tool is None:
-                raise _unknown(call.name, tools)
-            checked = _checked(tool, call.arguments)
+                raise _unknown_tool(call.name, tools)
+            checked = _check_arguments(tool, call.arguments)
             kept = self._tool_limits.find(tool, checked)
             result = kept or await self._call(tool, checked)
             if kept is None:
@@ -233,8 +233,8 @@ class EpisodeTools:
             await self._start_sandbox(tool.name)
         async with AsyncExitStack() as place:
             if (gate := self._tool_limits.gate(tool)) is not None:
-                with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free place for the tool {tool.name}"):
-                    await place.enter_async_context(gate.passed())
+                with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free slot of the tool {tool.name}"):
+                    await place.enter_async_context(gate.admit())
             with waits.on(WaitKind.TOOL, trajectory_id, tool.name):
                 return await self._call_in_time(tool, checked)
 
@@ -283,18 +283,18 @@ class EpisodeTools:
             if self._sandbox is not None:
                 return
             if self._make_sandbox is None:
-                hint = "set agent.sandbox={type: local}, or --sandbox local where a tool is called by hand"
-                raise UsageError(f"tool {tool} needs a sandbox, and there is none", hint=hint)
+                hint = "set agent.sandbox={type: local}, or --sandbox local if you call the tool by hand"
+                raise UsageError(f"tool {tool} needs a sandbox, but none is configured", hint=hint)
             waits, trajectory_id = self._turns.waits, self._turns.trajectory.id
             with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox"):
                 async with async_boundary(SandboxError, "starting a sandbox", deadline_s=SANDBOX_START_S):
                     sandbox = self._make_sandbox()
-                    self._stack.push_async_callback(sandbox.close)  # before it starts: half of one is closed, too
+                    self._stack.push_async_callback(sandbox.close)  # a partial start is closed too
                     await sandbox.start()
             self._sandbox = sandbox
 
     async def close(self) -> None:
-        """Close what was opened, the last first."""
+        """Close everything that was opened, in reverse order."""
         await self._stack.aclose()
 
 
@@ -312,19 +312,19 @@ class EpisodeContext(ToolContext):
         return await self._tools.act(action)
 
     async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """Return the resource that tools of the episode share."""
+        """Return a resource that the episode's tools share; `make` opens it on the first call."""
         return await self._tools.share(key, make)
 
 
 def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[list[ToolCall]]:
-    """Yield calls that may run together, in order: neighbours whose tools are all parallel."""
+    """Yield batches of calls in order; a batch is one call, or adjacent calls of parallel tools."""
     for is_parallel, found in groupby(calls, lambda call: call.name in tools and tools[call.name].rules.is_parallel):
         together = list(found)
         yield from [together] if is_parallel else ([call] for call in together)
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gather results of coroutines in order; where one fails, the others are cancelled and awaited first."""
+    """Gather the results of coroutines in order; if one fails, cancel and await the others before raising."""
     if len(work) == 1:
         return [await work[0]]
     tasks = [asyncio.create_task(one) for one in work]
@@ -336,7 +336,7 @@ async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
     try:
         refuse_depth(arguments)
         return tool.validate(arguments)
@@ -348,7 +348,7 @@ def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
         raise ToolError(f"{tool.name} cannot check its arguments ({type(error).__name__})") from error
 
 
-def _unknown(name: str, tools: Mapping[str, Tool]) -> ToolError:
+def _unknown_tool(name: str, tools: Mapping[str, Tool]) -> ToolError:
     near = difflib.get_close_matches(name, tools, n=1)
     hint = f"did you mean {near[0]}?" if near else None
     return ToolError(f"there is no tool {name!r}", expected=", ".join(tools), hint=hint)
@@ -361,16 +361,16 @@ NAME = "tool-session"
 async def tool_session(
     *, sandbox: Mapping[str, Any] | str | None = None, timeout_s: float = 30.0
 ) -> AsyncIterator[EpisodeTools]:
-    """Open the tools of an episode in which nothing else happens.
+    """Open tools without an environment, for calls by hand.
 
-    `sandbox` is as in ``agent.sandbox``; `timeout_s` is the deadline of calls whose tool has none of its own.
+    `sandbox` is as in ``agent.sandbox``; `timeout_s` is the deadline of calls of tools without their own deadline.
     """
     waits = WaitTracker()
     trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)
     limits = EpisodeLimits(tool_timeout_s=timeout_s)
     tools = EpisodeTools(
         TurnLog(trajectory, limits, 0, waits, RolloutCounters(), RolloutObserver()),
-        ToolLimits(waits.clock, say=lambda _: None),  # who calls by hand sees `Called.fault`
+        ToolLimits(waits.clock, say=lambda _: None),  # callers read `ToolCallResult.fault`
         make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
         task_id=NAME,
         seed=0,
@@ -383,4 +383,4 @@ async def tool_session(
 
 
 async def _no_environment(action: str) -> str:
-    raise UsageError("there is no environment to act in", got=f"action {action!r}", hint="call the tool in an episode")
+    raise UsageError("the tool needs an environment", got=f"action {action!r}", hint="call the tool in an episode")

@@ -1,4 +1,4 @@
-"""Turns of one episode: limits and budgets, seeds of sampling, and the log that gives them rewards and timings."""
+"""Turns of one episode: limits and budgets, sampling seeds, and the log of turns that receive rewards and timings."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from agentrl.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """Limits of an episode: turns, tokens, seconds, unusable answers, and deadlines of what it waits for."""
+    """Limits of an episode: turns, tokens, seconds, unusable answers, and deadlines of its waits."""
 
     max_turns: int = 50
     max_answer_tokens: int = 256
     max_observation_tokens: int = 2048
     max_tokens: int = 16384
-    """Tokens of one sequence, prompt and answers together."""
+    """Maximum number of tokens of one sequence, prompt and answers together."""
     max_seconds: float | None = None
     max_invalid: int = 10
-    """The unusable answer with this number ends the episode."""
+    """Number of unusable answers that ends the episode."""
     max_refused: int | None = None
-    """The action with this number that the environment does not accept ends the episode."""
+    """Number of actions rejected by the environment that ends the episode; ``None`` for no limit."""
     answer_timeout_s: float = 600.0
     tool_timeout_s: float = 30.0
     score_timeout_s: float | None = 60.0
@@ -38,7 +38,7 @@ class EpisodeLimits:
     def from_config(
         cls, agent: AgentConfig, spec: EnvironmentSpec, options: Mapping[str, Any], *, answer_timeout_s: float
     ) -> EpisodeLimits:
-        """The limits of a run: the agent's, and the environment's step limit under `options` where it is smaller."""
+        """Return the limits of a run: the agent's, and the environment's step limit under `options` if smaller."""
         return cls(
             max_turns=min(agent.max_turns, spec.turns_under(options) or agent.max_turns),
             max_answer_tokens=agent.max_answer_tokens,
@@ -52,20 +52,20 @@ class EpisodeLimits:
         )
 
     def for_task(self, task: Task) -> EpisodeLimits:
-        """Return the limits of an episode of `task`, which may allow fewer turns."""
+        """Return the limits of an episode of `task`, which may lower the maximum number of turns."""
         if task.max_turns is None or task.max_turns >= self.max_turns:
             return self
         return replace(self, max_turns=task.max_turns)
 
 
 class Budget:
-    """Counts of what one episode has spent; methods raise `EpisodeEnd` when a limit is reached."""
+    """Budget of one episode: counts what it has used, and raises `EpisodeEnd` when a limit is reached."""
 
     def __init__(self, limits: EpisodeLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.turns = 0
         self.requests = 0
-        """Turns that were begun; those that failed are given back."""
+        """Number of turns that were begun, including failed ones."""
         self.invalid = 0
         self.refused = 0
         self._clock = clock
@@ -82,16 +82,16 @@ class Budget:
         return None if self.limits.max_seconds is None else self.limits.max_seconds - self.elapsed_s
 
     def check_time(self) -> None:
-        """End the episode (truncated_time) when its seconds are spent."""
+        """End the episode (truncated_time) if its time is used up."""
         remaining = self.remaining_s
         if remaining is not None and remaining <= 0:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
 
     def take_turn(self, *, is_counted: bool = True) -> int:
-        """Count a turn and return the index of its request; truncated_time or truncated_turns ends the episode.
+        """Count a turn and return the index of its request; end the episode with truncated_time or truncated_turns.
 
         Args:
-            is_counted: It is one of the agent's; others count as requests only.
+            is_counted: The turn is the agent's; other turns count only as requests.
         """
         self.check_time()
         if is_counted and self.turns >= self.limits.max_turns:
@@ -101,18 +101,18 @@ class Budget:
         return self.requests - 1
 
     def give_back_turn(self) -> None:
-        """Uncount a turn that the engine has not answered."""
+        """Take back the count of a turn that the engine has not answered."""
         self.turns -= 1
 
     def answer_tokens(self, prompt_tokens: int, max_context: int) -> int:
-        """Return how many tokens the next answer may have; truncated_tokens ends the episode if there is no room."""
+        """Return the maximum number of tokens of the next answer; without room, truncated_tokens ends the episode."""
         room = min(self.limits.max_tokens, max_context) - prompt_tokens
         if room < 1:
             raise self.prompt_too_long(max_context, prompt_tokens)
         return min(room, self.limits.max_answer_tokens)
 
     def prompt_too_long(self, max_context: int, prompt_tokens: int | None = None) -> EpisodeEnd:
-        """Make the end of an episode whose prompt leaves no room for an answer (truncated_tokens)."""
+        """Return the exception for an episode whose prompt leaves no room for an answer (truncated_tokens)."""
         limit, name = min((max_context, "the model's context"), (self.limits.max_tokens, "agent.max_tokens"))
         size = f"more than {limit}" if prompt_tokens is None else str(prompt_tokens)
         return EpisodeEnd(
@@ -121,20 +121,20 @@ class Budget:
         )
 
     def count_invalid(self) -> None:
-        """Count an unusable answer; the last one allowed ends the episode (policy_error)."""
+        """Count an unusable answer; at the limit the episode ends (policy_error)."""
         self.invalid += 1
         if self.invalid >= self.limits.max_invalid:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
     def count_refused(self) -> None:
-        """Count an action that the environment did not accept; the last one allowed ends the episode (policy_error)."""
+        """Count an action that the environment rejected; at the limit the episode ends (policy_error)."""
         self.refused += 1
         if self.limits.max_refused is not None and self.refused >= self.limits.max_refused:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a seed below 2^53 (exact in JSON) that depends on all parts and on their order.
+    """Derive a seed below 2^53 (exact in JSON) that depends on all parts and on their order.
 
     >>> derive_seed(0, 17, 3) == derive_seed(0, 17, 3), derive_seed(0, 17, 3) == derive_seed(0, 3, 17)
     (True, False)
@@ -144,7 +144,7 @@ def derive_seed(*parts: int | str) -> int:
 
 
 class TurnLog:
-    """Current turn and budget of an episode, shared by its conversations; reports to the run's recorders."""
+    """Log of an episode's turns, with its budget; its conversations share it, and it notifies the run's observer."""
 
     def __init__(
         self,
@@ -162,31 +162,31 @@ class TurnLog:
         self.budget = Budget(limits, waits.clock)
         self.state_key: str | None = None
         self.latest: Turn | None = None
-        """The turn that was taken last, of those that train."""
+        """Latest turn that trains."""
         self.acting: Turn | None = None
-        """The turn whose actions and calls are carried out: the one that was taken last, or that called its role."""
+        """Turn whose actions and calls are carried out: the latest one, or the one that called a role."""
         self.is_over = False
-        """The episode has ended: an answer that comes now is too late to be recorded."""
+        """True if the episode has ended; later answers are not recorded."""
         self._seed = seed
         self._observer = observer
         self._is_reported = True
 
     def begin(self, *, is_counted: bool = True) -> int:
-        """Report the latest turn, open the next, and return the seed of its sampling; may raise `EpisodeEnd`.
+        """Report the latest turn, begin the next one, and return its sampling seed; may raise `EpisodeEnd`.
 
         Args:
-            is_counted: The turn is one of the agent's, and not of a role of the environment's.
+            is_counted: The turn is the agent's, not that of a role of the environment.
         """
         index = self.budget.take_turn(is_counted=is_counted)
         self._report()
         return derive_seed(self._seed, index)
 
     def take(self, turn: Turn, *, prompt_tokens: int, answer_tokens: int, trained: bool = True) -> None:
-        """Record the turn that was just taken; rewards and timings go to it from now on, unless it is not trained."""
+        """Record a turn that was just sampled; if it is trained, it receives the following rewards and timings."""
         turn.state_key = self.state_key
         self.acting = turn
         if trained:
-            self._report()  # of answers that are sampled at the same time, all are reported
+            self._report()  # answers that are sampled concurrently are all reported
             self.latest, self._is_reported = turn, False
         else:
             self._observer.on_turn(self.trajectory, turn)
@@ -196,7 +196,7 @@ class TurnLog:
         counters.answer_tokens += answer_tokens
 
     def require_latest(self) -> Turn:
-        """Return the turn that an action belongs to; a `UsageError` if the policy has not answered yet."""
+        """Return the turn that an action belongs to; raise a `UsageError` if the policy has not answered yet."""
         turn = self.latest or self.acting
         if turn is None:
             raise UsageError("the agent loop acts before the policy has answered", hint="await generate() first")
@@ -208,13 +208,13 @@ class TurnLog:
         self.is_over = True
 
     def _report(self) -> None:
-        """Report the latest turn to the observer as complete. Without a newer one, actions still belong to it."""
+        """Report the latest turn to the observer as complete; until the next turn, actions still belong to it."""
         if self.latest is not None and not self._is_reported:
             self._observer.on_turn(self.trajectory, self.latest)
             self._is_reported = True
 
     def count_invalid(self) -> None:
-        """Count an unusable answer and mark its turn; too many end the episode."""
+        """Count an unusable answer and mark its turn as invalid; at the limit the episode ends."""
         self.counters.invalid_answers += 1
         self.add_metric("invalid_answers", 1)
         if self.acting is not None:
@@ -222,5 +222,5 @@ class TurnLog:
         self.budget.count_invalid()
 
     def add_metric(self, name: str, value: float) -> None:
-        """Add to one of the trajectory's counts."""
+        """Add a value to one of the trajectory's metrics."""
         self.trajectory.metrics[name] = self.trajectory.metrics.get(name, 0.0) + value

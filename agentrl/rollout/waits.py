@@ -1,4 +1,4 @@
-"""Waits of the runtime: every await is registered, timed, and reported when nothing moves; counters of the rollout."""
+"""Waits of the runtime, which are registered, timed, and reported when nothing progresses; counters of the rollout."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class WaitKind(enum.StrEnum):
     TOOL = "tool"
     SCORER = "scorer"
     CAPACITY = "capacity"
-    """A free place: for an episode, or for an environment."""
+    """Waiting for a free slot: of an episode, an environment or a tool."""
     GROUPS = "groups"
-    """Finished groups: the trainer waits for episodes."""
+    """Trainer waiting for finished groups."""
 
 
 AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.SCORER})
-"""Waits that end without the engine."""
+"""Waits that do not depend on the engine."""
 
 
 @dataclass(slots=True)
 class Wait:
-    """One wait; a context manager. `seconds` is right once it has ended."""
+    """Context manager of one wait; `seconds` is set when it ends."""
 
     table: WaitTracker = field(repr=False)
     kind: WaitKind
@@ -59,14 +59,14 @@ class Wait:
 
 
 class WaitTracker:
-    """The table of everything that is waited for now, and the seconds spent waiting so far."""
+    """Table of all current waits, and the seconds spent waiting so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.seconds: defaultdict[WaitKind, float] = defaultdict(float)
         """Seconds waited by kind, summed over episodes."""
         self.changes = 0
-        """Grows with every wait that begins or ends."""
+        """Number of waits that began plus waits that ended."""
         self._changed = asyncio.Event()
         self._open: dict[int, Wait] = {}
         self._last_progress = clock()
@@ -84,17 +84,16 @@ class WaitTracker:
         self._note_change()
 
     def end(self, wait: Wait) -> None:
-        """Remove a wait: something moved."""
+        """Remove a wait that has ended, which counts as progress."""
         del self._open[id(wait)]
         self.seconds[wait.kind] += wait.seconds
         self._last_progress = wait.began + wait.seconds
         self._note_change()
 
     async def all_callers(self) -> None:
-        """Wait until no episode is at work outside the engine: in its environment, in a tool, in its scorer.
+        """Wait until no episode works outside the engine: in its environment, in a tool or in its scorer.
 
-        One that asks the engine from there (a tool that lets the policy answer) does not count: it waits for the
-        engine itself.
+        An episode whose tool or environment waits for the engine (a tool that lets the policy answer) does not count.
         """
         while self._outside():
             self._changed.clear()
@@ -109,7 +108,7 @@ class WaitTracker:
         self._changed.set()
 
     def stall_report(self, silence_s: float) -> str | None:
-        """Return the table when nothing has moved for `silence_s`; again only after as much more silence."""
+        """Return the table if nothing has progressed for `silence_s` seconds, and again after the same time."""
         now = self.clock()
         quiet_since = max(self._last_progress, self._last_report)
         if not self._open or now - quiet_since < silence_s:
@@ -121,7 +120,7 @@ class WaitTracker:
         rows: defaultdict[tuple[WaitKind, str], list[Wait]] = defaultdict(list)
         for wait in self._open.values():
             rows[wait.kind, wait.what].append(wait)
-        lines = [f"nothing has moved for {now - self._last_progress:.0f} s; {len(self._open)} wait:"]
+        lines = [f"no progress for {now - self._last_progress:.0f} s; {len(self._open)} waiting:"]
         for (kind, what), waits in sorted(rows.items(), key=lambda row: -len(row[1])):
             oldest = min(waits, key=lambda wait: wait.began)
             lines.append(
@@ -130,7 +129,7 @@ class WaitTracker:
         return "\n".join(lines)
 
     @asynccontextmanager
-    async def watched(self, silence_s: float, report: Callable[[str], None]) -> AsyncIterator[None]:
+    async def report_stalls(self, silence_s: float, report: Callable[[str], None]) -> AsyncIterator[None]:
         """Report stalls while the block runs."""
         watch = asyncio.create_task(self.watch(silence_s, report), name="stall watch")
         try:
@@ -154,66 +153,66 @@ class WaitTracker:
 
 
 class RolloutObserver:
-    """Receives the events of episodes; the default does nothing.
+    """Observer of the events of episodes; the default does nothing.
 
-    Called in the event loop: be quick. What it raises must be an `AgentRLError`; a `UsageError` (a full disk) ends the
-    episode and reaches the caller of the runner.
+    The event loop calls it, so methods must be quick. They may raise only `AgentRLError`; a `UsageError` (a full disk)
+    ends the episode and reaches the caller of the runner.
     """
 
     def on_start(self, trajectory: Trajectory) -> None:
-        """An attempt begins; the trajectory is empty."""
+        """Handle the start of an attempt; the trajectory is empty."""
 
     def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
-        """A turn is complete: its reward and timings are final."""
+        """Handle a complete turn, whose reward and timings are final."""
 
     def on_end(self, trajectory: Trajectory) -> None:
-        """An attempt ended, whatever its outcome (also one that is retried or cancelled)."""
+        """Handle the end of an attempt with any outcome, also of one that is retried or cancelled."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RolloutCounters:
-    """Running counts, readable at any time."""
+    """Counts of a rollout, which can be read at any time."""
 
     running: int = 0
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     retries: int = 0
     turns: int = 0
     prompt_tokens: int = 0
-    """Tokens sent to the engine, repeated prefixes included."""
+    """Number of tokens sent to the engine, including repeated prefixes."""
     answer_tokens: int = 0
-    """Tokens sampled or forced."""
+    """Number of sampled or forced tokens."""
     invalid_answers: int = 0
     invalid_actions: int = 0
     tool_calls: int = 0
     tool_errors: int = 0
     groups_delivered: int = 0
     groups_failed: int = 0
-    """Groups without a single episode that can train."""
+    """Number of groups with too few trainable episodes or a failed extra rollout."""
     groups_stale: int = 0
     groups_filtered: int = 0
     judge_requests: int = 0
-    """Answers of a judge's service."""
+    """Number of answers of a judge's service."""
     judge_cached: int = 0
-    """Verdicts that were known, or that another episode was already asking for."""
+    """Number of verdicts that were cached, or that another episode had already requested."""
     judge_unreadable: int = 0
-    """Answers that had to be asked again."""
+    """Number of answers that could not be read."""
     judge_tokens: int = 0
-    """Tokens of questions and answers."""
+    """Number of tokens of questions and answers."""
     judge_without: int = 0
-    """Episodes that the environment alone rewarded, because the budget was spent."""
+    """Number of episodes with only the environment's reward because the budget was spent."""
     judge_pairs: int = 0
-    """Pairs of episodes that were compared in both orders."""
+    """Number of pairs of episodes that were compared in both orders."""
     judge_agreeing: int = 0
-    """Those of which both orders named the same winner, or both a tie."""
+    """Number of pairs with the same winner, or a tie, in both orders."""
     judge_cost: float = 0.0
-    """By the prices in ``agent.judge.budget``."""
+    """Cost by the prices in ``agent.judge.budget``."""
     judge_seconds: float = 0.0
-    """Summed over requests."""
+    """Seconds summed over requests."""
     incidents: Incidents = field(default_factory=Incidents)
-    """What failed, and where."""
+    """Failures and their places."""
 
-    def playing(self) -> RolloutProgress:
-        """Return what the episodes have come to by now."""
+    def progress(self) -> RolloutProgress:
+        """Return the current counts of episodes, turns and tokens."""
         return RolloutProgress(episodes=self.running, turns=self.turns, tokens=self.answer_tokens)
 
     def snapshot(self) -> dict[str, float]:
@@ -224,10 +223,10 @@ class RolloutCounters:
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """Exclude everything that is alive now from garbage collections while the block runs.
+    """Exclude all objects that exist now from garbage collections while the block runs.
 
-    Libraries and models are hundreds of thousands of objects. A full collection looks at each of them and stops the
-    event loop meanwhile, for long enough that servers run out of requests. Nested blocks change nothing.
+    Libraries and models consist of hundreds of thousands of objects. A full collection visits each of them and stops
+    the event loop for so long that inference servers run out of requests. Nested blocks have no effect.
     """
     if gc.get_freeze_count():
         yield

@@ -442,7 +442,7 @@ def _counted(
     if not progress:
         yield on_episode
         return
-    with counting(total, counters.playing) as counter:
+    with counting(total, counters.progress) as counter:
 
         def report(episode: EvaluatedEpisode) -> None:
             counter.add(episode.trajectory)

@@ -205,7 +205,7 @@ class Orchestrator:
             read_metrics(self.folder.metrics_file),
             learns_from_rewards=learns_from_rewards(self.config.algorithm),
         )
-        watched = self._parts.waits.watched(self.config.rollout.stall_report_s, self._say)
+        watched = self._parts.waits.report_stalls(self.config.rollout.stall_report_s, self._say)
         await stack.enter_async_context(watched)
         await self._parts.engine.start()
         await self._parts.sync.verify()

@@ -76,7 +76,7 @@ async def collect_demonstrations(
     draws = [tasks.next() for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:
-        async with environments[0].pool.waits.watched(config.rollout.stall_report_s, on_stall):
+        async with environments[0].pool.waits.report_stalls(config.rollout.stall_report_s, on_stall):
             for environment in environments:
                 own = {
                     number: _assignment(draw.task, number, config.run.seed)

@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: the processes of the environment check need few of them."""
+    """Import a public name on first use, because processes of the environment check need only a few of them."""
     if name not in _EXPORTS:
         raise AttributeError(f"module 'agentrl.testing' has no attribute {name!r}")
     return getattr(importlib.import_module(_EXPORTS[name]), name)

@@ -1,4 +1,4 @@
-"""The conformance kit of policy engines: run it on an engine of your own.
+"""Conformance check of policy engines, for your own engines too.
 
 report = await check_engine(lambda: MyEngine(...), reference=logprobs_of_my_model)
 print(report)
@@ -22,23 +22,24 @@ from agentrl.errors import AgentRLError, EngineError, UsageError
 from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Missing, Rule, require
 
 Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
-"""(ids, temperature) → log-probability of ``ids[1:]``, each given what stands before it, on the current weights."""
+"""Function (ids, temperature) → log-probabilities of ``ids[1:]`` given their prefixes, on the current weights."""
 NewWeights: TypeAlias = Callable[[], Mapping[str, Any] | None]
-"""Makes new weights and gives what `PolicyEngine.update_weights` takes."""
+"""Function that makes new weights and returns the argument of `PolicyEngine.update_weights`."""
 Sampling: TypeAlias = Callable[[Any], Awaitable[int]]
-"""Asks an engine how many of its requests have their first token and not their last."""
+"""Function that returns how many of an engine's requests have their first token but not their last."""
 
 LONGEST_WAIT_S = 60.0
-"""Longest wait for something that should happen."""
+"""Maximum number of seconds to wait for a condition."""
 QUICK_TURNS = 1000
-"""Turns of the event loop in which a condition is polled without a rest: engines of this process need one each."""
+"""Number of turns of the event loop in which a condition is polled without a pause; engines in this process need it."""
 REST_S = 0.01
+"""Seconds between later polls."""
 LOOKS = 20
-"""Polls of an engine that must not move."""
+"""Number of polls of an engine that must not make progress."""
 LONG = 1000
-"""Most tokens of a request that is met in flight."""
+"""Maximum number of tokens of a request that must be observed in flight."""
 MEETINGS = 8
-"""Requests that are started to meet one in flight: the metrics of a busy server may come too late."""
+"""Maximum number of requests to observe one in flight: the metrics of a busy server may be late."""
 
 
 @contextmanager
@@ -55,7 +56,7 @@ def refusal(kind: type[AgentRLError], what: str) -> Iterator[None]:
 
 @dataclass(slots=True, kw_only=True)
 class EngineProbe:
-    """An engine under test; the fields are arguments of `check_engine`, but for the engine that `start` made."""
+    """Engine under test; the fields are arguments of `check_engine`, except the engine, which `start` makes."""
 
     factory: Callable[[], PolicyEngine]
     engine: PolicyEngine = field(init=False)
@@ -73,30 +74,30 @@ class EngineProbe:
         await self.engine.start()
 
     async def look(self) -> int:
-        """Return a number that grows when a request gets its first token."""
+        """Return a number that increases when a request gets its first token."""
         if self.sampling is not None:
             return await self.sampling(self.engine)
         return self.engine.metrics().sampled_tokens
 
     def prompt(self, length: int, start: int = 1) -> list[int]:
-        """Ids that walk through the vocabulary."""
+        """Return a prompt of ids that are spread over the vocabulary."""
         return [(start + 7 * i) % self.engine.capabilities.vocab_size for i in range(length)]
 
     def request(self, prompt: Sequence[int], *, session: str | None = None, **params: Any) -> GenerateRequest:
-        """A request with names of its own."""
+        """Return a request with a unique id."""
         name = f"check-{next(self.names)}"
         settings = SamplingParams(**params)
         return GenerateRequest(prompt_ids=prompt, params=settings, session_id=session or name, request_id=name)
 
     async def generate(self, prompt: Sequence[int], *, session: str | None = None, **params: Any) -> Generation:
-        """Sample one turn and check its form."""
+        """Sample one answer and check it."""
         request = self.request(prompt, session=session, **params)
         answer = await self.engine.generate(request)
         self.check_form(request, answer)
         return answer
 
     def check_form(self, request: GenerateRequest, answer: Generation) -> None:
-        """Check what holds for every answer."""
+        """Check the conditions that every answer must meet."""
         count, size = len(answer.token_ids), self.engine.capabilities.vocab_size
         require(all(0 <= token < size for token in answer.token_ids), f"ids out of the vocabulary: {answer.token_ids}")
         require(len(answer.versions) == count, f"{len(answer.versions)} versions for {count} tokens")
@@ -104,14 +105,14 @@ class EngineProbe:
             require(len(answer.logprobs) == count, f"{len(answer.logprobs)} log-probabilities for {count} tokens")
             require(all(value <= 1e-6 for value in answer.logprobs), f"log-probabilities above 0: {answer.logprobs}")
         stops = request.params.stop_token_ids
-        require(not stops.intersection(answer.token_ids[:-1]), "sampling went on after a stop token")
+        require(not stops.intersection(answer.token_ids[:-1]), "sampling continued after a stop token")
         if answer.stop_reason is StopReason.STOP:
             require(bool(answer.token_ids) and answer.token_ids[-1] in stops, "stopped without a stop token")
         require(count <= request.params.max_tokens, f"{count} tokens for max_tokens {request.params.max_tokens}")
         require(0 <= answer.cached_tokens < len(request.prompt_ids), f"{answer.cached_tokens} cached tokens")
 
     def check_logprobs(self, prompt: Sequence[int], answer: Generation, temperature: float, first: int = 0) -> float:
-        """Compare with the reference, if there is one, from token `first` on; return the largest difference."""
+        """Compare log-probabilities from token `first` on with the reference, if any; return the largest difference."""
         if self.reference is None:
             return 0.0
         expected = self.reference([*prompt, *answer.token_ids], temperature or 1.0)[len(prompt) - 1 :]
@@ -121,24 +122,24 @@ class EngineProbe:
         return worst
 
     def long_request(self, **params: Any) -> GenerateRequest:
-        """A request that runs long enough to be met in flight: it fills the context, up to `LONG` tokens."""
+        """Return a request long enough to be observed in flight: it fills the context, up to `LONG` tokens."""
         prompt = self.prompt(8)
         return self.request(prompt, max_tokens=min(LONG, self.engine.capabilities.max_context - 9), **params)
 
     async def submit(self, request: GenerateRequest) -> asyncio.Task[Generation]:
-        """Start a request and wait until it has sampled something; it is far from its end then."""
+        """Start a request, and return its task once it has sampled tokens and still runs."""
         for _ in range(MEETINGS):
-            task = await self._begun(request)
+            task = await self._start_request(request)
             if not task.done():
                 return task
             answer = await task
         raise Broken(
-            f"a request could not be met in flight: it ended with {len(answer.token_ids)} tokens before its first "
-            "one was seen; serve a model with a longer context, or look at how it is watched"
+            f"no request could be observed in flight: it ended with {len(answer.token_ids)} tokens before its first "
+            "one was reported; serve a model with a longer context, or check the `sampling` function"
         )
 
-    async def _begun(self, request: GenerateRequest) -> asyncio.Task[Generation]:
-        """A request whose first token was seen, or that has ended before."""
+    async def _start_request(self, request: GenerateRequest) -> asyncio.Task[Generation]:
+        """Start a request and wait until its first token is reported or it has ended."""
         if all(task.done() for task in self._submitted):
             await self.until_idle()
         before = await self.look()
@@ -152,16 +153,16 @@ class EngineProbe:
         return task
 
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
-        """Wait until something is so, and fail when it never is."""
+        """Wait until a condition holds; fail after `LONGEST_WAIT_S`."""
         end = time.monotonic() + LONGEST_WAIT_S
         for turn in itertools.count():
             if await condition():
                 return
-            require(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s in vain for {what}")
+            require(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s for {what}")
             await asyncio.sleep(0 if turn < QUICK_TURNS else REST_S)
 
     async def until_idle(self) -> None:
-        """Wait until the engine has no request; servers notice within seconds that a caller has gone."""
+        """Wait until the engine has no request; servers need seconds to notice that a caller is gone."""
 
         async def is_idle() -> bool:
             await self.look()
@@ -170,8 +171,8 @@ class EngineProbe:
 
         await self.until(is_idle, "an engine without requests")
 
-    async def stands_still(self) -> bool:
-        """True if nothing is sampled, however often one looks."""
+    async def makes_no_progress(self) -> bool:
+        """Return True if no token is sampled during `LOOKS` polls."""
         before = await self.look(), self.engine.metrics().sampled_tokens
         for _ in range(LOOKS):
             await asyncio.sleep(REST_S)
@@ -180,7 +181,7 @@ class EngineProbe:
         return True
 
     async def update(self) -> int:
-        """Give the engine new weights; their version."""
+        """Give the engine new weights, and return their version."""
         version = self.engine.version + 1
         await self.engine.update_weights(self.new_weights(), version)
         return version
@@ -217,7 +218,7 @@ async def stop(probe: EngineProbe) -> str:
 
 
 async def greedy(probe: EngineProbe) -> str:
-    """Temperature 0 repeats itself."""
+    """Temperature 0 gives the same tokens again."""
     first = await probe.generate(probe.prompt(9), max_tokens=12, temperature=0.0)
     second = await probe.generate(probe.prompt(9), max_tokens=12, temperature=0.0)
     require(first.token_ids == second.token_ids, f"{first.token_ids} and {second.token_ids}")
@@ -225,22 +226,22 @@ async def greedy(probe: EngineProbe) -> str:
 
 
 async def seeds(probe: EngineProbe) -> str:
-    """Equal seeds give equal tokens, alone and under load; another seed gives others."""
+    """Equal seeds give equal tokens, with and without load; another seed gives other tokens."""
     if not probe.engine.capabilities.seeded:
-        raise Missing("the engine does not promise it")
+        raise Missing("the engine does not support seeds")
     prompt = probe.prompt(10)
-    alone = await probe.generate(prompt, max_tokens=24, seed=5)
+    unloaded = await probe.generate(prompt, max_tokens=24, seed=5)
     load = [probe.generate(probe.prompt(3 + i), max_tokens=30, seed=i) for i in range(10)]
     crowded, other, *_ = await asyncio.gather(
         probe.generate(prompt, max_tokens=24, seed=5), probe.generate(prompt, max_tokens=24, seed=6), *load
     )
-    require(alone.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
-    require(alone.token_ids != other.token_ids, "another seed gave the same tokens")
+    require(unloaded.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
+    require(unloaded.token_ids != other.token_ids, "another seed gave the same tokens")
     return ""
 
 
 async def logprobs(probe: EngineProbe) -> str:
-    """Log-probabilities equal the reference's: before any cut, at the request's temperature."""
+    """Log-probabilities equal the reference's: before truncation (top_p, …), at the request's temperature."""
     if probe.reference is None:
         raise Missing("no reference was given")
     worst = 0.0
@@ -253,7 +254,7 @@ async def logprobs(probe: EngineProbe) -> str:
 
 
 async def abort(probe: EngineProbe) -> str:
-    """An abort ends a request with what it has sampled."""
+    """An abort ends a request with the tokens sampled so far."""
     request = probe.long_request()
     task = await probe.submit(request)
     require(await probe.engine.abort(request.request_id), "abort did not find the request")
@@ -261,22 +262,22 @@ async def abort(probe: EngineProbe) -> str:
     probe.check_form(request, answer)
     require(answer.stop_reason is StopReason.ABORT, f"stop reason {answer.stop_reason}")
     require(0 < len(answer.token_ids) < request.params.max_tokens, f"{len(answer.token_ids)} tokens")
-    require(not await probe.engine.abort(request.request_id), "abort found a request that is over")
+    require(not await probe.engine.abort(request.request_id), "abort found a request that has ended")
     return f"after {len(answer.token_ids)} tokens"
 
 
 async def stream(probe: EngineProbe) -> str:
-    """Tokens are told while they are sampled, each once and in order."""
-    told: list[list[int]] = []
+    """`on_tokens` receives tokens during sampling, each once and in order."""
+    parts: list[list[int]] = []
     prompt = probe.prompt(8)
-    whole = replace(probe.request(prompt, max_tokens=24, seed=4), on_tokens=lambda ids: told.append(list(ids)))
+    whole = replace(probe.request(prompt, max_tokens=24, seed=4), on_tokens=lambda ids: parts.append(list(ids)))
     answer = await probe.engine.generate(whole)
     probe.check_form(whole, answer)
     probe.check_logprobs(prompt, answer, 1.0)
-    if not any(told):
-        raise Missing("nothing is told before the end")
-    whole_told = list(itertools.chain(*told))
-    require(whole_told == answer.token_ids, f"{whole_told} were told of {answer.token_ids}")
+    if not any(parts):
+        raise Missing("no tokens are streamed before the end")
+    streamed = list(itertools.chain(*parts))
+    require(streamed == answer.token_ids, f"streamed tokens {streamed}, answer {answer.token_ids}")
     begun, has_begun = list[int](), asyncio.Event()
 
     def take(ids: Sequence[int]) -> None:
@@ -286,21 +287,21 @@ async def stream(probe: EngineProbe) -> str:
     request = replace(probe.long_request(), on_tokens=take)
     task = asyncio.create_task(probe.engine.generate(request))
     await has_begun.wait()
-    require(await probe.engine.abort(request.request_id), "a request ended when its first token was told")
+    require(await probe.engine.abort(request.request_id), "a request ended with its first streamed token")
     answer = await task
     probe.check_form(request, answer)
-    require(answer.token_ids[: len(begun)] == begun, "what was told of an aborted answer is not its beginning")
-    return f"in {len(told)} parts"
+    require(answer.token_ids[: len(begun)] == begun, "the streamed tokens of an aborted answer are not its beginning")
+    return f"in {len(parts)} parts"
 
 
 async def pause(probe: EngineProbe) -> str:
-    """A pause holds what runs, an abort reaches it, and resume lets the rest go on."""
+    """A pause holds running requests, an abort ends a held one, and resume continues the others."""
     held, aborted = probe.long_request(), probe.long_request()
     tasks = [await probe.submit(held), await probe.submit(aborted)]
     await probe.engine.pause()
     require(not any(task.done() for task in tasks), "a request ended before the pause took effect")
     late = asyncio.ensure_future(probe.engine.generate(probe.request(probe.prompt(4), max_tokens=3)))
-    require(await probe.stands_still(), "tokens were sampled during a pause")
+    require(await probe.makes_no_progress(), "tokens were sampled during a pause")
     require(not any(task.done() for task in (*tasks, late)), "a request ended during a pause")
     await probe.engine.abort(aborted.request_id)
     partial = await tasks[1]
@@ -313,7 +314,7 @@ async def pause(probe: EngineProbe) -> str:
 
 
 async def update_in_flight(probe: EngineProbe) -> str:
-    """An answer that meets an update has two spans of versions, and the second is computed from the new weights."""
+    """An answer during which weights are updated has two spans of versions; the second one uses the new weights."""
     request = probe.long_request(seed=1)
     old = probe.engine.version
     task = await probe.submit(request)
@@ -335,13 +336,13 @@ async def versions(probe: EngineProbe) -> str:
     """After an update all tokens carry the new version."""
     new = await probe.update()
     answer = await probe.generate(probe.prompt(5), max_tokens=6)
-    require(probe.engine.version == new, f"the engine says version {probe.engine.version}, expected {new}")
+    require(probe.engine.version == new, f"the engine reports version {probe.engine.version}, expected {new}")
     require(set(answer.versions) == {new}, f"versions {answer.versions}, expected {new}")
     return ""
 
 
 async def sessions(probe: EngineProbe) -> str:
-    """Turns of a session continue it exactly, whatever the cache holds, and forget what an update made stale."""
+    """Turns of a session continue it exactly with any cache content, and do not use a cache from older weights."""
     history = probe.prompt(40, 3)
     cached = []
     for turn in range(4):
@@ -362,7 +363,7 @@ async def sessions(probe: EngineProbe) -> str:
 
 
 async def shared_session(probe: EngineProbe) -> str:
-    """Two requests of one session at once are both served."""
+    """Two concurrent requests of one session are both served."""
     prompts = [probe.prompt(12), probe.prompt(20, 5)]
     answers = await asyncio.gather(*(probe.generate(p, session="check-both", max_tokens=10) for p in prompts))
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -372,7 +373,7 @@ async def shared_session(probe: EngineProbe) -> str:
 
 
 async def load(probe: EngineProbe) -> str:
-    """Many requests of different lengths at once each get their own answer."""
+    """Many concurrent requests of different lengths each get their own answer."""
     prompts = [probe.prompt(2 + (i * 13) % 60, i) for i in range(64)]
     answers = await asyncio.gather(*(probe.generate(p, max_tokens=1 + i % 20) for i, p in enumerate(prompts)))
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -382,7 +383,7 @@ async def load(probe: EngineProbe) -> str:
 
 
 async def malformed(probe: EngineProbe) -> str:
-    """Requests that cannot be served are refused, and disturb no other."""
+    """Invalid requests are refused and do not disturb other requests."""
     capabilities = probe.engine.capabilities
     neighbour = await probe.submit(probe.long_request())
     bad = {
@@ -402,7 +403,7 @@ async def malformed(probe: EngineProbe) -> str:
 
 
 async def cancellation(probe: EngineProbe) -> str:
-    """Cancelling the caller ends its request and frees its place."""
+    """Cancelling the caller ends its request and frees its slot."""
     task = await probe.submit(probe.long_request())
     task.cancel()
     await asyncio.wait([task])
@@ -413,7 +414,7 @@ async def cancellation(probe: EngineProbe) -> str:
 
 
 async def close(probe: EngineProbe) -> str:
-    """Closing ends running requests as `EngineError`; later requests too; closing again does nothing."""
+    """Running and later requests raise `EngineError` when the engine is closed; closing again does nothing."""
     task = await probe.submit(probe.long_request())
     await probe.engine.close()
     with refusal(EngineError, "a request that ran at close"):
@@ -425,9 +426,9 @@ async def close(probe: EngineProbe) -> str:
 
 
 async def killed(probe: EngineProbe) -> str:
-    """Requests that run when the sampling process is killed end as `EngineError`; later requests too."""
+    """Running and later requests raise `EngineError` when the sampling process is killed."""
     if probe.kill is None:
-        raise Missing("no way to kill it was given")
+        raise Missing("no `kill` function was given")
     await probe.start()
     task = await probe.submit(probe.long_request())
     probe.kill()
@@ -462,17 +463,17 @@ RULES = tuple(
         killed,
     )
 )
-"""In the order in which they run: on one engine up to its `close`; `killed` makes another one."""
+"""Rules in the order in which they run: on one engine up to its `close`; `killed` makes another engine."""
 
 
 class EngineReport(CheckReport):
     """Report of `check_engine`."""
 
     def raise_on_failure(self) -> None:
-        """Raise `EngineError`, with the rules that are broken, unless there are none."""
+        """Raise an `EngineError` that lists the broken rules, if there are any."""
         if not self.passed:
             failed = "; ".join(f"{row.check}: {row.detail}" for row in self.with_status(CheckStatus.FAILED))
-            raise EngineError("the engine does not keep its promises", got=failed)
+            raise EngineError("the engine does not conform to its contract", got=failed)
 
 
 async def check_engine(
@@ -485,20 +486,20 @@ async def check_engine(
     kill: Callable[[], object] | None = None,
     deadline_s: float = 120.0,
 ) -> EngineReport:
-    """Check what `agentrl.engine` promises, on one engine, from its start to its close.
+    """Check that an engine conforms to the contract of `agentrl.engine`, from its start to its close.
 
     Args:
-        factory: Makes the engine; it has no session and no request yet. Called once more where there is a `kill`.
-        reference: Log-probabilities of the model that the engine serves, on its current weights: called with ids and
-            a temperature, gives one value for each id but the first. Without it, nothing is compared.
-        new_weights: Makes new weights and gives what `update_weights` takes; ``None`` where the engine shares them.
-        tolerance: Largest difference from the reference that is accepted.
-        sampling: Asks an engine of another process how many requests have their first token and not their last, as
-            `ServerEngine.sampling` does. Left out, `metrics` is watched: its `sampled_tokens` must count the tokens of
-            requests that still run.
-        kill: Ends the process that samples, as SIGKILL does; the engine is not used any more. Left out, that is not
+        factory: Makes the engine without sessions and requests. With `kill` it is called a second time.
+        reference: Log-probabilities of the model with the engine's current weights: called with ids and a temperature,
+            returns one value for each id but the first. Without it, log-probabilities are not compared.
+        new_weights: Makes new weights and returns the argument of `update_weights`; ``None`` if the engine shares them.
+        tolerance: Maximum difference from the reference.
+        sampling: Returns how many requests of an engine in another process have their first token but not their last,
+            like `ServerEngine.sampling`. By default the check reads `metrics`, whose `sampled_tokens` must then include
+            the tokens of running requests.
+        kill: Kills the sampling process, like SIGKILL; the engine is not used afterwards. By default this is not
             checked.
-        deadline_s: Most seconds of one check.
+        deadline_s: Maximum number of seconds of one rule.
     """
     probe = EngineProbe(
         factory=factory,

@@ -1,10 +1,10 @@
-"""The conformance check of an environment: `check_env` plays it and reports which rules it keeps.
+"""Conformance check of environments: `check_env` plays an environment and reports which rules it keeps.
 
 report = check_env("my_game:GuessNumber-v0")
 assert report.passed, report
 
-The check ends when a call of the environment does not return. `reward_integrity` reports what a policy could read, or
-do without solving anything, that goes with the reward.
+The check ends if a call of the environment does not return. `reward_integrity` reports what correlates with the reward
+besides a solution: texts that the policy reads, and actions that solve nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from agentrl.testing.env_subject import EFFORTS, CheckDepth, Subject
 from agentrl.testing.report import Broken, CheckReport, CheckRow, CheckStatus, Rule, choose_rules
 
 PLAYS = contract.plays_an_episode
-"""Checked first, whatever was asked for."""
+"""Rule that is always checked first."""
 ELSEWHERE = (determinism.is_the_same_everywhere, contract.keeps_standard_output_clean)
-"""Rules about what a new process plays."""
+"""Rules about play in a new process."""
 LEAKS = (leaks.hides_the_answer, leaks.hides_the_plan, leaks.hides_the_reward, leaks.reads_no_files)
-"""Rules about what the policy must not read."""
+"""Rules about information that the policy must not read."""
 LAZY = (
     rewards.doing_nothing_does_not_pay,
     rewards.repeating_nonsense_does_not_pay,
@@ -80,7 +80,7 @@ INTEGRITY = (
 )
 """Rules of `reward_integrity`, in the order of the report."""
 ENDLESS = 100
-"""Steps after which play stops in environments that state no limit."""
+"""Maximum number of steps in environments that state no limit."""
 
 
 def check_env(
@@ -98,20 +98,21 @@ def check_env(
     """Check that an environment keeps the rules of its contract (`RULES`).
 
     Args:
-        environment: A name (``household``, ``my_game:GuessNumber-v0``, ``household/valid_seen``), a spec, or the class
-            of the environment or a function that makes it.
-        options: Options of the environment, put over the spec's own.
-        split: Split whose tasks are played; the one in the name, else the spec's first.
-        episodes: How many tasks are played, at least.
-        thoroughness: How much more is played, for scores, timing, memory and splits.
-        only: Names of the rules to check; all when empty.
-        skip: Names of rules to leave out.
+        environment: Name (``household``, ``my_game:GuessNumber-v0``, ``household/valid_seen``), spec, class, or factory
+            of the environment.
+        options: Options of the environment, which override the spec's own.
+        split: Split whose tasks are played; by default the one in the name, or else the spec's first.
+        episodes: Minimum number of tasks that are played.
+        thoroughness: Amount of further play, for scores, timing, memory and splits.
+        only: Names of the rules to check; all if empty.
+        skip: Names of rules to skip.
         watch: Called with the name of each rule before it is checked.
-        call_timeout_s: Seconds within which each call of the environment must return (10 in a quick check, 30 in a
-            full one), and six times as long for making it. After one that does not, the check ends with its report.
+        call_timeout_s: Deadline in seconds of each call of the environment (10 in a quick check, 30 in a full one);
+            making the environment may take six times as long. If a call misses it, the check ends with its report.
 
     Raises:
-        UsageError: no such environment, split or rule, the options are wrong, or a package or data is missing.
+        UsageError: the environment, split or rule does not exist, the options are wrong, or a package or data is
+            missing.
     """
     inspection = _Inspection(
         rules=choose_rules(RULES, only=only, skip=skip), must_play=PLAYS in choose_rules(RULES, skip=skip), watch=watch
@@ -130,10 +131,10 @@ def reward_integrity(
     watch: Callable[[str], object] | None = None,
     call_timeout_s: float | None = None,
 ) -> CheckReport:
-    """Look for leaks, let cheap policies play, and read what the policy's sandbox shows (`INTEGRITY`).
+    """Look for leaks, play trivial policies, and inspect the policy's sandbox (`INTEGRITY`).
 
-    The arguments and errors are those of `check_env`; the check is a full one. Every policy plays `episodes` tasks: a
-    word of the opening can only be told from an accident in many.
+    The arguments and errors are those of `check_env`; the check is a full one. Every policy plays `episodes` tasks:
+    only many tasks distinguish a telling word in the opening from chance.
     """
     inspection = _Inspection(rules=choose_rules(INTEGRITY, only=only, skip=skip), must_play=True, watch=watch)
     return inspection.run(environment, options, split, episodes, CheckDepth.FULL, call_timeout_s)
@@ -141,11 +142,11 @@ def reward_integrity(
 
 @dataclass(slots=True, kw_only=True)
 class _Inspection:
-    """Progress of a check: the rows so far."""
+    """State of a check: its rules, and the rows so far."""
 
     rules: Sequence[Rule]
     must_play: bool
-    """Whether no rule is checked when no episode can be played."""
+    """True if all rules are skipped when no episode can be played."""
     watch: Callable[[str], object] | None
     rows: list[CheckRow] = field(default_factory=list)
     now: Rule = PLAYS
@@ -163,14 +164,14 @@ class _Inspection:
         """Find the environment and check all rules on it.
 
         Raises:
-            UsageError: no such environment or split, the options are wrong, or a package or data is missing.
+            UsageError: the environment or split does not exist, the options are wrong, or a package or data is missing.
         """
         spec, named_split = _find(environment)
         if spec.extra is not None:
             spec.extra.load()
         chosen = check_split(spec, split or named_split or spec.splits[0])
         options = {**spec.options, **(options or {})}
-        source = spec.tasks(chosen, **options)  # in this thread: some libraries can be loaded in the main one only
+        source = spec.tasks(chosen, **options)  # in this thread: some libraries load only in the main one
         effort = EFFORTS[thoroughness]
 
         def inspect() -> None:
@@ -193,7 +194,7 @@ class _Inspection:
             run_watched(inspect, effort.call_s if call_timeout_s is None else call_timeout_s)
         except CallFailed as failed:
             row = self.now.row(failed, time.perf_counter() - self.begun)
-            self.rows = [*self.rows, row]  # a thread that comes back late has the list from before
+            self.rows = [*self.rows, row]  # a thread that returns late keeps the old list
             self._skip_the_rest(f"the check ended: {failed}")
         return CheckReport(kind="environment", name=spec.name, split=chosen, rows=tuple(self.rows))
 
@@ -224,7 +225,7 @@ def _find(environment: str | EnvironmentSpec | Callable[..., AnyEnv]) -> tuple[E
 
 
 def _check(rule: Rule, subject: Subject) -> CheckRow:
-    """Check a rule; an exception of the environment breaks it, because nothing may escape from it."""
+    """Check a rule; an exception of the environment breaks it."""
     start = time.perf_counter()
     try:
         found = rule.look(subject)
@@ -232,6 +233,6 @@ def _check(rule: Rule, subject: Subject) -> CheckRow:
         found = Broken(wrong.args[0])
     except Exception as error:
         if rule is PLAYS and isinstance(error, UsageError):
-            raise  # what it cannot be made without is the user's to provide
+            raise  # the user must provide what the environment needs
         found = error
     return rule.row(found, time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Session of the environment check: drives one environment, and watches that each call returns and ends no process."""
+"""Session of the environment check: drives one environment, with deadlines for calls and a guard against exits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, option
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
-from agentrl.rollout.env_adapter import call_own_tool, sampled, unpacked_pair, unpacked_step
+from agentrl.rollout.env_adapter import call_own_tool, sample_text, unpacked_pair, unpacked_step
 from agentrl.task import Task
 from agentrl.testing.report import Broken
 from agentrl.tool import Tool, ToolResult
@@ -33,50 +33,50 @@ from agentrl.tool import Tool, ToolResult
 T = TypeVar("T")
 
 LONG_CALL = 6
-"""Making an environment may take so many times as long as another call: it loads data."""
+"""Factor of the deadline of making an environment, which loads data, over that of other calls."""
 _POLL_S = 0.1
 
 
 class CallFailed(Broken):
-    """A call of the environment did not return, or wanted to end the process; the message says which."""
+    """Call of the environment that did not return, or tried to end the process; the message names it."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Calls:
-    """Calls that are under way, and what they started."""
+class WatchedCalls:
+    """Running calls of an environment, and the processes that they started."""
 
     limit_s: float
-    """Seconds within which a call must return."""
+    """Deadline of a call in seconds."""
     under_way: dict[object, tuple[str, float, float]] = field(default_factory=dict)
-    """By call: its name, its limit, and the time at which it is over it."""
+    """Name, deadline in seconds, and end time of each running call."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """Killed when the watch ends."""
+    """Processes that are killed when the watch ends."""
     raised: str = ""
-    """The name of the call that raised something last."""
+    """Name of the call that raised the latest exception."""
     is_over: bool = False
-    """The watch has ended: no call may begin."""
+    """True once the watch has ended and no call may begin."""
 
     def overdue(self) -> str | None:
-        """Describe the call that has not returned in time; ``None`` if all have."""
+        """Describe the first call that missed its deadline; ``None`` if there is none."""
         now = time.monotonic()
         late = [(end, name, limit) for name, limit, end in list(self.under_way.values()) if end < now]
         return f"{min(late)[1]} did not return within {min(late)[2]:g} s" if late else None
 
 
-_CALLS: contextvars.ContextVar[Calls] = contextvars.ContextVar("calls")
+_CALLS: contextvars.ContextVar[WatchedCalls] = contextvars.ContextVar("calls")
 
 
-def watched_calls() -> Calls:
-    """Return the calls of the watch that this code runs under; outside a watch, calls without a limit."""
-    return _CALLS.get(Calls(limit_s=float("inf")))
+def watched_calls() -> WatchedCalls:
+    """Return the calls of the current watch; outside a watch, calls without a deadline."""
+    return _CALLS.get(WatchedCalls(limit_s=float("inf")))
 
 
 @contextmanager
 def asking(name: str, times: int = 1) -> Iterator[None]:
-    """Watch a call of the environment; `name` is for messages, and it may take `times` as long as others.
+    """Watch a call of the environment; `name` is for messages, and `times` multiplies the deadline.
 
     Raises:
-        CallFailed: it wanted to end the process.
+        CallFailed: the call tried to end the process.
     """
     calls, key = watched_calls(), object()
     if calls.is_over:
@@ -87,12 +87,12 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-            raise  # the user's: only the main thread is interrupted from outside
+            raise  # the user's interrupt: only the main thread receives one
         raise CallFailed(f"{name} ended the process ({type(error).__name__})") from error
     except asyncio.CancelledError as error:
         if is_addressed_to(running_task(), error):
             raise
-        raise CallFailed(f"{name} raised {type(error).__name__}, though it was not cancelled") from error
+        raise CallFailed(f"{name} raised {type(error).__name__} without being cancelled") from error
     except Exception:
         calls.raised = name
         raise
@@ -101,20 +101,20 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
 
 
 def run_watched(work: Callable[[], T], limit_s: float) -> T:
-    """Run `work` in a thread while this one watches its calls of environments (inside `asking`); return its result.
+    """Run `work` in a thread, and watch its calls of environments (in `asking`) from this one; return its result.
 
-    A thread whose call does not return stays behind; it does not keep the process from ending.
+    A thread whose call does not return remains, but does not prevent the process from ending.
 
     Raises:
         CallFailed: a call did not return within `limit_s` seconds.
     """
-    calls, ended = Calls(limit_s=limit_s), Future[T]()
+    calls, ended = WatchedCalls(limit_s=limit_s), Future[T]()
 
     def run() -> None:
         _CALLS.set(calls)
         try:
             ended.set_result(work())
-        except BaseException as error:  # raised again where the result is asked for
+        except BaseException as error:  # raised again by `ended.result()`
             ended.set_exception(error)
 
     context = contextvars.copy_context()
@@ -135,18 +135,18 @@ Policy: TypeAlias = Callable[["EnvSession", Content], str]
 
 
 _WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
-"""Actions of a random policy where the environment names none."""
+"""Actions of a random policy if the environment does not list any."""
 _CALL = "\x1fcall "
-"""Begins an action that is a call of a tool of the environment, and not a text for `step`."""
+"""Prefix of an action that calls a tool of the environment instead of `step`."""
 _CALLS_AT_RANDOM = 3
-"""Calls of tools in an episode of random play: each may take as long as a program in a sandbox."""
+"""Maximum number of tool calls in an episode of random play; each may take as long as a program in a sandbox."""
 _SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
 _SEEN_WORDS = 100
-"""The last words of an observation that may become arguments of a call."""
+"""Number of last words of an observation that may become arguments of a call."""
 
 
 class StepSnapshot(NamedTuple):
-    """Answer of an environment, as plain data that can be compared between processes."""
+    """Result of a reset or a step as plain data that can be compared between processes."""
 
     action: str
     observation: str
@@ -156,30 +156,30 @@ class StepSnapshot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """An episode."""
+class PlayedEpisode:
+    """Played episode."""
 
     moments: tuple[StepSnapshot, ...]
-    """The first one is the reset."""
+    """Result of the reset, then those of all steps."""
     results: tuple[StepResult, ...]
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """Actions that were taken."""
+        """All actions in order."""
         return tuple(moment.action for moment in self.moments[1:])
 
     @property
     def total(self) -> float:
-        """The return: the sum of the rewards."""
+        """Return of the episode: the sum of its rewards."""
         return sum(result.reward for result in self.results)
 
     @property
     def done(self) -> bool:
-        """The environment ended the episode."""
+        """True if the environment ended the episode."""
         return bool(self.results) and self.results[-1].done
 
     def is_solved(self, spec: EnvironmentSpec) -> bool | None:
-        """Tell whether the task was solved; ``None`` when the environment cannot say."""
+        """Return True if the task was solved; ``None`` if the environment does not report it."""
         success = self.results[-1].info.get("success") if self.results else None
         if success is None and spec.success_threshold is not None:
             return self.total >= spec.success_threshold
@@ -187,42 +187,42 @@ class Played:
 
 
 class EnvSession:
-    """An environment, made by calling `make` with `options`; its methods may be coroutines."""
+    """Session with an environment, made by calling `make` with `options`; its methods may be coroutines."""
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.env = made(make, options)
+        self.env = make_environment(make, options)
         self._runner = asyncio.Runner()
 
     def reset(self, task: Task) -> Content:
-        """Start a task's episode; the first observation."""
+        """Start a task's episode, and return the first observation."""
         return self.start(task)[0]
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
-        """Start a task's episode; the first observation and the info."""
+        """Start a task's episode, and return the first observation and the info."""
         return unpacked_pair(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
 
     def step(self, action: str) -> StepResult:
-        """Take an action: the text of one, or a call of a tool that `call_action` made."""
+        """Take an action: a text, or a tool call made by `call_action`."""
         if is_call(action):
             return self._runner.run(_call(self.find("tools"), action))
         return unpacked_step(self.ask("step", self.env.step, action))
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Call an optional method; ``None`` when the environment does not have it."""
+        """Call an optional method; return ``None`` if the environment does not have it."""
         method = self.find(name)
         return None if method is None else self.ask(name, method, *arguments)
 
     def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        """Call a tool of the environment; return its answer, to wrong arguments, too."""
+        """Call a tool of the environment, and return its answer or its error text."""
         return plain_text(self.step(call_action(tool, arguments)).observation)
 
     def own_tools(self) -> list[Tool]:
-        """The tools of the episode that can be called without a run around them."""
+        """Return the episode's tools that can be called outside a run."""
         stateless = [tool for tool in self.find("tools") or () if not tool.is_stateful]
         return [t for t in stateless if not any(hasattr(kind, "provided_as") for kind in parameters_of(t).values())]
 
     def find(self, name: str) -> Any:
-        """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
+        """Return an optional attribute through Gymnasium's wrappers; ``None`` if the environment does not have it."""
         return optional_part(self.env, name)
 
     def close(self) -> None:
@@ -231,20 +231,20 @@ class EnvSession:
         self._runner.close()
 
     def ask(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a method, awaited where it is a coroutine."""
+        """Call a method, and await the result if it is a coroutine."""
         with asking(name):
             value = method(*arguments, **named)
             return self._runner.run(maybe_await(value)) if inspect.isawaitable(value) else value
 
 
-def made(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """A new environment."""
+def make_environment(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Make an environment, with a deadline."""
     with asking("making the environment", times=LONG_CALL):
         return make(**options)
 
 
 def call_action(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    """The action that calls a tool of the environment."""
+    """Return the action that calls a tool of the environment."""
     return f"{_CALL}{json.dumps([tool.name, dict(arguments)])}"
 
 
@@ -254,7 +254,7 @@ def is_call(action: str) -> bool:
 
 
 async def _call(tools: Sequence[Tool], action: str) -> StepResult:
-    """Call a tool, and return its answer (to wrong arguments, too) as the result of a step."""
+    """Call a tool, and return its answer or its error text as the result of a step."""
     name, arguments = json.loads(action.removeprefix(_CALL))
     tool = next(tool for tool in tools if tool.name == name)
     with asking(f"tool {tool.name}"):
@@ -266,8 +266,8 @@ async def _call(tools: Sequence[Tool], action: str) -> StepResult:
     return StepResult(observation=result.text, reward=result.reward, terminated=ended, truncated=False, info={})
 
 
-def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
-    """One episode of a task, of at most `limit` steps."""
+def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> PlayedEpisode:
+    """Play one episode of a task with at most `limit` steps."""
     observation = session.reset(task)
     moments = [opening_of(observation)]
     results: list[StepResult] = []
@@ -277,11 +277,11 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
         observation = result.observation
         results.append(result)
         moments.append(moment_of(action, result))
-    return Played(moments=tuple(moments), results=tuple(results))
+    return PlayedEpisode(moments=tuple(moments), results=tuple(results))
 
 
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSnapshot]:
-    """Take given actions in a task's episode; other coroutines have their turn before each."""
+    """Take given actions in a task's episode; other coroutines may run before each action."""
     returned: Any
     with asking("reset"):
         returned = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
@@ -310,7 +310,7 @@ def moment_of(action: str, result: StepResult) -> StepSnapshot:
 
 
 def plain_text(content: Content) -> str:
-    """Return content as text: images as their checksum, other objects as Python shows them."""
+    """Return content as text, with checksums for images and ``str`` for other objects."""
     if not isinstance(content, tuple):
         return str(content)
     parts = (part.text if isinstance(part, TextPart) else hashlib.sha256(part.data).hexdigest() for part in content)
@@ -318,9 +318,9 @@ def plain_text(content: Content) -> str:
 
 
 def random_policy(seed: int) -> Policy:
-    """Return a policy that chooses among admissible actions, or samples the action space; else it says a word.
+    """Return a policy that chooses an admissible action, samples the action space, or else chooses a common word.
 
-    Where the environment has tools, it calls some of them in between, with valid arguments.
+    If the environment has tools, the policy calls some of them in between, with valid arguments.
     """
     generator = random.Random(seed)
     calls_left = _CALLS_AT_RANDOM
@@ -338,7 +338,7 @@ def random_policy(seed: int) -> Policy:
         if space is None:
             return generator.choice(_WORDS)
         space.seed(generator.randrange(2**31))
-        return str(session.ask("sample of the action space", sampled, space))
+        return str(session.ask("sample of the action space", sample_text, space))
 
     return choose
 
@@ -350,11 +350,11 @@ _SCHEMA_TYPES: Mapping[str, Any] = {
     "array": list[str],
     "object": dict[str, Any],
 }
-"""Types of arguments by their names in JSON schemas; all others are text."""
+"""Types of arguments by their names in JSON schemas; all other types become text."""
 
 
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """Return the types of a tool's arguments by name: from its signature, because a schema imports large libraries.
+    """Return the types of a tool's arguments by name, from its signature: a schema would import large libraries.
 
     A tool of a remote environment has only a schema.
     """
@@ -366,13 +366,13 @@ def parameters_of(tool: Tool) -> dict[str, Any]:
 
 
 def random_arguments(tool: Tool, generator: random.Random, seen: str = "") -> dict[str, Any]:
-    """Draw arguments of the types that a tool declares; texts are words of what was seen."""
+    """Draw arguments of the types that a tool declares; texts are words from `seen`."""
     words = [*_WORDS, *_SEEN_WORD.findall(seen)[-_SEEN_WORDS:]]
     return {name: _random_value(kind, generator, words) for name, kind in parameters_of(tool).items()}
 
 
 def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> Any:
-    """A value of an annotation; of a union, one of its first kind."""
+    """Draw a value of an annotated type; for a union, of its first type."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return generator.choice(parts)
@@ -391,26 +391,26 @@ def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> 
 
 
 def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
-    """Return a policy that asks a new expert of the environment.
+    """Return a policy that follows a new expert of the environment.
 
     Args:
-        mistakes: Share of its actions before which it makes a mistake.
-        seed: Decides when, and which.
+        mistakes: Fraction of actions before which the expert makes a mistake.
+        seed: Seed of the mistakes.
     """
     experts: list[Any] = []
-    put_off: list[str] = []
+    deferred: list[str] = []
     rng = random.Random(seed)
 
     def choose(session: EnvSession, observation: Content) -> str:
         if not experts:
             experts.append(session.call("expert"))
-        if put_off:
-            return put_off.pop()
+        if deferred:
+            return deferred.pop()
         action = str(session.ask("act of the expert", experts[0].act, observation))
         mistake = session.ask("mistake of the expert", experts[0].mistake, rng) if rng.random() < mistakes else None
         if mistake is None:
             return action
-        put_off.append(action)
+        deferred.append(action)
         return str(mistake)
 
     return choose

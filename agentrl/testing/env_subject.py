@@ -1,4 +1,4 @@
-"""Subject of the environment check: the environment, the tasks that are played, and transcripts of their episodes."""
+"""Subject of the environment check: the environment, the played tasks, and transcripts of their episodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.testing.env_session import (
     LONG_CALL,
     CallFailed,
     EnvSession,
-    Played,
+    PlayedEpisode,
     Policy,
     StepSnapshot,
     asking,
@@ -35,29 +35,29 @@ from agentrl.testing.env_session import (
 )
 from agentrl.testing.report import Missing
 
-_SAID = 200
-"""Bytes of the standard output that are kept."""
+_OUTPUT_BYTES = 200
+"""Maximum number of bytes of standard output that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubprocessPlay:
-    """Result of playing in a new process."""
+    """Result of play in a new process."""
 
     moments: Sequence[StepSnapshot] = ()
-    said: str = ""
-    """The beginning of what was written to standard output there."""
+    output: str = ""
+    """Beginning of the process's standard output."""
     unknown: str = ""
-    """Why the process does not know the environment."""
+    """Reason why the process cannot make the environment; empty if it can."""
     failure: str = ""
-    """What the environment raised there."""
+    """Exception of the environment; empty without one."""
     end: str = ""
-    """How it ended the process, or which call did not return."""
+    """Description of how the environment ended the process, or of a call that did not return."""
 
 
 def transcript(
     make: Callable[..., Any], options: Mapping[str, Any], tasks: Sequence[Task], steps: int
 ) -> list[StepSnapshot]:
-    """Record what random play of some tasks shows, one after the other in one environment."""
+    """Record random play of tasks, one after another in one environment."""
     return _play_all(EnvSession(make, options), tasks, steps)
 
 
@@ -81,12 +81,12 @@ def transcript_of_new_process(
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return SubprocessPlay(unknown=f"the environment cannot be sent to a new process: {error}")
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as errors:
-        asked.write(request)
-        asked.seek(0)
+    with tempfile.TemporaryFile() as requests, tempfile.TemporaryFile() as errors:
+        requests.write(request)
+        requests.seek(0)
         child = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()"],
-            stdin=asked,
+            stdin=requests,
             stdout=subprocess.PIPE,
             stderr=errors,
             env={**os.environ, "PYTHONPATH": path},
@@ -99,15 +99,15 @@ def transcript_of_new_process(
             return SubprocessPlay(**found | {"moments": [StepSnapshot(*row) for row in found.get("moments", ())]})
         errors.seek(0)
         reason = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-    said = f": {reason[0]}" if reason else ""
-    return SubprocessPlay(end=f"the environment ended the process that played it (exit code {child.returncode}){said}")
+    detail = f": {reason[0]}" if reason else ""
+    return SubprocessPlay(end=f"the environment ended its process (exit code {child.returncode}){detail}")
 
 
 def main() -> None:
-    """Answer the request on standard input with a line of JSON, and exit, whatever threads there are."""
+    """Answer the request on standard input with a line of JSON, and exit even if threads still run."""
     answer = os.dup(1)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 1)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), 1)
         limit, request = (base64.b64decode(line) for line in sys.stdin.buffer.read().splitlines())
         limit_s, tasks, steps = pickle.loads(limit)
         try:
@@ -116,9 +116,9 @@ def main() -> None:
             found = {"end": str(failed)}
         except KeyboardInterrupt:
             os._exit(1)
-        with suppress(ValueError):  # the environment may have closed it
+        with suppress(ValueError):  # the environment may have closed standard output
             sys.stdout.flush()
-        found["said"] = os.pread(said.fileno(), _SAID, 0).decode(errors="replace")
+        found["output"] = os.pread(output.fileno(), _OUTPUT_BYTES, 0).decode(errors="replace")
     with os.fdopen(answer, "w") as stream:
         stream.write(f"{json.dumps(found)}\n")
     os._exit(0)
@@ -139,36 +139,36 @@ def _play_requested(request: bytes, tasks: Sequence[Task], steps: int) -> dict[s
 
 
 class CheckDepth(enum.StrEnum):
-    """Amount of play."""
+    """Amount of play in a check."""
 
     QUICK = "quick"
-    """A second or two for a fast environment: for tests."""
+    """One or two seconds for a fast environment, for tests."""
     FULL = "full"
     """Up to a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """Numbers behind a thoroughness; the defaults are those of a full check. Seconds end what would take longer."""
+    """Numbers of a `CheckDepth`; the defaults are those of a full check. Fields in seconds are time limits."""
 
     split_tasks: int = 100_000
-    """Tasks per split that are compared with those of other splits."""
+    """Maximum number of tasks per split that are compared with those of other splits."""
     split_s: float = 3.0
     openings: int = 200
-    """Tasks whose openings are compared with each other, and with those of other splits."""
+    """Maximum number of tasks whose openings are compared with each other and with those of other splits."""
     openings_s: float = 3.0
     scored: int = 200
-    """Episodes of a score."""
+    """Maximum number of episodes for a score."""
     scored_s: float = 5.0
     lazy_s: float = 2.0
     """Seconds of play by each policy that does no work."""
     timed_s: float = 3.0
     """Seconds of timed play."""
     growth_episodes: int = 1000
-    """Episodes over which memory is watched."""
+    """Maximum number of episodes over which memory is measured."""
     growth_s: float = 15.0
     call_s: float = 30.0
-    """Seconds within which a call of the environment must return."""
+    """Deadline of a call of the environment."""
 
 
 EFFORTS: Mapping[CheckDepth, Effort] = {
@@ -187,13 +187,13 @@ EFFORTS: Mapping[CheckDepth, Effort] = {
     CheckDepth.FULL: Effort(),
 }
 SIDE_BY_SIDE = 4
-"""Episodes that are played at the same time."""
+"""Number of concurrent episodes."""
 SIDE_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Environment and tasks under check. What several rules look at is played once."""
+    """Environment and tasks under check; episodes that several rules use are played once."""
 
     spec: EnvironmentSpec
     options: Mapping[str, Any]
@@ -201,24 +201,24 @@ class Subject:
     source: TaskSource
     """All tasks of the split."""
     tasks: Sequence[Task]
-    """Those that are played; at least one."""
+    """Played tasks; at least one."""
     limit: int
-    """Steps after which play stops."""
+    """Maximum number of steps of an episode."""
     effort: Effort
     plays_elsewhere: bool
-    """Whether a rule needs the play of a new process; that plays first, because the environment may end it."""
+    """True if a rule needs play in a new process; it comes first, because the environment may end its process."""
 
     @contextmanager
     def session(self) -> Iterator[EnvSession]:
-        """A new environment, closed at the end."""
+        """Make a session with a new environment, and close it at the end."""
         session = EnvSession(self.spec.make, self.options)
         try:
             yield session
         finally:
             session.close()
 
-    def play(self, policy_of: Callable[[Task], Policy], tasks: Iterable[Task] | None = None) -> list[Played]:
-        """An episode of each task, in one environment; of `tasks` that are given, as many as time allows."""
+    def play(self, policy_of: Callable[[Task], Policy], tasks: Iterable[Task] | None = None) -> list[PlayedEpisode]:
+        """Play an episode of each task in one environment; of given `tasks`, as many as time allows."""
         with self.session() as session:
             if tasks is None:
                 return [play(session, task, policy_of(task), self.limit) for task in self.tasks]
@@ -226,16 +226,16 @@ class Subject:
             return [play(session, task, policy_of(task), self.limit) for task in timed]
 
     @cached_property
-    def random_episodes(self) -> list[Played]:
-        """An episode of each task by the random policy."""
+    def random_episodes(self) -> list[PlayedEpisode]:
+        """Episodes of the random policy, one per task."""
         return self.play(lambda task: random_policy(task.seed))
 
     @cached_property
-    def expert_episodes(self) -> list[Played]:
-        """An episode of each task by the expert.
+    def expert_episodes(self) -> list[PlayedEpisode]:
+        """Episodes of the expert, one per task.
 
         Raises:
-            Missing: there is none.
+            Missing: the environment has no expert.
         """
         with self.session() as session:
             if session.find("expert") is None:
@@ -244,17 +244,17 @@ class Subject:
 
     @cached_property
     def transcript(self) -> list[StepSnapshot]:
-        """Record what random play of the tasks shows, one after the other."""
+        """Record of random play of all tasks, one after another."""
         return transcript(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
     def elsewhere(self) -> SubprocessPlay:
-        """Record what the same play shows in a new process."""
+        """Record of the same play in a new process."""
         return transcript_of_new_process(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
-    def alone(self) -> list[Played]:
-        """The first random steps of some tasks, each in an environment of its own."""
+    def single_episodes(self) -> list[PlayedEpisode]:
+        """Episodes with the first random steps of some tasks, each in its own environment."""
         episodes = []
         for task in self.tasks[:SIDE_BY_SIDE]:
             with self.session() as session:
@@ -263,7 +263,7 @@ class Subject:
 
 
 def until(seconds: float, items: Iterable[Any]) -> Iterator[Any]:
-    """The items that can be had within some seconds; at least one."""
+    """Yield items until the time is over; at least one."""
     end = time.perf_counter() + seconds
     for item in items:
         yield item

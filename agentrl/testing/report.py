@@ -1,4 +1,4 @@
-"""Rules of a check, and the report of what they found."""
+"""Rules of a check, and the report of their results."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ class CheckStatus(enum.StrEnum):
 
     PASSED = "passed"
     WARNED = "warned"
-    """Something looks wrong, and may be meant."""
+    """Something looks wrong but may be intended."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """There is nothing to which the rule applies, or something that it needs was not given."""
+    """The rule does not apply, or something that it needs was not given."""
 
 
 class RuleOutcome(Exception):
-    """Raised by a rule that does not simply pass; the message says why."""
+    """Result of a rule that does not pass without comment; the message explains it."""
 
     status: ClassVar[CheckStatus]
 
 
 class Broken(RuleOutcome):
-    """A rule is broken."""
+    """Result of a broken rule."""
 
     status = CheckStatus.FAILED
 
 
 class Suspect(RuleOutcome):
-    """A rule looks broken, and there may be a reason."""
+    """Result of a rule that looks broken, possibly for a good reason."""
 
     status = CheckStatus.WARNED
 
 
 class Missing(RuleOutcome):
-    """There is nothing to which the rule applies."""
+    """Result of a rule that does not apply."""
 
     status = CheckStatus.SKIPPED
 
@@ -55,7 +55,7 @@ def require(holds: bool, otherwise: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Finding of a rule that measured something; other rules return a text alone."""
+    """Result of a rule that measures something; other rules return only a text."""
 
     detail: str
     figures: Mapping[str, float]
@@ -64,13 +64,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Rule of a check: what is demanded, how it is checked, and what to do where it is broken."""
+    """Rule of a check: its requirement, its check, and what to do if it is broken."""
 
     look: Callable[[Any], Any]
-    """Takes the subject of the check. Returns a text or a `Finding` (some rules as coroutines), or raises a
-    `RuleOutcome`. Its name is the rule's name; the first paragraph of its docstring is the demand."""
+    """Function that takes the subject of the check, and returns a text or a `Finding` (some rules as coroutines) or
+    raises a `RuleOutcome`. Its name is the rule's name; the first paragraph of its docstring is the requirement."""
     mend: str = ""
-    """Next step for the author of what broke it."""
+    """Next step for the author of the checked code if the rule is broken."""
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ class Rule:
 
     @property
     def demand(self) -> str:
-        """Demand of the rule, in a sentence."""
+        """Requirement of the rule in one sentence."""
         return " ".join((inspect.getdoc(self.look) or "").partition("\n\n")[0].split())
 
     def row(self, found: Finding | str | Exception, seconds: float) -> CheckRow:
@@ -99,12 +99,12 @@ class Rule:
 
 
 def rule(mend: str) -> Callable[[Callable[[Any], Finding | str]], Rule]:
-    """Make a `Rule` of the decorated function; `mend` says what to do where it is broken."""
+    """Make a `Rule` of the decorated function; `mend` says what to do if it is broken."""
     return lambda look: Rule(look, mend)
 
 
 async def check_rule(rule: Rule, subject: object, *, escaping: tuple[type[Exception], ...] = ()) -> CheckRow:
-    """Check a rule whose `look` is a coroutine function; exceptions in `escaping` are raised, all others break it."""
+    """Check a rule whose `look` is a coroutine function; raise exceptions in `escaping`, all others break the rule."""
     start = time.perf_counter()
     try:
         found = await rule.look(subject)
@@ -119,24 +119,24 @@ def choose_rules(rules: Sequence[Rule], *, only: Collection[str] = (), skip: Col
     """Choose rules by name.
 
     Args:
-        rules: To choose among.
-        only: Names of the rules to check; all when empty. Blanks may be written as dashes or underscores.
-        skip: Names of rules to leave out.
+        rules: Rules to choose from.
+        only: Names of the rules to check; all if empty. Spaces may be written as dashes or underscores.
+        skip: Names of rules to skip.
 
     Raises:
-        UnknownNameError: there is no such rule.
+        UnknownNameError: a rule does not exist.
     """
     names = [rule.name for rule in rules]
-    wanted, unwanted = {_known(name, names) for name in only}, {_known(name, names) for name in skip}
+    wanted, unwanted = {_rule_name(name, names) for name in only}, {_rule_name(name, names) for name in skip}
     return tuple(rule for rule in rules if rule.name not in unwanted and (not wanted or rule.name in wanted))
 
 
-def _known(name: str, names: Sequence[str]) -> str:
+def _rule_name(name: str, names: Sequence[str]) -> str:
     plain = name.replace("-", " ").replace("_", " ").lower()
     if plain in names:
         return plain
     hint = did_you_mean(plain, names)
-    raise UnknownNameError("there is no rule of this name", got=repr(name), expected=", ".join(names), hint=hint)
+    raise UnknownNameError("unknown rule", got=repr(name), expected=", ".join(names), hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +150,12 @@ class CheckRow:
     figures: Mapping[str, float] = field(default_factory=dict)
     """Measured numbers by name."""
     mend: str = ""
-    """The next step; empty where nothing is to be done."""
+    """Next step; empty if there is nothing to do."""
     seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
-        """Whether the rule is not broken."""
+        """True if the rule is not broken."""
         return self.status is not CheckStatus.FAILED
 
 
@@ -164,16 +164,16 @@ class CheckReport:
     """Report of a check."""
 
     kind: str
-    """What was checked: ``environment``, ``sandbox``, ``tool`` or ``engine``."""
+    """Kind of the checked object: ``environment``, ``sandbox``, ``tool`` or ``engine``."""
     name: str
-    """Its name."""
+    """Name of the checked object."""
     split: str = ""
-    """Split of an environment whose tasks were played."""
+    """Split of the played tasks of an environment."""
     rows: tuple[CheckRow, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether no rule is broken."""
+        """True if no rule is broken."""
         return all(row.passed for row in self.rows)
 
     @property
@@ -182,11 +182,11 @@ class CheckReport:
         return sum(row.seconds for row in self.rows)
 
     def with_status(self, status: CheckStatus) -> tuple[CheckRow, ...]:
-        """Return the rows of a status."""
+        """Return the rows with a status."""
         return tuple(row for row in self.rows if row.status is status)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as JSON types."""
+        """Return the report in plain JSON types."""
         return {
             self.kind: self.name,
             **({"split": self.split} if self.split else {}),

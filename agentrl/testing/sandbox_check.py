@@ -1,9 +1,9 @@
-"""The conformance check of a sandbox back end: `check_sandbox` works in some, and attacks others.
+"""Conformance check of sandbox back ends: `check_sandbox` uses sandboxes and attacks them.
 
 report = await check_sandbox("local")
 assert report.passed, report
 
-Its rules are listed here, in the order of the report.
+This file lists the rules in the order of the report.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ async def check_sandbox(
     only: Collection[str] = (),
     watch: Callable[[str], object] | None = None,
 ) -> CheckReport:
-    """Check that a back end does what its contract says and stops what must be stopped.
+    """Check that a back end keeps its contract and withstands attacks.
 
     Args:
-        spec: The back end's name, or a spec of it; its limits and files are not used.
-        only: Names of the rules to check; all when empty.
+        spec: Name of the back end, or a spec; the spec's limits and files are not used.
+        only: Names of the rules to check; all if empty.
         watch: Called with the name of each rule before it is checked.
 
     Raises:
-        UsageError: no such back end or rule, or this machine cannot run it.
-        SandboxError: no sandbox starts.
+        UsageError: the back end or rule does not exist, or this machine cannot run the back end.
+        SandboxError: the sandbox does not start.
     """
     rules = choose_rules(RULES, only=only)
     subject = SandboxSubject(read_spec(spec))
     if subject.spec.options.get("unconfined"):
-        raise UsageError("a sandbox without walls is not attacked", hint="the attacks would hit this machine")
-    async with subject.open() as sandbox:  # what it cannot be made without is missing for all rules
+        raise UsageError("an unconfined sandbox cannot be checked", hint="the attacks would hit this machine")
+    async with subject.open() as sandbox:  # raises at once if no sandbox can start
         await sandbox.exec("true")
     rows = []
     for rule in rules:

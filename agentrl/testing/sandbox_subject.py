@@ -1,4 +1,4 @@
-"""Subject of the sandbox check: sandboxes with tight limits, and this machine as it is before and after."""
+"""Subject of the sandbox check: sandboxes with tight limits, and the state of this machine before and after."""
 
 from __future__ import annotations
 
@@ -31,32 +31,33 @@ TIGHT = Limits(
     disk_bytes=16 * MIB,
     output_bytes=MIB // 16,
 )
-"""The limits of attacked sandboxes."""
+"""Limits of attacked sandboxes."""
 GRACE_S = 8.0
-"""How much later than its limit a command may end, on a busy machine."""
+"""Maximum number of seconds by which a command may exceed its limit on a busy machine."""
 _LOOKS = 500
 
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """State of this machine that a sandbox may not change for good."""
+    """State of this machine that a sandbox must restore."""
 
     processes: frozenset[int]
-    """Those that descend from this one."""
+    """Descendants of this process."""
     handles: int
+    """Number of open files of this process."""
     folders: frozenset[str]
-    """Control groups and temporary folders that are named after this process."""
+    """Control groups and temporary folders named after this process."""
 
     @classmethod
     def now(cls) -> MachineState:
-        """Look at the machine as it is."""
+        """Read the current state."""
         hierarchy = find_hierarchy()
         places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
         folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
         return cls(frozenset(descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: MachineState) -> str:
-        """Describe what there is more later; empty when nothing is."""
+        """Describe what a later state has in addition; empty if nothing."""
         more = []
         if left := later.processes - self.processes:
             more.append(f"processes {', '.join(map(str, sorted(left)))}")
@@ -69,21 +70,21 @@ class MachineState:
 
 @dataclass(slots=True)
 class SandboxSubject:
-    """The back end that is checked."""
+    """Back end under check."""
 
     spec: SandboxSpec
     _has_python: bool | None = field(default=None, init=False)
 
     def open(self) -> Sandbox:
-        """Make one more sandbox, not started."""
+        """Make another sandbox without starting it."""
         return open_sandbox(dataclasses.replace(self.spec, limits=TIGHT, files={}))
 
     @asynccontextmanager
-    async def attacked(self) -> AsyncIterator[Sandbox]:
-        """Open a sandbox to be attacked: afterwards it and its neighbour must still work, and leave nothing behind.
+    async def open_for_attack(self) -> AsyncIterator[Sandbox]:
+        """Open a sandbox to attack; afterwards it and a second one must still work and leave nothing behind.
 
         Raises:
-            Broken: they do not, or do.
+            Broken: a sandbox does not work, or something is left behind.
         """
         before = MachineState.now()
         async with self.open() as neighbour:
@@ -95,33 +96,33 @@ class SandboxSubject:
 
 
 def in_sandbox(rule: Callable[[Sandbox], Awaitable[T]]) -> Callable[[SandboxSubject], Awaitable[T]]:
-    """Make a rule about the back end of one about a single sandbox, opened with `SandboxSubject.attacked`."""
+    """Turn a rule about a sandbox into a rule about a back end, by `SandboxSubject.open_for_attack`."""
 
     @functools.wraps(rule)
     async def look(subject: SandboxSubject) -> T:
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             return await rule(sandbox)
 
     return look
 
 
 async def require_nothing_left(before: MachineState) -> None:
-    """Wait until the machine is as it was.
+    """Wait until the machine has returned to an earlier state.
 
     Raises:
-        Broken: it does not get there.
+        Broken: something remains.
     """
     for _ in range(_LOOKS):
         left = before.changes(MachineState.now())
         if not left:
             return
         await asyncio.sleep(0.02)
-    raise Broken(f"after close there are {left}")
+    raise Broken(f"left after close: {left}")
 
 
 @contextmanager
 def host_file(content: str) -> Iterator[Path]:
-    """Make a file of this machine that all users may read and write, alone in a temporary folder."""
+    """Make a file of this machine that all users can read and write, in its own temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "secret.txt"
         file.write_text(content)
@@ -132,7 +133,7 @@ def host_file(content: str) -> Iterator[Path]:
 
 @contextmanager
 def bystander(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process of this machine that only sleeps, with these environment variables."""
+    """Start a sleeping process of this machine with these environment variables."""
     process = subprocess.Popen(["/bin/sleep", "543"], env=variables)
     try:
         yield process
@@ -142,28 +143,28 @@ def bystander(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 async def run_python(sandbox: Sandbox, program: str, *words: str, limits: Limits | None = None) -> ExecResult:
-    """Run an attack that is written in Python.
+    """Run an attack written in Python.
 
     Raises:
         Missing: the sandbox has no Python.
     """
     result = await sandbox.exec(["python3", "-c", textwrap.dedent(program), *words], limits=limits)
     if result.exit_code == 127:
-        raise Missing("there is no python3 in the sandbox")
+        raise Missing("no python3 found in the sandbox")
     return result
 
 
 def text(result: ExecResult) -> str:
-    """Return the standard output without space at its ends."""
+    """Return the standard output without leading and trailing white space."""
     return result.stdout.decode(errors="replace").strip()
 
 
-def ending(result: ExecResult) -> str:
-    """Describe how it ended, for messages."""
+def describe_end(result: ExecResult) -> str:
+    """Describe how a command ended, for messages."""
     return f"exit {result.exit_code}, {result.stdout[-200:]!r}, {result.stderr[-300:]!r}"
 
 
 async def require_alive(sandbox: Sandbox, otherwise: str) -> None:
     """Raise `Broken` with the text `otherwise` unless the sandbox runs a command."""
     result = await sandbox.exec("echo here")
-    require(result.stdout == b"here\n", f"{otherwise}: {ending(result)}")
+    require(result.stdout == b"here\n", f"{otherwise}: {describe_end(result)}")

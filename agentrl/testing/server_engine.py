@@ -1,4 +1,4 @@
-"""One inference server as a policy engine, for the conformance kit and for tests of one server.
+"""Policy engine with one inference server, for `check_engine` and for tests of one server.
 
 report = await check_engine(lambda: ServerEngine(VLLMServer(...)), sampling=ServerEngine.sampling)
 """
@@ -20,11 +20,11 @@ from agentrl.errors import UsageError
 
 
 class ServerEngine(PolicyEngine):
-    """Serves with one server.
+    """Policy engine with a single server.
 
     Args:
-        server: Connected by `start`, closed by `close`.
-        connect_timeout_s: Deadline of its first answer.
+        server: Server, which `start` connects and `close` closes.
+        connect_timeout_s: Deadline of the server's first answer.
     """
 
     def __init__(self, server: InferenceServer, *, connect_timeout_s: float = 600.0) -> None:
@@ -46,7 +46,7 @@ class ServerEngine(PolicyEngine):
         self._version = await self.server.weight_version()
 
     async def sampling(self) -> int:
-        """Count the requests that are being sampled: they have their first token. Brings `metrics` up to date."""
+        """Count the running requests, which have their first token, and update `metrics`."""
         load = await self.server.load()
         self._metrics = EngineMetrics(
             running=load.running,
@@ -71,12 +71,12 @@ class ServerEngine(PolicyEngine):
         self._is_paused = True
 
     async def resume(self) -> None:
-        """Go on."""
+        """Continue all requests."""
         await self.server.resume()
         self._is_paused = False
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Serve the weights in ``weights["folder"]``, a path; the server is paused meanwhile."""
+        """Load the weights in the folder ``weights["folder"]`` while the server is paused."""
         if weights is None:
             raise UsageError("a server cannot share weights", got=None, expected='{"folder": path}')
         was_paused = self._is_paused
@@ -88,12 +88,12 @@ class ServerEngine(PolicyEngine):
             await self.resume()
 
     async def end_session(self, session_id: str) -> None:
-        """Servers keep no sessions."""
+        """Do nothing: servers have no sessions."""
 
     def metrics(self) -> EngineMetrics:
-        """The reading that `sampling` took last."""
+        """Return the metrics that `sampling` read last."""
         return self._metrics
 
     async def close(self) -> None:
-        """Close the connections; the server goes on."""
+        """Close the connections; the server keeps running."""
         await self.server.close()

@@ -1,4 +1,4 @@
-"""The conformance check of a tool: `check_tool` describes it, calls it wrongly and rightly, and says what breaks rules.
+"""Conformance check of tools: `check_tool` reads a tool's schema and calls it with valid and invalid arguments.
 
 report = check_tool(midpoint, examples=[{"low": 1, "high": 9}])
 assert report.passed, report
@@ -23,11 +23,11 @@ from agentrl.testing.report import Broken, CheckReport, Missing, Rule, check_rul
 from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names that OpenAI-style services accept."""
+"""Pattern of names that OpenAI-style services accept."""
 LONGEST_DESCRIPTION = 1024
-"""Characters; services cut or refuse more."""
+"""Maximum number of characters of a description; services cut or refuse longer ones."""
 BLOCKED_S = 0.05
-"""Longest time for which a call may block the event loop."""
+"""Maximum number of seconds for which a call may block the event loop."""
 
 
 def check_tool(
@@ -37,21 +37,21 @@ def check_tool(
     sandbox: Mapping[str, Any] | str | None = None,
     timeout_s: float = 30.0,
 ) -> CheckReport:
-    """Check that a tool keeps the rules of its contract. Only `examples` are really called.
+    """Check that a tool keeps the rules of its contract; it runs only with the arguments in `examples`.
 
     Args:
-        tool: The tool, or an entry of ``agent.tools``.
+        tool: Tool, or an entry of ``agent.tools``.
         examples: Arguments of calls that must succeed.
-        sandbox: Where it works if it needs a sandbox, as ``agent.sandbox`` says it.
+        sandbox: Sandbox for a tool that needs one, in the form of ``agent.sandbox``.
         timeout_s: Deadline of each call.
 
     Raises:
-        UsageError: no such tool, or wrong options.
+        UsageError: the tool does not exist, or its options are wrong.
     """
     found = tool if isinstance(tool, Tool) else find_tool(tool)
     if not isinstance(found, Tool):
-        raise UsageError("several tools cannot be checked as one", got=str(tool), hint="name one: NAME/TOOL")
-    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already, as notebooks have
+        raise UsageError("only a single tool can be checked", got=str(tool), hint="name one: NAME/TOOL")
+    with ThreadPoolExecutor(1) as thread:  # the caller may run an event loop, as notebooks do
         work = check_tool_here(found, examples=examples, sandbox=sandbox, timeout_s=timeout_s)
         return thread.submit(asyncio.run, work).result()
 
@@ -63,7 +63,7 @@ async def check_tool_here(
     sandbox: Mapping[str, Any] | str | None = None,
     timeout_s: float = 30.0,
 ) -> CheckReport:
-    """`check_tool` in a running event loop."""
+    """Run `check_tool` in a running event loop."""
     async with tool_session(sandbox=sandbox, timeout_s=timeout_s) as session:
         subject = _Subject(tool, examples, session)
         rows = [await check_rule(rule, subject) for rule in RULES]
@@ -81,7 +81,7 @@ class _Subject:
         return await self.session.carry_out(call, {self.tool.name: self.tool})
 
     async def call_well(self, arguments: Mapping[str, Any]) -> str:
-        """The text of a call that must succeed."""
+        """Return the result text of a call that must succeed."""
         called = await self.call(arguments)
         if called.failed:
             fault = f" ({called.fault})" if called.fault else ""
@@ -95,19 +95,19 @@ class _Subject:
 
 
 async def arguments_are_described(subject: _Subject) -> str:
-    """Every argument has a description, and the tool's own is not too long."""
+    """Every argument has a description, and the tool's own description is not too long."""
     function = subject.tool.schema["function"]
     json.dumps(function)
     properties = function["parameters"]["properties"]
     if silent := [name for name, described in properties.items() if not described.get("description")]:
         raise Broken(f"no description of {', '.join(silent)}")
     if len(function["description"]) > LONGEST_DESCRIPTION:
-        raise Broken(f"the description has {len(function['description'])} characters of {LONGEST_DESCRIPTION}")
+        raise Broken(f"the description has {len(function['description'])} characters, maximum {LONGEST_DESCRIPTION}")
     return f"{len(properties)} arguments"
 
 
 async def name_can_be_sent(subject: _Subject) -> str:
-    """Services accept the name."""
+    """Services accept the tool's name."""
     if not NAME.fullmatch(subject.tool.name):
         raise Broken(f"{subject.tool.name!r} is not 1 to 64 letters, digits, _ and -")
     return subject.tool.name
@@ -116,7 +116,7 @@ async def name_can_be_sent(subject: _Subject) -> str:
 async def wrong_arguments_are_refused(subject: _Subject) -> str:
     """Unknown, missing and wrongly typed arguments are refused with a message that names them."""
     parameters = subject.tool.schema["function"]["parameters"]
-    takes_any = parameters.get("additionalProperties", False) is not False  # as a tool of an MCP server may
+    takes_any = parameters.get("additionalProperties", False) is not False  # possible for tools of MCP servers
     wrong: list[dict[str, Any]] = [] if takes_any else [{"no_such_argument": 1}]
     if parameters.get("required"):
         wrong.append({})
@@ -140,7 +140,7 @@ async def examples_succeed(subject: _Subject) -> str:
 
 
 async def event_loop_goes_on(subject: _Subject) -> str:
-    """No call keeps the event loop from everything else."""
+    """No call blocks the event loop."""
     worst = 0.0
     for example in subject.required_examples():
         watch = asyncio.create_task(_longest_pause())
@@ -149,12 +149,12 @@ async def event_loop_goes_on(subject: _Subject) -> str:
         watch.cancel()
         worst = max(worst, await watch)
     if worst > BLOCKED_S:
-        raise Broken(f"a call blocked the event loop for {1000 * worst:.0f} ms: leave out inline, or await")
+        raise Broken(f"a call blocked the event loop for {1000 * worst:.0f} ms: remove inline, or await")
     return f"blocked for at most {1000 * worst:.1f} ms"
 
 
 async def _longest_pause() -> float:
-    """The longest time between two turns of the event loop, until cancelled."""
+    """Return the longest time between two turns of the event loop until this task is cancelled."""
     worst, last = 0.0, time.thread_time()
     try:
         while True:
@@ -174,19 +174,19 @@ async def pure_means_pure(subject: _Subject) -> str:
         texts = {(await subject.tool.run(subject.tool.target, checked)).text for _ in range(3)}
         if len(texts) > 1:
             raise Broken(f"{json.dumps(dict(example), default=str)} gave {len(texts)} results")
-    return "the same three times"
+    return "equal results of three calls"
 
 
 async def parallel_calls_agree(subject: _Subject) -> str:
-    """A tool that is declared parallel gives the same results when its calls run at the same time."""
+    """A tool that is declared parallel gives the same results when its calls run concurrently."""
     if not subject.tool.rules.is_parallel:
         raise Missing("the tool is not declared parallel")
     examples = subject.required_examples()
-    alone = [await subject.call_well(example) for example in examples]
+    one_by_one = [await subject.call_well(example) for example in examples]
     together = await asyncio.gather(*(subject.call_well(example) for example in examples))
-    if alone != together:
-        raise Broken("calls at the same time gave other results than calls one after another")
-    return f"{len(examples)} at once"
+    if one_by_one != together:
+        raise Broken("concurrent calls gave other results than calls one after another")
+    return f"{len(examples)} concurrent calls"
 
 
 RULES = tuple(

@@ -118,7 +118,7 @@ async def test_a_debater_s_own_answer_earns_what_it_would_have_earned(play):
     assert last.trajectory.success is False
     twice = await play(Twice, "debate", "4", "5", "4", options=loop(own_reward="first", rounds=1))
     assert twice.trajectory.role_returns == {"debater_1": 3.0, "debater_2": 2.0, "judge": 2.0}
-    with pytest.raises(UsageError, match=r"cannot say what an action would lead to.*snapshot\(\)"):
+    with pytest.raises(UsageError, match=r"cannot try an action.*snapshot\(\)"):
         await play(Fleeting, "debate", "4", options=loop(own_reward="first"))
 
 

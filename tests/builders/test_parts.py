@@ -90,7 +90,7 @@ def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tin
     check_rendering(tiny_run(f"agent={{{agent}}}", name="forks").config, renderer, say=said.append)
     assert renderer.rewrites_history
     assert len(said) == 1
-    assert "come back changed): conversations fork at these turns. A turn after that starts a new sequence" in said[0]
+    assert "): conversations fork at these turns. A turn after that starts a new sequence" in said[0]
 
 
 def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):

@@ -153,7 +153,7 @@ def test_reused_episodes_are_named_and_fresh_ones_replace_them(agentrl: Cli, wor
     assert "reused" not in agentrl(*words).err
     larger = agentrl(*words, "--samples", "2")
     assert "2 of 4 reused, played since 20" in larger.out
-    assert "not all changes can be seen: --fresh plays all again" in " ".join(larger.out.split())
+    assert "some changes cannot be detected: --fresh plays all episodes again" in " ".join(larger.out.split())
     assert "--fresh plays them again" in larger.err
     (folder,) = (workplace / "runs" / "evaluations").iterdir()
     before = (folder / "episodes.jsonl").read_bytes()

@@ -116,7 +116,7 @@ def test_a_service_that_is_not_there_is_told_before_any_episode(agentrl: Cli, wo
     ended = agentrl(*OPENAI, "--url", "http://127.0.0.1:9/v1")
     assert ended.code == 1
     assert "error: the service at http://127.0.0.1:9/v1 cannot be reached" in ended.err
-    assert "up to and with /v1" in ended.err
+    assert "including /v1" in ended.err
     assert "/2 episodes" not in ended.err
 
 
@@ -134,8 +134,8 @@ def test_a_server_without_a_chat_is_told_before_any_episode(
     url = service(status, "<html>m</html>", check_status=status)
     ended = agentrl(*OPENAI, "--url", url)
     assert ended.code == 2, ended.err
-    assert f"there is no chat service at {url}: got {status}" in ended.err
-    assert "up to and with /v1" in ended.err
+    assert f"no chat service found at {url}: got {status}" in ended.err
+    assert "including /v1" in ended.err
 
 
 def test_a_model_that_the_service_does_not_know_is_told_before_any_episode(
@@ -143,8 +143,8 @@ def test_a_model_that_the_service_does_not_know_is_told_before_any_episode(
 ) -> None:
     ended = agentrl(*OPENAI, "--url", service(404, "The model `m` does not exist.", check_status=404))
     assert ended.code == 2, ended.err
-    assert "does not know model 'm'" in ended.err
-    assert "--model is the service's own name of the model" in ended.err
+    assert "does not serve model 'm'" in ended.err
+    assert "--model is the name that the service uses for the model" in ended.err
 
 
 def test_a_service_that_takes_no_tools_ends_the_evaluation_with_what_to_set(
@@ -153,7 +153,7 @@ def test_a_service_that_takes_no_tools_ends_the_evaluation_with_what_to_set(
     said = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
     ended = agentrl(*OPENAI, "--url", service(400, said))
     assert ended.code == 2, ended.err
-    assert "takes no tool calls" in ended.err
+    assert "does not support tool calls" in ended.err
     assert "Set agent.loop=react_text" in ended.err
     assert "env check" not in ended.err
 
@@ -289,7 +289,7 @@ def test_an_environment_that_explains_nothing_is_told_so_and_its_failure_has_a_l
     (workplace / "silent_game.py").write_text(SILENT)
     monkeypatch.syspath_prepend(workplace)
     ended = agentrl("eval", "--env", "silent_game:Silent", "--policy", "random", "--tasks", "1", "rollout.retries=0")
-    assert "environment silent_game:Silent does not say what an action is" in caplog.text
+    assert "environment silent_game:Silent does not describe its actions" in caplog.text
     assert ended.code == 1
     assert f"It was raised in {workplace}/silent_game.py line 11: return self.nowhere" in caplog.text
     assert "silent_game.py line 11" in ended.err

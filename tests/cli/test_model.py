@@ -165,7 +165,7 @@ def test_a_model_that_cannot_call_tools_is_refused_where_tools_are_asked_for(
     words = ("--env", "guess_number", "--model", added, "model.chat_template=plain.jinja", "--tasks", "2")
     ended = agentrl("eval", *words, asked)
     assert ended.code == 2
-    assert "no known way to call tools" in ended.err
+    assert "no known notation of tool calls" in ended.err
 
 
 def test_logits_in_float32_are_asked_of_servers_and_of_checkpoints(

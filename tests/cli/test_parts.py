@@ -89,7 +89,7 @@ def test_the_integrity_of_a_reward_is_reported(agentrl: Cli, workplace: Path, mo
     ended = agentrl("env", "integrity", "generous_world:Generous", "--episodes", "2")
     assert ended.code == 1
     assert re.search("failed +silence earns nothing +mean return 1, of a solution 1", ended.out)
-    assert "→ silence earns nothing: reward what was done" in ended.out
+    assert "→ silence earns nothing: reward results of actions" in ended.out
     assert agentrl("env", "integrity", "guess_number", "--only", "silence").code == 2
 
 
@@ -250,8 +250,8 @@ def test_env_prompt_shows_the_default_loop_with_its_tools_and_special_tokens(age
     assert shown.index("── prompt") < shown.index("<|im_start|>system") < shown.index('"name": "act", "description"')
     answer = '<tool_call>\n{"name": "act", "arguments": {"action": "50"}}\n</tool_call><|im_end|>'
     assert f"── the expert's answer\n{answer}" in shown
-    assert "<tool_response>" in shown.partition("── what follows")[2]
-    wrong = shown.partition("── what follows if the first answer is: I am not sure what to do.")[2]
+    assert "<tool_response>" in shown.partition("── reply")[2]
+    wrong = shown.partition("── reply to a wrong first answer: I am not sure what to do.")[2]
     assert wrong.index("<tool_call>") < wrong.index('"arguments"') < wrong.index("</tool_call><|im_end|>")
 
 

@@ -80,7 +80,7 @@ def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path
     assert agentrl("view", str(folder)).code == 0
     page = (folder / "episodes.html").read_text()
     assert '<span class="forced">50</span><span class="turn">assistant · turn 1</span>' in page
-    assert "carries loss" not in page  # the legend of tokens
+    assert "in the loss" not in page  # the legend of tokens
     for name in ("runs/evaluations", None):  # both are short for it
         assert agentrl("view", *([name] if name else []), "--terminal").out == shown
     stored = folder / "episodes.jsonl"

@@ -16,7 +16,7 @@ from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.message import user
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.forms import Field, FieldsForm, RankingForm
+from agentrl.rollout.judges.forms import FieldsForm, RankingForm, VerdictField
 from agentrl.rollout.judges.scorers import make_judge
 from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.teacher import TeacherServers
@@ -151,10 +151,15 @@ async def test_a_judge_scores_and_one_that_talks_nonsense_or_is_gone_gives_no_re
 
 
 FORMS = [
-    FieldsForm([Field(name="reason", kind="string", longest=20), Field(name="score", kind="number", low=0, high=10)]),
-    FieldsForm([Field(name="score", kind="integer", low=1, high=5), Field(name="done", kind="boolean")]),
-    FieldsForm([Field(name="better", kind="string", choices=("1", "2", "tie"))]),
-    RankingForm(4, Field(name="reason", kind="string", longest=20)),
+    FieldsForm(
+        [
+            VerdictField(name="reason", kind="string", longest=20),
+            VerdictField(name="score", kind="number", low=0, high=10),
+        ]
+    ),
+    FieldsForm([VerdictField(name="score", kind="integer", low=1, high=5), VerdictField(name="done", kind="boolean")]),
+    FieldsForm([VerdictField(name="better", kind="string", choices=("1", "2", "tie"))]),
+    RankingForm(4, VerdictField(name="reason", kind="string", longest=20)),
 ]
 
 

@@ -235,9 +235,9 @@ def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any],
 @pytest.mark.parametrize(
     ("make", "rule", "words"),
     [
-        (Speechless, "speaks properly", "observation of step is not what an environment may return: got int 7"),
+        (Speechless, "speaks properly", "observation of step is invalid: got int 7"),
         (Raising, "plays an episode", "step raised RuntimeError: the door is stuck"),
-        (Cancelling, "plays an episode", "step raised CancelledError, though it was not cancelled"),
+        (Cancelling, "plays an episode", "step raised CancelledError without being cancelled"),
     ],
 )
 def test_what_an_environment_raises_is_reported(make: Callable[..., Any], rule: str, words: str) -> None:

@@ -48,16 +48,16 @@ BROKEN = [
     ("WordOfSuccess", "speaks properly", "failed: success of info .* got str 'yes', expected True or False"),
     ("Endless", "ends properly", "warned: no episode ended within 100 steps, and no limit is stated"),
     ("HelplessExpert", "is solved by its expert", "warned: the expert solves nothing: 0 of 8 solved"),
-    ("EasyExpert", "is solved by its expert", "warned: the expert is no better than random play"),
+    ("EasyExpert", "is solved by its expert", "warned: the expert is not better than random play"),
     ("Easy", "has a random score", "warned: random play solves everything"),
     ("Unrewarded", "rewards success", "warned: [1-8] of 8 episodes are successes, and all return 0"),
-    ("CountedKey", "has keys of its states", "failed: state_key.. gives another key when it is asked twice"),
+    ("CountedKey", "has keys of its states", "failed: state_key.. returns another key in a second call"),
     ("InstanceKey", "has keys of its states", "failed: state_key.. differs between two environments"),
     ("ListedKey", "has keys of its states", "failed: state_key.. gave a list, expected text"),
     ("Printing", CLEAN, "warned: playing writes 'debug .* to standard output"),
     ("Writing", CLEAN, "warned: playing writes 'debug' to standard output"),
-    ("Nothing", "accepts admissible actions", "failed: admissible_actions.. is empty while the episode goes on"),
-    ("Deaf", "accepts admissible actions", "failed: 'fly' is called admissible, but not accepted"),
+    ("Nothing", "accepts admissible actions", "failed: admissible_actions.. is empty before the episode has ended"),
+    ("Deaf", "accepts admissible actions", "failed: 'fly' is listed as admissible but not accepted"),
     ("Rarely", HERE, "failed: ZeroDivisionError: rare"),
 ]
 
@@ -77,7 +77,7 @@ def test_what_gymnasiums_checker_misreads_is_no_fault(name: str) -> None:
 
 def test_a_list_that_is_none_is_named() -> None:
     (row,) = check("NoList", only=("accepts admissible actions",)).rows
-    assert (row.status, row.detail) == (SKIPPED, "admissible_actions() returns None: it lists nothing")
+    assert (row.status, row.detail) == (SKIPPED, "admissible_actions() returns None")
 
 
 UNPLAYABLE = [
@@ -85,7 +85,7 @@ UNPLAYABLE = [
     ("Interrupting", "step ended the process (KeyboardInterrupt)"),
     ("Raising", "step raised ValueError: boom"),
     ("FourValues", "step returned 4 values, expected 5: observation, reward, terminated, truncated, info"),
-    ("NoInfo", "reset is not what an environment may return: got str 'Room"),
+    ("NoInfo", "reset is invalid: got str 'Room"),
 ]
 
 
@@ -101,7 +101,7 @@ def test_without_an_episode_one_row_says_why(name: str, words: str, only: tuple[
 
 def test_an_environment_that_ends_its_process_does_not_end_the_check() -> None:
     first, *rest = check("Dying", only=(PLAYS, HERE)).rows
-    assert first.detail == "the environment ended the process that played it (exit code 5)"
+    assert first.detail == "the environment ended its process (exit code 5)"
     assert [row.status for row in rest] == [SKIPPED]
 
 

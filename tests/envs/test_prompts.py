@@ -253,5 +253,5 @@ def test_a_data_set_without_a_reward_function_is_refused_before_there_is_a_folde
 
 def test_tasks_of_a_named_environment_stay_a_task_file(workplace: Path) -> None:
     assert agentrl("train", "--env", "guess_number", "--tasks", "none.jsonl", *SMALL) == 2
-    with pytest.raises(UsageError, match="two things to evaluate on"):
+    with pytest.raises(UsageError, match="two sources of tasks"):
         evaluation_config(env="guess_number", prompts="a.jsonl", model="m")

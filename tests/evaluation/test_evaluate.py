@@ -160,7 +160,7 @@ def test_impossible_panels_are_refused() -> None:
     with pytest.raises(UsageError, match="needs samples"):
         assignments(choose_tasks(SeedTasks("world", size=5), 1, seed=0), 0, 0)
     twin = Task(id="same", environment="world")
-    with pytest.raises(UsageError, match="two tasks of one id"):
+    with pytest.raises(UsageError, match="duplicate task id"):
         assignments([twin, twin], 1, 0)
 
 

@@ -22,7 +22,7 @@ def test_a_run_on_a_task_file_is_measured_on_its_evaluation_split(tmp_path: Path
 
 
 def test_a_config_with_an_untrained_model_takes_one_as_an_override() -> None:
-    with pytest.raises(UsageError, match=r"nothing says what to evaluate.*model.path=PATH"):
+    with pytest.raises(UsageError, match=r"the evaluation has no policy.*model.path=PATH"):
         evaluation_config(source="quickstart")
     found = evaluation_config(source="quickstart", overrides=["model.path=mine/model"])
     assert found.model.path == "mine/model"

@@ -50,7 +50,7 @@ def test_one_of_several_named_templates_is_taken(templates, taken, tmp_path, cap
     with caplog.at_level("INFO", logger="agentrl.render"):
         made = Renderer(type(tokenizer).from_pretrained(tmp_path))
     assert made.template.source == with_tools
-    assert f"{taken} is taken" in caplog.text
+    assert f"{taken} is used" in caplog.text
     assert ("differently from default" in caplog.text) == (templates == ["default", "tool_use"])
     check_template(made, roles=["tool"], tools=[MOVE])
 
@@ -113,7 +113,7 @@ def test_templates_are_found_by_name_and_as_files(tmp_path, monkeypatch):
     (tmp_path / "mine.jinja").write_text("{{ messages }}")
     assert find_chat_template("chatml") == "chatml"
     assert find_chat_template("mine.jinja") == str(tmp_path / "mine.jinja")
-    with pytest.raises(UsageError, match=r"no such chat template: got model.chat_template chatlm.*chatml, gemma"):
+    with pytest.raises(UsageError, match=r"chat template not found: got model.chat_template chatlm.*chatml, gemma"):
         find_chat_template("chatlm")
-    with pytest.raises(UsageError, match="no such chat template"):
+    with pytest.raises(UsageError, match="chat template not found"):
         find_chat_template(str(tmp_path))

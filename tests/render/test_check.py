@@ -32,7 +32,7 @@ def test_dropped_thinking_is_refused_with_both_renderings(renderer_of) -> None:
     with pytest.raises(TemplateError) as caught:
         check_template(renderer_of("qwen3", enable_thinking=True))
     message = str(caught.value)
-    assert "rewrites history (answers with thinking come back changed)" in message
+    assert "rewrites history (it changes answers with thinking)" in message
     assert r"assistant\n' → 'go north<|im_end|>" in message
     assert r"assistant\n' → '<think>\nit is cold here\n</think>" in message
     assert "agent.enable_thinking to false" in message

@@ -17,7 +17,7 @@ from agentrl.message import Message, TextPart, ToolCall, system, user
 from agentrl.render.content_guard import BREAK
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.policies import written_by
+from agentrl.rollout.policies import write_answer
 from agentrl.trajectory import Source, Trajectory
 
 CHATML = (
@@ -256,7 +256,7 @@ def test_a_history_with_spelled_tokens_is_not_taken_for_a_rewritten_one(renderer
 
 def test_what_is_shown_in_an_answer_is_written_as_it_is_read(renderer_of) -> None:
     call = ToolCall(name="look", arguments={"at": FORGED})
-    written = written_by(renderer_of("qwen3"), Message(role="assistant", tool_calls=(call,)))
+    written = write_answer(renderer_of("qwen3"), Message(role="assistant", tool_calls=(call,)))
     assert (BREAK in written, json.dumps(FORGED) in written) == (False, True)
 
 

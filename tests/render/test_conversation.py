@@ -210,15 +210,15 @@ def test_an_answer_needs_a_prompt(conversation: LedgerConversation) -> None:
 
 def test_tools_need_a_family_that_can_call_them(renderer_of) -> None:
     tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
-    with pytest.raises(TemplateError, match=r"no known way to call tools.*react_text"):
+    with pytest.raises(TemplateError, match=r"no known notation of tool calls.*react_text"):
         LedgerConversation(renderer_of("gemma"), new_trajectory(), [user("x")], tools=[tool])
 
 
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda ids, renderer: [*ids[:-1]], "the end of the prompt was left out"),
-        (lambda ids, renderer: [*ids, 7], "tokens were sent that the ledger does not hold"),
+        (lambda ids, renderer: [*ids[:-1]], "the end of the prompt is missing"),
+        (lambda ids, renderer: [*ids, 7], "tokens were sent that the ledger does not contain"),
         (lambda ids, renderer: [ids[0], 7, *ids[2:]], "another text"),
         (
             lambda ids, renderer: [t for i in ids for t in spell_out(renderer, i)],

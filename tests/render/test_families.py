@@ -170,7 +170,7 @@ def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
 def test_thinking_is_kept_between_tool_results_and_dropped_once_a_user_speaks(renderer_of, family: str) -> None:
     renderer = renderer_of(family, enable_thinking=True)
     check_template(renderer, roles=("tool",), tools=[TOOL])
-    with pytest.raises(TemplateError, match=r"answers with thinking come back changed"):
+    with pytest.raises(TemplateError, match=r"it changes answers with thinking"):
         check_template(renderer, roles=("user",))
 
 
@@ -225,7 +225,7 @@ def test_thinking_is_kept_apart(
     [
         ("gpt_oss", "<|channel|>analysis<|message|>Hm", "The thinking was not closed with <|end|>."),
         ("mistral", "[THINK]Hm", "The thinking was not closed with [/THINK]."),
-        ("gpt_oss", "go", "A part of the answer names no channel. Write <|channel|>final<|message|> before an answer."),
+        ("gpt_oss", "go", "A part of the answer has no channel. Write <|channel|>final<|message|> before an answer."),
         ("gpt_oss", "<|channel|>fin", "A message ends before its <|message|>."),
         ("gpt_oss", "<|channel|>secret<|message|>go<|end|>", "A part of the answer is on the channel 'secret'."),
     ],

@@ -162,14 +162,14 @@ def test_a_template_without_an_end_of_turn_is_refused() -> None:
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    with pytest.raises(TemplateError, match="where an answer ends"):
+    with pytest.raises(TemplateError, match="does not mark the end of an answer"):
         Renderer(tokenizer)
 
 
 def test_a_template_that_hides_answers_is_refused() -> None:
     tokenizer = build_tokenizer("gemma")
     tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}<bos>{{ m.content }}<eos>{% endfor %}"
-    with pytest.raises(TemplateError, match="leaves out what the assistant said"):
+    with pytest.raises(TemplateError, match="omits the assistant's content"):
         Renderer(tokenizer)
 
 

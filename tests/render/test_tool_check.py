@@ -157,7 +157,7 @@ def test_a_system_prompt_that_moves_to_the_last_user_message_is_refused_for_tool
 @pytest.mark.parametrize("name", sorted(WITHOUT_TOOLS))
 def test_a_conversation_with_tools_is_refused_where_they_would_not_be_seen(name: str) -> None:
     trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
-    with pytest.raises(TemplateError, match=r"does not show tools|no known way to call tools"):
+    with pytest.raises(TemplateError, match=r"does not show tools|no known notation of tool calls"):
         LedgerConversation(renderer_with(name), trajectory, [user("start")], tools=[SEARCH])
 
 

@@ -71,9 +71,9 @@ def test_hermes_calls(text: str, content: str, calls: list) -> None:
     ("text", "problem"),
     [
         ('<tool_call>{"name": "look", }</tool_call>', "Tool call 1 is not valid JSON: "),
-        ('<tool_call>{"name": "look"} and', "Tool call 1 goes on after its JSON object. Write <tool_call>"),
+        ('<tool_call>{"name": "look"} and', "Tool call 1 continues after its JSON object. Write <tool_call>"),
         ("<tool_call>[]</tool_call>", "The list of tool calls is empty"),
-        ('<tool_call>{"name": "look"} now</tool_call>', "Tool call 1 goes on after its JSON object"),
+        ('<tool_call>{"name": "look"} now</tool_call>', "Tool call 1 continues after its JSON object"),
         ('<tool_call>["look"]</tool_call>', "Tool call 1 must be a JSON object, not str"),
         ('<tool_call>{"arguments": {}}</tool_call>', 'Tool call 1 has no "name". Offered tools: look, put.'),
         ('<tool_call>{"name": 3}</tool_call>', 'The "name" of tool call 1 must be a string, not int.'),
@@ -83,7 +83,7 @@ def test_hermes_calls(text: str, content: str, calls: list) -> None:
             '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>',
             "The arguments of look (tool call 1) must be a JSON object, not str.",
         ),
-        ('{"name": "look"}</tool_call>', "</tool_call> stands without <tool_call> before it"),
+        ('{"name": "look"}</tool_call>', "</tool_call> appears without <tool_call> before it"),
         ('<tool_call>{"name": "put", "arguments": {"count": NaN}}</tool_call>', "NaN is not a JSON number"),
         ('<tool_call>{"name": "put", "arguments": {"what": "\\ud800"}}</tool_call>', "surrogates not allowed"),
         ('<tool_call>{"name": "put", "arguments": {"count": 1e999}}</tool_call>', "Out of range float values"),
@@ -128,7 +128,7 @@ def test_llama3_calls(text: str, content: str, calls: list) -> None:
         ('{"name": "look"', "Tool call 1 is not valid JSON"),
         ('{"parameters": {}}', 'Tool call 1 has no "name"'),
         ('{"name": "look", "parameters": [1]}', "must be a JSON object, not list"),
-        ('I look: {"name": "look"}', "A tool call stands next to other text"),
+        ('I look: {"name": "look"}', "A tool call is next to other text"),
         ('{"name": "lok"}', "Did you mean 'look'?"),
     ],
 )
@@ -184,10 +184,10 @@ def test_qwen3_coder_calls_take_the_types_of_the_schema() -> None:
         ),
         (
             coder(f"<function=put>{parameters(count='3 4')}</function>"),
-            "'count' of put (tool call 1) goes on after its value. It must be of type integer.",
+            "'count' of put (tool call 1) continues after its value. It must be of type integer.",
         ),
         (coder(f"<function=put>{parameters(what='a') * 2}</function>"), "gives 'what' of put twice"),
-        ("<function=look", "stand outside <tool_call> and </tool_call>"),
+        ("<function=look", "are outside <tool_call> and </tool_call>"),
     ],
 )
 def test_qwen3_coder_problems(text: str, problem: str) -> None:

@@ -148,7 +148,7 @@ async def test_endless_aborts_are_the_engines_failure(make_runner, play, worlds,
     engine = spy(lambda request: ScriptedAnswer(token_ids=[9], stop_reason=StopReason.ABORT))
     trajectory = await play(make_runner(worlds.Corridor, engine=engine))
     assert trajectory.outcome is Outcome.ENGINE_ERROR
-    assert "again and again" in trajectory.error
+    assert "repeatedly" in trajectory.error
     assert len(engine.requests) == MAX_RESUBMISSIONS
 
 

@@ -338,12 +338,12 @@ def ending(guests, **parts):
 
 async def test_environments_that_break_the_contract_fail_as_such(desk, guests):
     for parts, message in (
-        ({}, "asks role user again and again"),
+        ({}, "asks role user repeatedly"),
         ({"done": True}, "ended, or gave a reward, before the agent could act"),
         ({"info": {"instructions": {"user": 3}}}, r"info\[.instructions.\].*cannot be used"),
     ):
         trajectory = await desk("zzz", guest=Talk("Hm."), make=ending(guests, **parts))
         assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
         assert re.search(message, trajectory.error)
-    with pytest.raises(UsageError, match=r"instructions for cook, whom the runtime does not play.*roles_of"):
+    with pytest.raises(UsageError, match=r"instructions for cook, which the runtime does not play.*roles_of"):
         await desk("zzz", guest=Talk("Hm."), make=ending(guests, info={"instructions": {"cook": "Salt."}}))

@@ -98,10 +98,10 @@ async def test_tools_of_an_environment_run_beside_it(make_pool, worlds, isolatio
         ("four", "step of environment world (task t, step 1) failed.*step returned 4 values, expected 5: observation"),
         (
             "success",
-            "failed.*success of info is not what an environment may return: got str 'no', expected True or False",
+            "failed.*success of info is invalid: got str 'no', expected True or False",
         ),
-        ("task_type", "failed.*task_type of info is not what an environment may return: got int 5, expected text"),
-        ("surrogate", "failed.*observation of step is not.*expected text without lone surrogates"),
+        ("task_type", "failed.*task_type of info is invalid: got int 5, expected text"),
+        ("surrogate", "failed.*observation of step is invalid.*expected text without lone surrogates"),
     ],
 )
 async def test_faults_become_one_error_wherever_they_happen(make_pool, worlds, isolation, fault, message):
@@ -438,7 +438,7 @@ def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
         env_worker_main._reply(sent, (True, bytes(size)))
         succeeded, value = pickle.loads(sent.getvalue()[HEADER.size :])
         assert succeeded == fits
-        assert fits or value == (EnvironmentFailure, "what it returned has 1,021 bytes, expected at most 1,000")
+        assert fits or value == (EnvironmentFailure, "the returned value has 1,021 bytes, expected at most 1,000")
 
 
 def test_a_worker_serves_the_process_that_started_it_only():

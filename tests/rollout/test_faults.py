@@ -199,7 +199,7 @@ async def test_an_episode_that_ends_without_a_result_ends_the_run(make_runner):
         {"": runner}, TaskSampler({"": Plan([("error", "step")])}, seed=0), group_size=1, batch=1
     )
     async with asyncio.timeout(60):
-        with pytest.raises(TrainingError, match="was cancelled, but not by the run"):
+        with pytest.raises(TrainingError, match="was cancelled from outside the run"):
             await scheduler.next_batch()
     await scheduler.close()
 

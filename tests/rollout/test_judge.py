@@ -115,7 +115,7 @@ async def test_an_episode_in_text_only_cannot_be_judged():
     async with judge_of("Score: 9") as (judge, seen):
         silent = Trajectory(id="g/0.0", task_id="t", environment="w", seed=0, group_id="g")
         silent.sequences.append(TokenSequence())
-        with pytest.raises(UsageError, match=r"got an episode in text only.*Remove agent\.judge"):
+        with pytest.raises(UsageError, match=r"got an episode with text only.*Remove agent\.judge"):
             await judge.score(silent, TASK)
     assert not seen
 
@@ -137,7 +137,7 @@ async def test_a_prompt_may_read_nothing_but_what_there_is():
     async with judge_of("Score: 9", prompt="{{ tasks }}") as (judge, _):
         with pytest.raises(UsageError, match=r"cannot be filled in: got 'tasks' is undefined"):
             await judge.score(episode(), TASK)
-    with pytest.raises(ConfigError, match="no Jinja2 template"):
+    with pytest.raises(ConfigError, match="not a valid Jinja2 template"):
         make_judge(None, JudgeConfig(engine=ENGINE, prompt="{% if %}"), decode)
 
 

@@ -165,8 +165,7 @@ async def test_a_run_may_go_on_with_the_environments_reward_and_groups_stay_of_o
     assert counters.judge_without == 2
     (said,) = [r.message for r in caplog.records if "budget" in r.message]
     assert said == (
-        "the budget of the judge is spent (3 requests of 3): "
-        "from group three on, the environment alone rewards episodes"
+        "the budget of the judge is spent (3 requests of 3): from group three on, only the environment rewards episodes"
     )
 
 

@@ -91,7 +91,7 @@ async def test_a_task_has_items_of_its_own(file, as_text):
             plain = await judge.score(episode("north"), TASK)
         async with judge_at(service, task_rubric="rubric", reasons=False) as (judge, _):
             alone = await judge.score(episode("north"), task)
-            with pytest.raises(UsageError, match=r"column rubric of task t-1 holds no rubric: got no such column"):
+            with pytest.raises(UsageError, match="task t-1 does not contain a rubric: got no such column"):
                 await judge.score(episode("north"), TASK)
     assert own.reward == pytest.approx((2 + 0.75 + 3) / 6)
     assert plain.reward == pytest.approx(2.75 / 3)
@@ -107,7 +107,7 @@ async def test_items_of_a_task_that_are_none_are_the_users_to_change(file, colum
     task = dataclasses.replace(TASK, columns={"rubric": column})
     with judge_service(says()) as service:
         async with judge_at(service, rubric=file, task_rubric="rubric") as (judge, _):
-            with pytest.raises(UsageError, match="column rubric of task t-1 holds no rubric"):
+            with pytest.raises(UsageError, match="column rubric of task t-1 does not contain a rubric"):
                 await judge.score(episode("north"), task)
     assert not service.bodies
 
@@ -130,7 +130,7 @@ async def test_one_item_without_an_answer_fails_the_episode():
 
     with judge_service(forgets) as service:
         async with judge_at(service, rubric={"items": items}, rubric_requests="each", attempts=1) as (judge, _):
-            with pytest.raises(EngineError, match='"no" is no value for "rude"'):
+            with pytest.raises(EngineError, match='"no" is not a valid value for "rude"'):
                 await judge.score(episode("north"), TASK)
 
 

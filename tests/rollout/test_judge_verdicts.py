@@ -11,8 +11,7 @@ from support.judge_service import judge_service
 
 from agentrl.config.judge import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, UsageError
-from agentrl.rollout.judges.forms import Field as VerdictField
-from agentrl.rollout.judges.forms import Unreadable, read_object, verdict_form, verdict_weights
+from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictField, read_object, verdict_form, verdict_weights
 
 ENGINE = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 VERDICT = {"reason": "string 200", "score": "number 0..10"}
@@ -64,24 +63,24 @@ async def test_a_typed_verdict_is_asked_for_with_its_schema_and_its_field_is_the
         ('I say {"reason": "r", "score": 10}', "not one JSON object"),
         ('{"reason": "r", "score": 10} {"reason": "r", "score": 1}', "not one JSON object"),
         ('{"reason": "r", "score": 1', "not one JSON object"),
-        ('{"reason": "r", "score": 11}', "11 is no value for"),
-        ('{"reason": "r", "score": -0.1}', "-0.1 is no value for"),
-        *((f'{{"reason": "r", "score": {"9" * digits}}}', "9999 is no value for") for digits in (300, 400)),
-        ('{"reason": "r", "score": "10"}', '"10" is no value for'),
-        ('{"reason": "r", "score": true}', "true is no value for"),
-        ('{"reason": "r", "score": null}', "null is no value for"),
-        ('{"reason": "r", "score": NaN}', "NaN, which is no JSON"),
+        ('{"reason": "r", "score": 11}', "11 is not a valid value for"),
+        ('{"reason": "r", "score": -0.1}', "-0.1 is not a valid value for"),
+        *((f'{{"reason": "r", "score": {"9" * digits}}}', "9999 is not a valid value for") for digits in (300, 400)),
+        ('{"reason": "r", "score": "10"}', '"10" is not a valid value for'),
+        ('{"reason": "r", "score": true}', "true is not a valid value for"),
+        ('{"reason": "r", "score": null}', "null is not a valid value for"),
+        ('{"reason": "r", "score": NaN}', "NaN, which is not valid JSON"),
         ('{"reason": "r", "score": 1, "score": 10}', "a field twice"),
         ('{"reason": "r"}', "lacks score"),
-        ('{"reason": "r", "score": 1, "bonus": 5}', "field 'bonus', which was not asked for"),
-        ("[1]", "but no object"),
+        ('{"reason": "r", "score": 1, "bonus": 5}', "field 'bonus', which is not allowed"),
+        ("[1]", "but not an object"),
         ("[" * 100_000, "nested too deeply"),
         ("", "not one JSON object"),
     ],
 )
 def test_what_is_not_of_the_form_is_not_read(answer, wrong):
     form = verdict_form(JudgeConfig(engine=ENGINE, verdict=VERDICT))
-    with pytest.raises(Unreadable, match=wrong):
+    with pytest.raises(UnreadableAnswer, match=wrong):
         form.read(answer)
 
 
@@ -89,7 +88,7 @@ def test_a_number_that_no_float_holds_is_no_value_even_without_bounds():
     field = VerdictField(name="count", kind="number")
     field.check(10**300)
     for value in (10**310, -(10**310)):
-        with pytest.raises(Unreadable, match="is no value for"):
+        with pytest.raises(UnreadableAnswer, match="is not a valid value for"):
             field.check(value)
 
 
@@ -103,11 +102,11 @@ def test_a_fence_and_thinking_may_stand_around_an_object(around):
 async def test_an_unreadable_verdict_is_asked_again_with_what_was_wrong_and_then_fails_as_machinery():
     with judge_service(lambda question, body: {"reason": "r", "score": 42}) as service:
         async with judge_at(service, verdict=VERDICT, attempts=2) as (judge, counters):
-            with pytest.raises(EngineError, match=r"no score for g/0\.0.*42 is no value for"):
+            with pytest.raises(EngineError, match=r"no score for g/0\.0.*42 is not a valid value for"):
                 await judge.score(episode("north"), TASK)
     first, second = service.bodies
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
-    assert '42 is no value for "score": a number from 0 to 10' in second["messages"][-1]["content"]
+    assert '42 is not a valid value for "score": a number from 0 to 10' in second["messages"][-1]["content"]
     assert (counters.judge_requests, counters.judge_unreadable) == (2, 2)
     assert first["messages"] == second["messages"][:1]
 
@@ -126,8 +125,8 @@ async def test_a_service_without_schemas_is_asked_in_words_and_that_is_said_once
                 assert (await judge.score(episode(answer), TASK)).components["judge"] == 0.75
     assert ["response_format" in body for body in service.bodies] == [True, False, False]
     assert [r.message for r in caplog.records if "refuses response_format" in r.message] == [
-        "the judge refuses response_format (400, 'response_format is not supported'): verdicts are asked for in words "
-        "alone from now on"
+        "the judge refuses response_format (400, 'response_format is not supported'): from now on only "
+        "the prompt describes the verdict's form"
     ]
 
 
@@ -186,7 +185,7 @@ async def test_a_json_schema_file_is_a_verdict(tmp_path):
     assert form.read('{"verdict": "good", "score": 4}')["score"] == 4
     assert '"score": a whole number from 1 to 5 (how well it did)' in form.instructions
     for wrong in ('{"verdict": "fine", "score": 4}', '{"verdict": "bad", "score": 1.5}'):
-        with pytest.raises(Unreadable):
+        with pytest.raises(UnreadableAnswer):
             form.read(wrong)
     again = JudgeConfig.model_validate(config.model_dump())
     file.unlink()  # what a run's folder holds is enough to go on
@@ -196,19 +195,22 @@ async def test_a_json_schema_file_is_a_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"verdict": {"score": "number"}}, "describes no field score.*number 0..10"),
+        ({"verdict": {"score": "number"}}, "does not describe field score.*number 0..10"),
         ({"verdict": {"score": "number 5..5"}}, "has no range"),
-        ({"verdict": {"the score": "boolean"}}, "describes no field the score"),
+        ({"verdict": {"the score": "boolean"}}, "does not describe field the score"),
         ({"verdict": {}}, "has no fields"),
         ({"verdict": {"reason": "string"}}, "got 0 fields that are numbers"),
         ({"verdict": {"a": "boolean", "b": "boolean"}}, "got 2 fields.*: a, b, expected agent.judge.reward=NAME"),
-        ({"verdict": VERDICT, "reward": "scores"}, "names 'scores': got no field.*Did you mean 'score'"),
+        (
+            {"verdict": VERDICT, "reward": "scores"},
+            "names 'scores': got a name that is not.*Did you mean 'score'",
+        ),
         ({"verdict": VERDICT, "reward": "reason"}, "a field without bounds"),
-        ({"verdict": VERDICT, "reward": {"score": 0}}, "the weight of score"),
+        ({"verdict": VERDICT, "reward": {"score": 0}}, "invalid weight of score"),
         ({"verdict": VERDICT, "reward": {"score": -1}}, "no weight above 0"),
         ({"verdict": "my_verdicts:number"}, "which is int"),
-        ({"verdict": "score"}, "which names none"),
-        ({"verdict": {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}}, "not understood"),
+        ({"verdict": "score"}, "which does not name a class"),
+        ({"verdict": {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}}, "not supported"),
         ({"verdict": {"type": "object", "properties": {"a": {"type": "boolean"}}}}, "not required"),
     ],
 )

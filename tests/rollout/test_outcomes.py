@@ -13,7 +13,7 @@ from agentrl.engine import StopReason
 from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
 from agentrl.message import ImagePart, TextPart, user
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.episode import _shortened
+from agentrl.rollout.episode import _cut_parts
 from agentrl.rollout.turns import EpisodeLimits, derive_seed
 from agentrl.rollout.waits import RolloutObserver, WaitKind, WaitTracker
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
@@ -202,7 +202,7 @@ def whisper() -> str:
 
 async def test_a_tool_of_an_environments_own_name_is_refused(make_runner, play, worlds):
     runner = make_runner(worlds.Whispering, call("whisper"), loop="tool_calling", tools=[whisper])
-    with pytest.raises(UsageError, match="two tools of one name in environment world: got whisper"):
+    with pytest.raises(UsageError, match="two tools with the same name in environment world: got whisper"):
         await play(runner)
 
 
@@ -418,12 +418,12 @@ async def test_a_tasks_prompt_comes_first_and_long_observations_are_cut(make_run
 def test_the_parts_of_an_observation_share_one_budget():
     image = ImagePart(data=b"", media_type="image/png")
     content = (TextPart(text="one "), image, TextPart(text="two three "), TextPart(text="four"))
-    assert _shortened(content, "one two [cut]", kept=8) == (
+    assert _cut_parts(content, "one two [cut]", kept=8) == (
         TextPart(text="one "),
         image,
         TextPart(text="two [cut]"),
     )
-    assert _shortened(content, "on[cut]", kept=2) == (TextPart(text="on[cut]"), image)
+    assert _cut_parts(content, "on[cut]", kept=2) == (TextPart(text="on[cut]"), image)
 
 
 async def test_a_system_prompt_replaces_the_instructions(make_runner, play, worlds, renderer):

@@ -36,13 +36,13 @@ def pools(**settings):
 )
 def test_rates_by_hand(successes, tries, steps, rate):
     """Half-life 10: after 10 steps 8 failures count as 4, (1 + 0) / (2 + 4); after 20 steps 8 successes count as 2."""
-    assert SuccessEstimate(successes, tries, 5).faded(5 + steps, 10).rate == pytest.approx(rate)
+    assert SuccessEstimate(successes, tries, 5).fade_to(5 + steps, 10).rate == pytest.approx(rate)
 
 
 @settings(deadline=None)
 @given(st.integers(0, 64), st.integers(0, 64), st.integers(0, 500), st.floats(0.5, 300))
 def test_a_rate_lies_between_the_share_and_one_half(successes, failures, steps, half_life):
-    rate = SuccessEstimate(successes, successes + failures, 0).faded(steps, half_life).rate
+    rate = SuccessEstimate(successes, successes + failures, 0).fade_to(steps, half_life).rate
     share = successes / (successes + failures) if successes + failures else 0.5
     assert min(share, 0.5) - 1e-12 <= rate <= max(share, 0.5) + 1e-12
 

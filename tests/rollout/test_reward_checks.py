@@ -47,7 +47,7 @@ def test_a_truth_that_no_row_has_is_named(named):
     bare = replace(TASK, columns={}, ground_truth=None)
     named(verl=lambda solution_str, ground_truth: 1.0, verifiers=lambda completion, answer: 1.0)
     for name, missing in (("verl", "ground_truth"), ("verifiers", "answer")):
-        with pytest.raises(ConfigError, match=f"got the columns prompt alone, expected {missing}"):
+        with pytest.raises(ConfigError, match=f"got the columns prompt only, expected {missing}"):
             check_columns(AgentConfig(reward=["environment", name]), lambda: [bare])
     with pytest.raises(ConfigError, match="got the columns answer, expected answer"):
         check_columns(AgentConfig(reward="verifiers"), lambda: [replace(bare, columns={"answer": None})])
@@ -83,8 +83,11 @@ def wrong_order(task, trajectory):
         ("agentrl.message:parse_int", r"\(.*message.py line \d+\).*got parse_int\(text.*expected def reward\(traj"),
         ({"name": f"{__name__}:own_with_options", "least": 3}, "unexpected keyword argument 'least'"),
         ({"name": f"{__name__}:for_verl", "least": 3}, "unexpected keyword argument 'least'"),
-        ("agentrl.message:tool_result", r"got tool_result\(call.*the names of its parameters do not say which.*answer"),
-        (f"{__name__}:wrong_order", r"got wrong_order\(task, trajectory\): the trajectory comes first, then the task"),
+        ("agentrl.message:tool_result", r"got tool_result\(call.*the names of its parameters match no known.*answer"),
+        (
+            f"{__name__}:wrong_order",
+            r"got wrong_order\(task, trajectory\): the trajectory must come first, then the task",
+        ),
         ({"name": "environment", "most": 3}, "options of reward environment are invalid"),
         ("exakt", "unknown reward"),
     ],

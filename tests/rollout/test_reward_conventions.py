@@ -106,7 +106,7 @@ async def test_any_parameter_that_one_library_alone_has_names_that_library(named
 )
 def test_a_function_whose_parameters_do_not_name_a_library_is_refused(named, function):
     named(unclear=function)
-    words = r"do not say which .*expected def reward\(trajectory, task\).*TRL .*verl .*verifiers"
+    words = r"match no known signature.*expected def reward\(trajectory, task\).*TRL .*verl .*verifiers"
     with pytest.raises(ConfigError, match=words):
         find_reward(AgentConfig(reward="unclear"), ThreadWorker())
 
@@ -119,7 +119,7 @@ async def test_a_function_for_trl_reads_the_step_of_the_weights_that_played(name
     assert (await scored("early")).reward == 10.0
     named(late=lambda completions, trainer_state: [trainer_state.max_steps])
     with pytest.raises(
-        EnvironmentFailure, match=r"trainer_state.max_steps is not known .*only trainer_state.global_st"
+        EnvironmentFailure, match=r"trainer_state.max_steps is not available .*only trainer_state.global_st"
     ):
         await scored("late", trajectory)
 

@@ -123,8 +123,8 @@ async def test_each_call_is_a_sequence_and_both_count_once_in_the_role(played):
     [
         ([call("scout", question="What?"), FORWARD], "wrong arguments for scout: unknown argument question"),
         ([call("scout", request=""), FORWARD], "wrong arguments for scout: request is empty"),
-        ([ASK, "", FORWARD], "scout said nothing"),
-        ([ASK, *[call("look", where="hall")] * 2, FORWARD], "scout came to no answer in 2 turns"),
+        ([ASK, "", FORWARD], "scout gave an empty answer"),
+        ([ASK, *[call("look", where="hall")] * 2, FORWARD], "scout gave no final answer in 2 turns"),
     ],
 )
 async def test_what_is_no_answer_comes_back_as_an_error_and_the_caller_goes_on(played, renderer, said, message):
@@ -137,7 +137,7 @@ async def test_what_is_no_answer_comes_back_as_an_error_and_the_caller_goes_on(p
 async def test_a_conversation_of_the_role_that_grows_too_long_ends_the_call_alone(played, renderer):
     roles = [scout(max_turns=40, system_prompt="You look. " * 60)]
     trajectory = await played(ASK, *[call("look", where="hall " * 30)] * 8, FORWARD, roles=roles, max_tokens=1000)
-    assert "grew too long" in text_of(renderer, trajectory, "assistant")[0]
+    assert "became too long" in text_of(renderer, trajectory, "assistant")[0]
     assert max(turn.end for turn in trajectory.turns) <= 1000
 
 

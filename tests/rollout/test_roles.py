@@ -208,7 +208,7 @@ async def test_a_reward_of_an_untrained_role_counts_for_nobody(pair, play):
     ("reward", "message"),
     [
         ({"role": "planer"}, r"has no role 'planer'.*expected planner, worker.*planner"),
-        ({"role": "planner", "turn": 1}, r"turn 1 is not one of role planner"),
+        ({"role": "planner", "turn": 1}, r"turn 1 is not a turn of role planner"),
     ],
 )
 async def test_rewards_of_nobody_are_refused(pair, play, reward, message):
@@ -255,7 +255,7 @@ async def test_a_player_with_an_unusable_reward_is_the_environments_failure(pair
     runner.pool = make_runner(players(worlds, {"X": float("nan")}), "forward").pool
     trajectory = await play(runner)
     assert (trajectory.outcome, trajectory.reward) == (Outcome.ENVIRONMENT_ERROR, None)
-    assert "gave player X a reward that cannot be used" in trajectory.error
+    assert "gave player X an invalid reward" in trajectory.error
 
 
 @pytest.mark.parametrize("rewards", [{"a": 1.0}, [1.0, 2.0]])

@@ -312,7 +312,7 @@ async def test_a_run_does_not_go_on_with_groups_of_another_size(make):
     with pytest.raises(UsageError, match="got 3 episodes of the policy in each group, expected 2") as raised:
         make(group_size=3, extra_runners=experts).load_state_dict(state)
     assert "algorithm.group_size 3" not in str(raised.value)  # which counts the experts' episodes, too
-    assert raised.value.hint == "set algorithm.group_size and algorithm.expert.members as they were"
+    assert raised.value.hint == "set algorithm.group_size and algorithm.expert.members to their previous values"
 
 
 async def test_an_engine_that_keeps_its_old_weights_stops_the_run(make):

@@ -224,7 +224,7 @@ async def test_a_demonstration_begins_with_the_prefill_as_a_sampled_answer_does(
 async def test_a_prefill_that_no_demonstration_begins_with_is_named(make_runner, play, worlds, renderer):
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
     runner = make_runner(worlds.Corridor, policy=policy, options={"format": "action_tag", "prefill": "<think>"})
-    with pytest.raises(UsageError, match=r"does not begin as every answer does: got '<action>forward.*'<think>'"):
+    with pytest.raises(UsageError, match=r"does not begin with the prefill: got '<action>forward.*'<think>'"):
         await play(runner)
 
 

@@ -31,7 +31,7 @@ def test_a_stall_is_a_table_of_waits(clock):
         clock.now += 6
         report = waits.stall_report(60.0)
     assert report.splitlines() == [
-        "nothing has moved for 65 s; 3 wait:",
+        "no progress for 65 s; 3 waiting:",
         "      2  engine       an answer; longest 65 s: episode 1",
         "      1  tool         search; longest 60 s: episode 3",
     ]
@@ -52,7 +52,7 @@ async def test_stalls_are_reported_while_a_block_runs(clock):
     waits, reports = WaitTracker(clock), asyncio.Queue()
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         clock.now += 10
-        async with waits.watched(0.01, reports.put_nowait):
+        async with waits.report_stalls(0.01, reports.put_nowait):
             assert "an answer" in await reports.get()
     await asyncio.sleep(0)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "stall watch"]
@@ -98,8 +98,8 @@ async def test_the_watch_reports(clock):
             await asyncio.sleep(0)
         watch.cancel()
     assert [report.splitlines()[0] for report in reports[:2]] == [
-        "nothing has moved for 60 s; 1 wait:",
-        "nothing has moved for 120 s; 1 wait:",
+        "no progress for 60 s; 1 waiting:",
+        "no progress for 120 s; 1 waiting:",
     ]
 
 

@@ -127,7 +127,7 @@ def test_the_state_of_other_environments_is_refused():
 def test_success_must_be_told_where_it_decides(curriculum):
     sampler = make(curriculum)
     assert sampler.wants_outcomes
-    with pytest.raises(UsageError, match=r"does not tell whether a task is solved.*[Rr]emove curriculum"):
+    with pytest.raises(UsageError, match=r"does not report success.*[Rr]emove curriculum"):
         sampler.learn([outcome(sampler.next(), 0, tries=0)])
 
 

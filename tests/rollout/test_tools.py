@@ -184,10 +184,10 @@ async def test_calls_begin_as_often_as_the_limit_says():
 
     gate = RateLimiter(None, 4.0, lambda: now, sleep)
     for _ in range(3):
-        async with gate.passed():
+        async with gate.admit():
             pass
     now = 101.0
-    async with gate.passed():
+    async with gate.admit():
         pass
     assert slept == [0.25, 0.5]
 
@@ -380,7 +380,7 @@ async def test_the_tools_of_a_toolset_are_offered(make_runner, play, worlds, tex
 
 async def test_two_tools_of_one_name_are_refused_when_they_are_known(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, "x", loop="tool_calling", tools=[Pair(), double])
-    with pytest.raises(UsageError, match="two tools have one name: got double"):
+    with pytest.raises(UsageError, match="two tools have the same name: got double"):
         await play(runner)
 
 

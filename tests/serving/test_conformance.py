@@ -121,7 +121,7 @@ async def test_a_request_that_is_over_before_it_is_seen_is_told():
 
     report = await check_engine(lambda: ScriptedEngine(max_context=300), sampling=blind)
     (found,) = [row.detail for row in report.rows if row.check == "abort"]
-    assert "could not be met in flight: it ended with 291 tokens" in found
+    assert "could be observed in flight: it ended with 291 tokens" in found
 
 
 class _KeepsStaleCache(LocalEngine):
@@ -192,7 +192,7 @@ async def test_the_kit_finds_a_broken_promise(engine, failing, reference_of):
     )
     found = {row.check for row in report.rows if not row.passed}
     assert failing <= found
-    with pytest.raises(EngineError, match="does not keep its promises"):
+    with pytest.raises(EngineError, match="does not conform to its contract"):
         report.raise_on_failure()
 
 

@@ -16,5 +16,5 @@ def test_it_ends_the_episode_and_takes_an_answer_alone():
 
 async def test_there_must_be_an_environment(desk):
     async with desk() as tools:
-        with pytest.raises(UsageError, match="there is no environment to act in: got action '42'"):
+        with pytest.raises(UsageError, match="the tool needs an environment: got action '42'"):
             await tools.call("submit", answer="42")

@@ -183,7 +183,7 @@ def test_what_is_no_image_fails_its_episode(eyes: Eyes) -> None:
 
 
 def test_a_model_that_reads_text_only_refuses_images(eyes: Eyes) -> None:
-    with pytest.raises(TemplateError, match="reads text only"):
+    with pytest.raises(TemplateError, match="reads only text"):
         Renderer(eyes.tokenizer).prompt([user((noise(30, 30),))])
 
 

@@ -12,7 +12,7 @@ from agentrl.json_schema import as_mapping
 from agentrl.message import ToolCall
 
 ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""Offered tools by name, as chat templates read them."""
+"""Schemas of the offered tools by name, in the form for chat templates."""
 
 
 def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
@@ -23,63 +23,63 @@ def parameters_of(name: str, tools: ToolSchemas) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedCalls:
-    """What a parser found."""
+    """Result of a parser."""
 
     content: str
-    """The text around the calls."""
+    """Text around the calls."""
     calls: tuple[ToolCall, ...] = ()
-    """The calls that can be made, in order, with ids that tell them apart within the answer."""
+    """Valid calls in order, with ids that are unique within the answer."""
     problems: tuple[str, ...] = ()
-    """What was wrong with the others."""
+    """Problems with the other calls, for the model."""
     repairs: tuple[str, ...] = ()
-    """For each call that is not in the model's own notation, how it differs from it."""
+    """Deviations from the model's own notation, for each call with deviations."""
 
 
 UNCLOSED_TAG, LISTED, PARAMETERS = "no closing tag", "a list of calls", '"parameters" for "arguments"'
-"""Slips that inference servers accept."""
+"""Deviations that inference servers accept."""
 
 
 class ToolParser(Protocol):
-    """Reads the calls in an answer's text."""
+    """Parser of the calls in an answer's text."""
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
-        """Calls, problems and the remaining text; never raises."""
+        """Return calls, problems and the remaining text; never raise."""
 
 
 class CallRepair(Protocol):
-    """A reader of the calls in an answer's text, including those that are not quite in the model's notation."""
+    """Parser of the calls in an answer's text that also accepts small deviations from the model's notation."""
 
     def __call__(self, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-        """Calls, problems and the remaining text; never raises. `is_whole`: the answer was not cut."""
+        """Return calls, problems and the remaining text; never raise. `is_whole`: the answer was not cut."""
 
 
-class Malformed(Exception):
-    """A call that cannot be used; its message is a problem for the model. Raised and caught inside parsers."""
+class MalformedCall(Exception):
+    """Unusable call; the message is a problem for the model. Parsers raise and catch it."""
 
 
 def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, call_id: str | None = None) -> ToolCall:
-    """Return a call of a known tool with an object of arguments.
+    """Make a call of an offered tool with an object of arguments.
 
     Args:
-        name: As the model wrote it.
-        arguments: As the model wrote them.
-        tools: The offered tools.
-        number: Of the call within the answer, from 1 on.
-        call_id: The id that the model gave the call, where its notation has ids.
+        name: Name that the model wrote.
+        arguments: Arguments that the model wrote.
+        tools: Offered tools.
+        number: Number of the call within the answer, from 1 on.
+        call_id: Id that the model wrote, if its notation has ids.
 
     Raises:
-        Malformed: says what is missing, unknown or of a wrong type.
+        MalformedCall: the name or the arguments are missing, unknown or of a wrong type.
     """
     if name is None:
-        raise Malformed(f'Tool call {number} has no "name". Offered tools: {", ".join(tools)}.')
+        raise MalformedCall(f'Tool call {number} has no "name". Offered tools: {", ".join(tools)}.')
     if not isinstance(name, str):
-        raise Malformed(f'The "name" of tool call {number} must be a string, not {type(name).__name__}.')
+        raise MalformedCall(f'The "name" of tool call {number} must be a string, not {type(name).__name__}.')
     if name not in tools:
         near = difflib.get_close_matches(name, tools, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"Offered tools: {', '.join(tools)}."
-        raise Malformed(f"Tool call {number} names an unknown tool {name!r}. {hint}")
+        raise MalformedCall(f"Tool call {number} names an unknown tool {name!r}. {hint}")
     if not isinstance(arguments, Mapping):
-        raise Malformed(
+        raise MalformedCall(
             f"The arguments of {name} (tool call {number}) must be a JSON object, not {type(arguments).__name__}."
         )
     return ToolCall(name=name, arguments=dict(arguments), id=call_id or f"call_{number}")
@@ -89,7 +89,7 @@ _FENCE = re.compile(r"^[ \t]*```(?P<language>[^\n]*)$", re.MULTILINE)
 
 
 def shows_example(text: str, mark: str) -> bool:
-    """Return True if `mark` occurs only in closed code blocks that text follows: the answer explains the notation."""
+    """Return True if `mark` occurs only in closed code blocks before other text: the answer explains the notation."""
     outside: list[str] = []
     opened, cursor = -1, 0
     for fence in _FENCE.finditer(text):
@@ -103,8 +103,8 @@ def shows_example(text: str, mark: str) -> bool:
 
 
 @dataclass(slots=True)
-class Collected:
-    """Content, calls and problems, in order."""
+class CollectedCalls:
+    """Collected content, calls, problems and repairs, in order."""
 
     content: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -113,33 +113,33 @@ class Collected:
 
     @property
     def number(self) -> int:
-        """The number of the call that is read next, from 1 on; malformed ones count."""
+        """Number of the next call, from 1 on; malformed calls count."""
         return len(self.calls) + len(self.problems) + 1
 
     def take(self, read: Callable[[], ToolCall]) -> bool:
-        """Keep a call, or the problem with it; whether it was a call."""
+        """Keep a call or its problem; return True for a valid call."""
         try:
             self.calls.append(read())
-        except Malformed as problem:
+        except MalformedCall as problem:
             self.problems.append(str(problem))
             return False
         return True
 
     def note(self, slips: Sequence[str]) -> None:
-        """Record how the call that was taken last differs from the model's notation, if it does."""
+        """Record the deviations of the latest call from the model's notation, if any."""
         if slips:
             self.repairs.append(", ".join(dict.fromkeys(slips)))
 
     def refuse_stray(self, marks: Sequence[str], opening: str, form: str) -> None:
-        """Report marks that stand in the text after the last block, and take them out."""
+        """Report marks in the text after the last block, and remove them."""
         stray = [mark for mark in marks if mark in self.content[-1]]
         if stray:
-            self.problems.append(f"{stray[0]} stands without {opening} before it. {form}")
+            self.problems.append(f"{stray[0]} appears without {opening} before it. {form}")
         for mark in stray:
             self.content[-1] = self.content[-1].replace(mark, "")
 
     def result(self) -> ParsedCalls:
-        """Return all of it."""
+        """Return everything that was collected."""
         return ParsedCalls(
             content="".join(self.content).strip(),
             calls=tuple(self.calls),
@@ -148,15 +148,15 @@ class Collected:
         )
 
 
-def collect_blocks(text: str, opening: str, read: Callable[[int, Collected], int]) -> Collected:
-    """Collect the blocks that `opening` begins, and the text between them.
+def collect_blocks(text: str, opening: str, read: Callable[[int, CollectedCalls], int]) -> CollectedCalls:
+    """Collect the blocks that begin with `opening`, and the text between them.
 
     Args:
-        text: The answer.
-        opening: The mark that begins a block.
-        read: Collects the calls of the block whose body begins at an index; returns the index after the block.
+        text: Text of the answer.
+        opening: Mark that begins a block.
+        read: Collects the calls of the block whose body begins at an index, and returns the index after the block.
     """
-    found, cursor = Collected(), 0
+    found, cursor = CollectedCalls(), 0
     while (start := text.find(opening, cursor)) >= 0:
         found.content.append(text[cursor:start])
         cursor = read(start + len(opening), found)

@@ -1,4 +1,4 @@
-"""Tool calls in one section with marks around each call: DeepSeek V3 and V3.1, and Kimi K2."""
+"""Tool calls in a section with marks around each call: DeepSeek V3 and V3.1, and Kimi K2."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers import (
+    CollectedCalls,
+    MalformedCall,
+    ParsedCalls,
+    ToolSchemas,
+    collect_blocks,
+    make_call,
+)
 from agentrl.render.tool_parsers.tolerant_tags import DAMAGED
 from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionMarks:
-    """The marks of a notation, and how to write it."""
+    """Marks of a notation, and a description of the notation."""
 
     open: str
     close: str
@@ -24,24 +31,24 @@ class SectionMarks:
     separator: str
     call_close: str
     form: str
-    """A sentence for the model."""
+    """Sentence that shows the model how to write calls."""
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Every mark."""
+        """All marks."""
         return (self.open, self.close, self.call_open, self.separator, self.call_close)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadCall:
-    """A call, and the index after its body."""
+    """Call with the index after its body."""
 
     call: ToolCall
     end: int
 
 
 BodyReader = Callable[[str, int, int], ReadCall]
-"""From what stands before the separator, the index after it, and the call's number; raises `Malformed`."""
+"""Function of the text before the separator, the index after it, and the call's number; raises `MalformedCall`."""
 
 
 def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> ParsedCalls:
@@ -58,8 +65,8 @@ def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> Par
     return found.result() if len(found.calls) > len(strict.calls) else strict
 
 
-def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
-    """Collect a call whatever stands around it, as servers do; the index after it."""
+def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: CollectedCalls) -> int:
+    """Collect a call regardless of the text around it, as servers do; return the index after it."""
     while text.startswith(marks.call_open, start):
         start += len(marks.call_open)
     before = len(found.calls)
@@ -70,25 +77,25 @@ def _read_lone_call(text: str, marks: SectionMarks, read_body: BodyReader, start
 
 
 _BARE = re.compile(r"([^<{\n]*+)(?:<[^<>{]*+>)?\s*+(?=\{)")
-"""A name, and perhaps a damaged separator, before the arguments of a call."""
+"""Pattern of a name, and possibly a damaged separator, before the arguments of a call."""
 
 
-def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
+def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: CollectedCalls) -> int:
     cursor, before = skip_space(text, start), found.number
     while text.startswith(marks.call_open, cursor):
         cursor = _read_call(text, cursor + len(marks.call_open), marks, read_body, found)
     if text.startswith(marks.close, cursor):
         if found.number == before:
-            found.problems.append(f"The section of tool calls holds no call. {marks.form}")
+            found.problems.append(f"The section of tool calls contains no call. {marks.form}")
         return cursor + len(marks.close)
     found.problems.append(f"The section of tool calls was not closed with {marks.close}. {marks.form}")
     return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
 
 def _read_call(
-    text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected, *, strict: bool = True
+    text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: CollectedCalls, *, strict: bool = True
 ) -> int:
-    """Collect one call; the index of what follows it. Unless `strict`, the end of the text closes it."""
+    """Collect one call and return the index after it; unless `strict`, the end of the text may end the call."""
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -100,15 +107,15 @@ def _read_call(
             end = skip_space(text, body.end)
             return body.call
         if is_missing:
-            raise Malformed(f"Tool call {number} has no {marks.separator}. {marks.form}")
+            raise MalformedCall(f"Tool call {number} has no {marks.separator}. {marks.form}")
         begin = separator + len(marks.separator)
         while text.startswith(marks.separator, begin):
             begin += len(marks.separator)
         body = read_body(text[start:separator].strip(), begin, number)
         end = skip_space(text, body.end)
         if not text.startswith(marks.call_close, end) and (end < len(text) or strict):
-            extra = "was not closed" if end == len(text) else "goes on after its arguments"
-            raise Malformed(f"Tool call {number} {extra}. {marks.form}")
+            extra = "was not closed" if end == len(text) else "continues after its arguments"
+            raise MalformedCall(f"Tool call {number} {extra}. {marks.form}")
         end = min(end + len(marks.call_close), len(text))
         return body.call
 
@@ -136,10 +143,10 @@ def parse_v3(text: str, tools: ToolSchemas) -> ParsedCalls:
     def read(header: str, start: int, number: int) -> ReadCall:
         fence = _FENCE.match(text, start)
         if fence is None:
-            raise Malformed(f"Tool call {number} has no ```json after its name. {V3.form}")
+            raise MalformedCall(f"Tool call {number} has no ```json after its name. {V3.form}")
         body = _read_arguments(text, fence.end(), fence[1].strip(), tools, number, V3)
         if not text.startswith(_FENCE_END, body.end):
-            raise Malformed(f"The arguments of tool call {number} are not closed with ```. {V3.form}")
+            raise MalformedCall(f"The arguments of tool call {number} are not closed with ```. {V3.form}")
         return ReadCall(body.call, body.end + len(_FENCE_END))
 
     return parse_sections(text, V3, read)
@@ -188,7 +195,9 @@ def parse_kimi_k2(text: str, tools: ToolSchemas) -> ParsedCalls:
     def read(header: str, start: int, number: int) -> ReadCall:
         named = _ID.fullmatch(header)
         if named is None:
-            raise Malformed(f"Tool call {number} has the id {header!r}, not one such as functions.tool:0. {MARKS.form}")
+            raise MalformedCall(
+                f"Tool call {number} has the id {header!r}, not one such as functions.tool:0. {MARKS.form}"
+            )
         found = _read_arguments(text, start, named["name"], tools, number, MARKS, None if header in used else header)
         used.add(header)
         return found

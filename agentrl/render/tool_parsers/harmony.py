@@ -1,4 +1,4 @@
-"""Messages of gpt-oss (harmony): channels for thinking, tool calls and the answer, between special tokens."""
+"""Parser of gpt-oss messages (harmony): channels for thinking, tool calls and the answer, between special tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.values import read_json
 
 FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."
@@ -21,7 +21,7 @@ _MESSAGE = re.compile(
     re.DOTALL,
 )
 _STRAY = re.compile(r"(?:(?!<\|message\|>).)*?(?P<end><\|(?:end|call|return)\|>)", re.DOTALL)
-"""A message that ends in its header."""
+"""Pattern of a message that ends in its header."""
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _MARKS = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
@@ -35,18 +35,18 @@ class ChannelMessage:
     recipient: str | None
     body: str
     end: str
-    """The token that ended it; empty when it was cut."""
+    """Token that ends the message; empty if the message was cut."""
     text: str
-    """All of it, as it was written."""
+    """Whole text of the message."""
 
     @property
     def is_unfinished(self) -> bool:
-        """True if it ends in its header."""
+        """True if the message ends in its header."""
         return self.body == self.text and self.text.startswith(("<|start|>", "<|channel|>"))
 
 
 def split_messages(text: str) -> Iterator[ChannelMessage]:
-    """Return the messages of an answer; text that belongs to none comes last, without a channel."""
+    """Yield the messages of an answer; remaining text comes last, without a channel."""
     cursor = 0
     while match := _MESSAGE.match(text, cursor) or _STRAY.match(text, cursor):
         if match.re is _STRAY:
@@ -63,36 +63,36 @@ def split_messages(text: str) -> Iterator[ChannelMessage]:
 
 
 def is_thinking(message: ChannelMessage) -> bool:
-    """Return True if a message is thinking: on the analysis channel, without a recipient."""
+    """Return True for a message of thinking, on the analysis channel without a recipient."""
     return message.channel == "analysis" and message.recipient is None
 
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read the messages to tools, and those on other channels as content; thinking has been taken out before."""
-    found = Collected()
-    said: list[str] = []
+    """Parse messages to tools as calls, and those on other channels as content; thinking is already removed."""
+    found = CollectedCalls()
+    content: list[str] = []
     for message in split_messages(text):
         if message.recipient is not None:
             if found.take(partial(_call, message, tools, found.number)):
                 found.note([] if message.end else [UNCLOSED])
         elif message.channel in ("final", "commentary"):
-            said.append(message.body.strip())
+            content.append(message.body.strip())
         elif message.is_unfinished:
             found.problems.append(f"A message ends before its <|message|>. {FINAL_FORM}")
         elif bare := _MARKS.sub("", message.body).strip():
-            said.append(bare)
-            named = f"is on the channel {message.channel!r}" if message.channel else "names no channel"
+            content.append(bare)
+            named = f"is on the channel {message.channel!r}" if message.channel else "has no channel"
             found.problems.append(f"A part of the answer {named}. {FINAL_FORM}")
-    found.content.append("\n".join(part for part in said if part))
+    found.content.append("\n".join(part for part in content if part))
     return found.result()
 
 
 def _call(message: ChannelMessage, tools: ToolSchemas, number: int) -> ToolCall:
     recipient = str(message.recipient)
     if not recipient.startswith(_FUNCTIONS):
-        raise Malformed(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
+        raise MalformedCall(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
     what = f"The arguments of tool call {number}"
     arguments = read_json(message.body, 0, what, FORM)
     if arguments.end != len(message.body):
-        raise Malformed(f"{what} go on after their JSON object. {FORM}")
+        raise MalformedCall(f"{what} continue after their JSON object. {FORM}")
     return make_call(recipient.removeprefix(_FUNCTIONS), arguments.value, tools, number)

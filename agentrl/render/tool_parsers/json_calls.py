@@ -14,8 +14,8 @@ from agentrl.render.tool_parsers import (
     LISTED,
     PARAMETERS,
     UNCLOSED_TAG,
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolSchemas,
     collect_blocks,
@@ -33,9 +33,9 @@ HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.
 def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
 
-    def read(start: int, found: Collected) -> int:
+    def read(start: int, found: CollectedCalls) -> int:
         _read_block(text, start, tools, found)
-        with suppress(Malformed):  # an argument may hold the marks
+        with suppress(MalformedCall):  # an argument may contain the marks
             start = read_json(text, start, "").end
         return after_block(text, start, OPEN, CLOSE)
 
@@ -47,16 +47,16 @@ def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     return found.result()
 
 
-def _read_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> None:
-    """Collect what a block holds: a call, or a list of calls as SGLang reads it; the last block may be unclosed."""
+def _read_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls) -> None:
+    """Collect the content of a block: a call, or a list of calls as SGLang accepts; the last block may be unclosed."""
     try:
         body = read_json(text, start, f"Tool call {found.number}", HERMES_FORM)
         is_closed = text.startswith(CLOSE, body.end)
         if not is_closed and body.end < len(text):
-            raise Malformed(f"Tool call {found.number} goes on after its JSON object. {HERMES_FORM}")
+            raise MalformedCall(f"Tool call {found.number} continues after its JSON object. {HERMES_FORM}")
         if body.value == []:
-            raise Malformed(f"The list of tool calls is empty. {HERMES_FORM}")
-    except Malformed as problem:
+            raise MalformedCall(f"The list of tool calls is empty. {HERMES_FORM}")
+    except MalformedCall as problem:
         found.problems.append(str(problem))
         return
     is_list = isinstance(body.value, list)
@@ -65,7 +65,7 @@ def _read_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> 
         _take_call(item, tools, found, slips)
 
 
-def _take_call(item: object, tools: ToolSchemas, found: Collected, slips: Sequence[str]) -> None:
+def _take_call(item: object, tools: ToolSchemas, found: CollectedCalls, slips: Sequence[str]) -> None:
     number = found.number
 
     def read() -> ToolCall:
@@ -89,7 +89,7 @@ def _arguments_of(call: Mapping[str, Any]) -> Any:
 
 def _object(value: object, number: int, form: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed(f"Tool call {number} must be a JSON object, not {type(value).__name__}. {form}")
+        raise MalformedCall(f"Tool call {number} must be a JSON object, not {type(value).__name__}. {form}")
     return value
 
 
@@ -100,13 +100,13 @@ _CALL = re.compile(r'\{\s*"name"\s*:')
 
 
 def parse_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is one call or several with ``;`` between, or ends with such calls as servers read them."""
+    """Parse an answer that is one call or several separated by ``;``, or ends with calls as servers accept them."""
     strict = _parse_llama3_strictly(text, tools)
     return read_llama3(strict, text, tools, is_whole=False) if strict.problems else strict
 
 
 def read_llama3(strict: ParsedCalls, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Return the calls that an answer ends with, where these are more than what a strict reading found."""
+    """Return the calls at the end of an answer if there are more than the strict parser found."""
     own = frozenset({UNTAGGED, PARAMETERS})
     found = read_untagged(text, tools, LLAMA3_FORM, is_whole=is_whole, own=own, inline=True)
     if found is None or len(found.calls) <= len(strict.calls):
@@ -118,15 +118,15 @@ def _parse_llama3_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     body = text.strip().removeprefix(_PYTHON_TAG).strip()
     if not body.startswith("{"):
         stray = _CALL.search(body)
-        problems = (f"A tool call stands next to other text. {LLAMA3_FORM}",) if stray else ()
+        problems = (f"A tool call is next to other text. {LLAMA3_FORM}",) if stray else ()
         return ParsedCalls(content=body, problems=problems)
-    found = Collected()
+    found = CollectedCalls()
     cursor = 0
     while cursor < len(body):
         try:
             value = read_json(body, cursor, f"Tool call {found.number}", LLAMA3_FORM)
             call = _object(value.value, found.number, LLAMA3_FORM)
-        except Malformed as problem:
+        except MalformedCall as problem:
             found.problems.append(str(problem))
             break
         cursor = skip_space(body, value.end + 1) if body.startswith(";", value.end) else value.end
@@ -144,9 +144,9 @@ _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9
 
 
 def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read what follows every ``[TOOL_CALLS]``; see `agentrl.render.tool_parsers`."""
+    """Read the calls after each ``[TOOL_CALLS]``; see `agentrl.render.tool_parsers`."""
 
-    def read(start: int, found: Collected) -> int:
+    def read(start: int, found: CollectedCalls) -> int:
         start = skip_space(text, start)
         read_calls = _read_array if text.startswith(("[", "{"), start) else _read_mistral_call
         return read_calls(text, start, tools, found)
@@ -154,11 +154,11 @@ def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
     return collect_blocks(text, MISTRAL_OPEN, read).result()
 
 
-def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
-    """Collect the calls of an array, or of a lone object; the index after it."""
+def _read_array(text: str, start: int, tools: ToolSchemas, found: CollectedCalls) -> int:
+    """Collect the calls of an array or of a single object; return the index after it."""
     try:
         array = read_json(text, start, "The array of tool calls", MISTRAL_ARRAY_FORM)
-    except Malformed as problem:
+    except MalformedCall as problem:
         found.problems.append(str(problem))
         return first_of(text, [MISTRAL_OPEN], start)
     for item in array.value if isinstance(array.value, list) else [array.value]:
@@ -168,7 +168,7 @@ def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> 
     return array.end
 
 
-def _call_of(item: object, tools: ToolSchemas, found: Collected) -> ToolCall:
+def _call_of(item: object, tools: ToolSchemas, found: CollectedCalls) -> ToolCall:
     call = _object(item, found.number, MISTRAL_ARRAY_FORM)
     made = make_call(call.get("name"), _arguments_of(call), tools, found.number, _call_id(call.get("id"), found))
     if "arguments" not in call and "parameters" in call:
@@ -176,8 +176,8 @@ def _call_of(item: object, tools: ToolSchemas, found: Collected) -> ToolCall:
     return made
 
 
-def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
-    """Collect a call that begins with its name; the index after it."""
+def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: CollectedCalls) -> int:
+    """Collect a call that begins with its name; return the index after it."""
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -189,7 +189,7 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
             found.note([NO_ARGUMENTS])
             return call
         if head is None:
-            raise Malformed(
+            raise MalformedCall(
                 f"Tool call {number} is not a name with {ARGUMENTS} and a JSON object after it. {MISTRAL_FORM}"
             )
         body = read_json(text, head.end(), f"The arguments of tool call {number}", MISTRAL_FORM)
@@ -199,8 +199,8 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
     return end if found.take(read) or end > start else first_of(text, [MISTRAL_OPEN], start)
 
 
-def _call_id(written: object, found: Collected) -> str:
-    """The id that the model wrote, if it is one; else nine letters and digits, as Mistral's templates ask for."""
+def _call_id(written: object, found: CollectedCalls) -> str:
+    """Return the model's id if it is valid and unique, or else nine characters as Mistral's templates require."""
     if isinstance(written, str) and _ID.fullmatch(written) and all(call.id != written for call in found.calls):
         return written
     return f"call{found.number:05d}"

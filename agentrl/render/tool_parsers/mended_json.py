@@ -1,6 +1,6 @@
-"""A reader of JSON with the slips that models make: missing closing brackets, trailing commas, bare line breaks.
+"""Reader of JSON with typical mistakes of models: missing closing brackets, trailing commas, bare line breaks.
 
-Only punctuation is mended. A string that was cut short is not closed, because its end is not known.
+Only punctuation is repaired. A string that was cut off is not closed, because its end is not known.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.render.tool_parsers import Malformed
+from agentrl.render.tool_parsers import MalformedCall
 from agentrl.render.tool_parsers.values import read_json, skip_space
 from agentrl.tool_schema import DEEPEST
 
@@ -22,7 +22,7 @@ _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 @dataclass(frozen=True, slots=True)
 class MendedJson:
-    """A value, the index after it in the text, and what was mended."""
+    """Value with the index after it in the text, and the repairs."""
 
     value: Any
     end: int
@@ -30,43 +30,43 @@ class MendedJson:
 
 
 def read_mended(text: str, start: int, what: str, *, ends: Sequence[str] = (), is_whole: bool = True) -> MendedJson:
-    """Return the JSON value at `start`, mended where needed; white space after it is skipped.
+    """Read the JSON value at `start` with repairs if needed, and skip white space after it.
 
     Args:
-        text: The answer.
+        text: Text of the answer.
         start: Index of the value; white space before it is skipped.
-        what: Names the value in problems.
-        ends: Marks that end a value whose closing brackets are missing; so does the end of the text.
+        what: Name of the value in problems.
+        ends: Marks that end a value with missing closing brackets, like the end of the text.
         is_whole: The text was not cut, so its end may end such a value.
 
     Raises:
-        Malformed: no value stands there, or one that cannot be mended.
+        MalformedCall: there is no value, or it cannot be repaired.
     """
     begin = skip_space(text, start)
     try:
         found = read_json(text, begin, what)
         return MendedJson(found.value, found.end)
-    except Malformed:
+    except MalformedCall:
         if text[begin : begin + 1] not in _CLOSING:
             raise
-        mended = _Mended(text, begin, ends)
+        mended = _JsonRepair(text, begin, ends)
         if mended.end is None or (mended.is_cut and not is_whole):
             raise
     return MendedJson(read_json("".join(mended.written), 0, what).value, skip_space(text, mended.end), mended.mends)
 
 
 @dataclass(slots=True)
-class _Mended:
-    """A scan of one value: what it should have been, character by character."""
+class _JsonRepair:
+    """Scan of one value, which builds the repaired text character by character."""
 
     text: str
     begin: int
     ends: Sequence[str]
     written: list[str] = field(default_factory=list)
     end: int | None = None
-    """Index after the value; ``None`` where it cannot be mended."""
+    """Index after the value; ``None`` if it cannot be repaired."""
     is_cut: bool = False
-    """The end of the text ended it."""
+    """True if the end of the text ended the value."""
     mends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class _Mended:
         self.end, self.is_cut = index, index == len(text)
 
     def _string(self, index: int) -> int:
-        """Copy the string that begins at an index; the index after it, or -1 if it has no end."""
+        """Copy the string that begins at an index; return the index after it, or -1 if it has no end."""
         self.written.append('"')
         index += 1
         while index < len(self.text):

@@ -1,4 +1,4 @@
-"""Tool calls as a Python list of calls that makes up the whole answer (Llama 4, Llama 3.2): ``[f(a=1), g(b='x')]``."""
+"""Tool calls as a Python list that is the whole answer (Llama 4, Llama 3.2): ``[f(a=1), g(b='x')]``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers import CollectedCalls, MalformedCall, ParsedCalls, ToolSchemas, make_call
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -27,13 +27,16 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is a list of calls, or holds one as servers read it; see `agentrl.render.tool_parsers`."""
+    """Parse an answer that is a list of calls, or contains one as servers accept it.
+
+    See `agentrl.render.tool_parsers`.
+    """
     strict = _parse_strictly(text, tools)
     if not strict.problems:
         return strict
     for opening in _CALLS.finditer(text):
         end = _list_end(text, opening.start())
-        before, after = _unfenced(text[: opening.start()]), _unfenced(text[end:].lstrip("])}> \n"))
+        before, after = _strip_fence(text[: opening.start()]), _strip_fence(text[end:].lstrip("])}> \n"))
         if opening[1] in tools and not (before and after):
             found = _parse_strictly(text[opening.start() : end], tools)
             if len(found.calls) > len(strict.calls):
@@ -49,7 +52,7 @@ def list_start(text: str) -> int:
     return len(text) if opening is None else opening.start()
 
 
-def _unfenced(text: str) -> str:
+def _strip_fence(text: str) -> str:
     return _FENCE.sub("", text.strip()).strip()
 
 
@@ -72,13 +75,13 @@ def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
     begins = _CALLS.match(body)
     if begins is None:
         stray = _CALLS.search(body)
-        problems = (f"A tool call stands next to other text. {FORM}",) if stray else ()
+        problems = (f"A tool call is next to other text. {FORM}",) if stray else ()
         return ParsedCalls(content=body, problems=problems)
-    found = Collected()
+    found = CollectedCalls()
     written = _with_identifiers(body)
     try:
         items = _items(written.text)
-    except Malformed as problem:
+    except MalformedCall as problem:
         return ParsedCalls(content="", problems=(str(problem),))
     for item in items:
         found.take(partial(_call, item, written.names, tools, found.number))
@@ -86,15 +89,15 @@ def _parse_strictly(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
-    """A list of calls in which every name is an identifier, and the names by these identifiers."""
+class _RenamedCalls:
+    """List of calls in which every name is replaced by an identifier, and the names by these identifiers."""
 
     text: str
     names: Mapping[str, str]
 
 
-def _with_identifiers(body: str) -> _Written:
-    """Replace the names of tools and arguments: they may hold - and ., or be words of Python."""
+def _with_identifiers(body: str) -> _RenamedCalls:
+    """Replace the names of tools and arguments, which may contain - and ., or be keywords of Python."""
     pieces: list[str] = []
     names: dict[str, str] = {}
     cursor = depth = 0
@@ -113,44 +116,44 @@ def _with_identifiers(body: str) -> _Written:
             names[stand_in] = named["name"]
             pieces += [body[cursor : named.start("name")], stand_in]
             cursor = named.end("name")
-    return _Written("".join(pieces), names)
+    return _RenamedCalls("".join(pieces), names)
 
 
 def _items(body: str) -> list[ast.expr]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in strings: their kind depends on the version of Python
+            warnings.simplefilter("ignore")  # about escapes in strings; the category depends on Python's version
             tree = ast.parse(body, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
-        raise Malformed(f"The list of tool calls is not valid Python: {reason}. {FORM}") from error
+        raise MalformedCall(f"The list of tool calls is not valid Python: {reason}. {FORM}") from error
     if not isinstance(tree, ast.List):
-        raise Malformed(f"The tool calls are not one list. {FORM}")
+        raise MalformedCall(f"The tool calls are not one list. {FORM}")
     return tree.elts
 
 
 def _call(item: ast.expr, names: Mapping[str, str], tools: ToolSchemas, number: int) -> ToolCall:
     if not isinstance(item, ast.Call) or not isinstance(item.func, ast.Name):
-        raise Malformed(f"Item {number} of the list is not the call of a tool. {FORM}")
+        raise MalformedCall(f"Item {number} of the list is not the call of a tool. {FORM}")
     name = names.get(item.func.id, item.func.id)
     if item.args or any(keyword.arg is None for keyword in item.keywords):
-        raise Malformed(f"Tool call {number} gives {name} an argument without its name. {FORM}")
+        raise MalformedCall(f"Tool call {number} gives {name} an argument without its name. {FORM}")
     what = f"of {name} (tool call {number})"
     arguments: dict[str, Any] = {}
     for keyword in item.keywords:
         key = names.get(str(keyword.arg), str(keyword.arg))
         if key in arguments:
-            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+            raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
         arguments[key] = _literal(keyword.value, f"{key!r} {what}")
     try:
         json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
-        raise Malformed(f"The arguments {what} cannot be written as JSON: {error}.") from error
+        raise MalformedCall(f"The arguments {what} cannot be written as JSON: {error}.") from error
     return make_call(name, arguments, tools, number)
 
 
 def _literal(node: ast.expr, what: str) -> Any:
-    """Return a number, string, truth value, nothing, list or dictionary of such."""
+    """Return the value of a literal: a number, string, boolean, ``None``, or a list or dictionary of literals."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
@@ -163,7 +166,7 @@ def _literal(node: ast.expr, what: str) -> Any:
         return [_literal(item, what) for item in node.elts]
     if isinstance(node, ast.Dict):
         return {_key(k, what): _literal(v, what) for k, v in zip(node.keys, node.values, strict=True)}
-    raise Malformed(f"{what} must be a literal value, not {_source(node)}. {FORM}")
+    raise MalformedCall(f"{what} must be a literal value, not {_source(node)}. {FORM}")
 
 
 def _source(node: ast.expr) -> str:
@@ -176,4 +179,4 @@ def _source(node: ast.expr) -> str:
 def _key(node: ast.expr | None, what: str) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise Malformed(f"A key in {what} must be a string. {FORM}")
+    raise MalformedCall(f"A key in {what} must be a string. {FORM}")

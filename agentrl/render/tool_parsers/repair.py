@@ -1,7 +1,7 @@
-"""Calls that are plain to see although they are not in the model's notation.
+"""Repair of calls that are recognisable although they deviate from the model's notation.
 
-They are read if they name an offered tool and their arguments fit the tool's schema: a call without its tags (see
-`agentrl.render.tool_parsers.untagged`), or, within the tags, one with a missing closing bracket or a trailing comma.
+A repaired call must name an offered tool, and its arguments must fit the tool's schema. Repairs are calls without their
+tags (see `agentrl.render.tool_parsers.untagged`) and, within the tags, missing closing brackets or trailing commas.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agentrl.render.tool_parsers import (
     LISTED,
     UNCLOSED_TAG,
     CallRepair,
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolParser,
     ToolSchemas,
@@ -46,7 +46,7 @@ from agentrl.render.tool_parsers.untagged import (
     ENDS,
     FENCE,
     FENCED,
-    Intended,
+    IntendedCall,
     after_extra,
     intended_call,
     introduces_example,
@@ -57,14 +57,14 @@ from agentrl.render.tool_parsers.values import after_block, first_of
 
 
 def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Read ``<tool_call>`` blocks with slips in them, or calls without the tag."""
+    """Read ``<tool_call>`` blocks with deviations, or calls without the tag."""
     strict = parse_hermes(text, tools)
     if strict.calls and not strict.problems:
         return strict
     if OPEN not in text or shows_example(text, OPEN):
         return read_untagged(text, tools, HERMES_FORM, is_whole=is_whole) or strict
 
-    def read(start: int, found: Collected) -> int:
+    def read(start: int, found: CollectedCalls) -> int:
         return _repair_block(text, start, tools, found, is_whole=is_whole)
 
     found = collect_blocks(text, OPEN, read)
@@ -73,13 +73,13 @@ def repair_hermes(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCal
     return found.result()
 
 
-def _repair_block(text: str, start: int, tools: ToolSchemas, found: Collected, *, is_whole: bool) -> int:
-    """Collect the calls of the block whose body begins at an index; the index after the block."""
+def _repair_block(text: str, start: int, tools: ToolSchemas, found: CollectedCalls, *, is_whole: bool) -> int:
+    """Collect the calls of the block whose body begins at an index; return the index after the block."""
     fence = FENCE.match(text, start)
     begin = fence.end() if fence else start
     try:
         body = read_mended(text, begin, f"Tool call {found.number}", ends=ENDS, is_whole=is_whole)
-    except Malformed as problem:
+    except MalformedCall as problem:
         found.problems.append(f"{problem} {HERMES_FORM}")
         return after_block(text, start, OPEN, CLOSE)
     end, extra = after_extra(text, body.end)
@@ -87,7 +87,7 @@ def _repair_block(text: str, start: int, tools: ToolSchemas, found: Collected, *
         end = closing.end()
     is_closed = text.startswith(CLOSE, end)
     if not is_closed and CLOSE in text[end : first_of(text, [OPEN], end)]:
-        found.problems.append(f"Tool call {found.number} goes on after its JSON object. {HERMES_FORM}")
+        found.problems.append(f"Tool call {found.number} continues after its JSON object. {HERMES_FORM}")
         return after_block(text, end, OPEN, CLOSE)
     slips = [*([FENCED] if fence else []), *([] if is_closed else [UNCLOSED_TAG]), *body.mends, *extra]
     items = body.value if isinstance(body.value, list) else [body.value]
@@ -96,20 +96,20 @@ def _repair_block(text: str, start: int, tools: ToolSchemas, found: Collected, *
     if not items:
         found.problems.append(f"The list of tool calls is empty. {HERMES_FORM}")
     for item in items:
-        call = intended_call(item, tuple(slips)) or _written(item, tuple(slips))
+        call = intended_call(item, tuple(slips)) or _as_intended(item, tuple(slips))
         take_intended(call, tools, found, HERMES_FORM)
     return end + len(CLOSE) if is_closed else end
 
 
-def _written(item: Any, slips: tuple[str, ...]) -> Intended:
-    """Return what stands inside the notation's own mark as a call, with what is missing left out."""
+def _as_intended(item: Any, slips: tuple[str, ...]) -> IntendedCall:
+    """Return a value inside the notation's own mark as a call, which may lack parts."""
     if not isinstance(item, dict):
-        return Intended(None, item, slips)
-    return Intended(item.get("name"), item.get("arguments", {}), slips)
+        return IntendedCall(None, item, slips)
+    return IntendedCall(item.get("name"), item.get("arguments", {}), slips)
 
 
 def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Read calls in fences or tags, or with slips in their JSON."""
+    """Read calls in fences or tags, or with deviations in their JSON."""
     served = parse_llama3_json(text, tools)
     if served.problems:
         served = read_llama3(served, text, tools, is_whole=is_whole)
@@ -119,17 +119,17 @@ def repair_llama3_json(text: str, tools: ToolSchemas, *, is_whole: bool) -> Pars
 
 
 def _or_untagged(parse: ToolParser, form: str, text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Read calls in the notation, or JSON where there are none."""
+    """Read calls in the notation, or JSON if there are none."""
     served = parse(text, tools)
     if served.calls:
         return served
     return read_untagged(text, tools, form, is_whole=is_whole) or served
 
 
-def _completed(
+def _complete_tags(
     parse: ToolParser, form: str, ending: str, text: str, tools: ToolSchemas, *, is_whole: bool
 ) -> ParsedCalls:
-    """Read calls in tags, where the last argument may end with the answer, or JSON where there are none."""
+    """Read calls in tags, whose last argument may end with the answer, or JSON if there are none."""
     served = parse(text, tools)
     if is_whole and served.problems:
         completed = parse(_BROKEN_END.sub("", text).rstrip() + ending, tools)
@@ -145,7 +145,7 @@ def _all_fit(parsed: ParsedCalls, tools: ToolSchemas) -> bool:
 
 
 def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Read a list of calls, or JSON where there is none; a list in code or in an example is text."""
+    """Read a list of calls, or JSON if there is none; a list in code or in an example is text."""
     served = pythonic.parse(text, tools)
     if pythonic.BESIDE_TEXT in served.repairs and _is_mentioned(text, pythonic.list_start(text)):
         return ParsedCalls(content=text.strip())
@@ -155,12 +155,12 @@ def repair_pythonic(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedC
 
 
 def _is_mentioned(text: str, start: int) -> bool:
-    """Return True if the list at an index is a subscript or an assigned value in code, or is shown as an example."""
+    """Return True if the list at an index is a subscript or an assigned value in code, or an example."""
     return _CODE_BEFORE.search(text[:start].rpartition("\n")[2]) is not None or introduces_example(text[:start])
 
 
 def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCalls:
-    """Read an array of calls with slips in its JSON, or calls without the mark."""
+    """Read an array of calls with deviations in its JSON, or calls without the mark."""
     served = parse_mistral(text, tools)
     if served.calls:
         return served
@@ -169,27 +169,27 @@ def repair_mistral(text: str, tools: ToolSchemas, *, is_whole: bool) -> ParsedCa
 
 _BROKEN_END = re.compile(r"<(?:/[^<>]*)?\Z")
 _CODE_BEFORE = re.compile(r"[\w\])\"']\Z|^\s*[\w.]+(?:\s*:\s*\w+)?\s*=\s*\Z|\w\((?:[^()]*,)?\s*\Z")
-"""What stands before a list on its line where the list is part of an expression."""
+"""Pattern of the text before a list on its line if the list is part of an expression."""
 REPAIRS: Mapping[str, CallRepair] = {
     "hermes": repair_hermes,
     "llama3_json": repair_llama3_json,
     "mistral": repair_mistral,
     "pythonic": repair_pythonic,
     "qwen3_coder": partial(
-        _completed,
+        _complete_tags,
         xml_calls.parse_qwen3_coder,
         xml_calls.QWEN3_CODER_FORM,
         "\n</parameter>\n</function>\n</tool_call>",
     ),
-    "glm": partial(_completed, xml_calls.parse_glm, xml_calls.GLM_FORM, "</arg_value>\n</tool_call>"),
+    "glm": partial(_complete_tags, xml_calls.parse_glm, xml_calls.GLM_FORM, "</arg_value>\n</tool_call>"),
     "minimax_m2": partial(
-        _completed,
+        _complete_tags,
         xml_calls.parse_minimax_m2,
         xml_calls.parse_minimax_m2.form,
         xml_calls.parse_minimax_m2.ending,
     ),
     "deepseek_v32": partial(
-        _completed,
+        _complete_tags,
         xml_calls.parse_deepseek_v32,
         xml_calls.parse_deepseek_v32.form,
         xml_calls.parse_deepseek_v32.ending,
@@ -198,4 +198,4 @@ REPAIRS: Mapping[str, CallRepair] = {
     "deepseek_v31": partial(_or_untagged, deepseek.parse_v31, deepseek.V31.form),
     "kimi_k2": partial(_or_untagged, deepseek.parse_kimi_k2, deepseek.MARKS.form),
 }
-"""By the registry name of the parser whose calls are repaired."""
+"""Repairs by the registry name of the parser."""

@@ -1,7 +1,7 @@
-"""Tags of calls and arguments where some are missing, doubled or misspelled, read as inference servers read them.
+"""Tolerant parser of calls with missing, doubled or misspelled tags, which reads them as inference servers do.
 
-A call ends where it is closed, where the next one begins, or with the text; an argument ends likewise within its call.
-Text outside the tags of arguments is ignored. A call counts only if its arguments fit the tool's schema.
+A call ends at its closing tag, at the next call, or at the end of the text; an argument ends in the same way within its
+call. Text outside the tags of arguments is ignored. A call counts only if its arguments fit the tool's schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Any, TypeAlias
 
 from agentrl.json_schema import fits
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call, parameters_of
+from agentrl.render.tool_parsers import (
+    CollectedCalls,
+    MalformedCall,
+    ParsedCalls,
+    ToolSchemas,
+    make_call,
+    parameters_of,
+)
 from agentrl.render.tool_parsers.values import first_of
 
 DAMAGED = "damaged tags"
@@ -24,36 +31,36 @@ _BROKEN_END = re.compile(r"</[^<>]*>?\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTags:
-    """The tags of a notation."""
+    """Tags of a notation."""
 
     call: re.Pattern[str]
-    """Opens a call; its first group is the name."""
+    """Opening of a call; its first group is the name."""
     ends: tuple[str, ...]
     """Marks that end a call."""
     argument: re.Pattern[str]
-    """Opens an argument; its first group is the key."""
+    """Opening of an argument; its first group is the key."""
     argument_end: str
     marks: re.Pattern[str]
     """Marks that are not part of the content."""
 
 
 ValueReader: TypeAlias = Callable[[re.Match[str], str, str, int], Any]
-"""From the opening of an argument, its text, the tool's name and the call's number; raises `Malformed`."""
+"""Function of an argument's opening, its text, the tool's name and the call's number; raises `MalformedCall`."""
 
 
 def or_tolerantly(strict: ParsedCalls, tags: CallTags, text: str, tools: ToolSchemas, read: ValueReader) -> ParsedCalls:
-    """Return what a strict reading found, or the tolerant reading if that finds more calls.
+    """Return the result of the strict parser, or that of the tolerant parser if it finds more calls.
 
     Args:
-        strict: The strict reading.
-        tags: Of the notation.
-        text: The answer.
-        tools: The offered tools.
-        read: Reads the value of one argument.
+        strict: Result of the strict parser.
+        tags: Tags of the notation.
+        text: Text of the answer.
+        tools: Offered tools.
+        read: Reads the value of an argument.
     """
     if not strict.problems:
         return strict
-    found = Collected()
+    found = CollectedCalls()
     text = _TWICE.sub(r"\1", text)
     openings = list(tags.call.finditer(text))
     found.content.append(text[: openings[0].start()] if openings else text)
@@ -80,10 +87,10 @@ def _call(
         following = openings[place + 1].start() if place + 1 < len(openings) else len(body)
         end = body.find(tags.argument_end, opening.end(), following)
         if end < 0 and following == len(body) and is_last:
-            raise Malformed(f"Tool call {number} ends within an argument.")
+            raise MalformedCall(f"Tool call {number} ends within an argument.")
         key = opening[1].strip()
         if key in arguments:
-            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+            raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
         written = body[opening.end() : end if end >= 0 else following]
         after = end + len(tags.argument_end) if end >= 0 else following
         if end < 0:
@@ -91,20 +98,20 @@ def _call(
         arguments[key] = read(opening, written, made.name, number)
     rest = body[after:].strip()
     if is_last and rest and not any(mark.startswith(rest) for mark in tags.ends):
-        raise Malformed(f"Tool call {number} ends within a tag.")
+        raise MalformedCall(f"Tool call {number} ends within a tag.")
     return fitting_call(made.name, arguments, tools, number)
 
 
 def fitting_call(
     name: str, arguments: Mapping[str, Any], tools: ToolSchemas, number: int, call_id: str | None = None
 ) -> ToolCall:
-    """Return a call whose arguments fit the tool's schema.
+    """Make a call whose arguments fit the tool's schema.
 
     Raises:
-        Malformed: they do not.
+        MalformedCall: the arguments do not fit.
     """
     made = make_call(name, arguments, tools, number, call_id)
     root = parameters_of(name, tools)
     if not fits(dict(made.arguments), root, root):
-        raise Malformed(f"The arguments of {name} (tool call {number}) do not fit the tool's schema.")
+        raise MalformedCall(f"The arguments of {name} (tool call {number}) do not fit the tool's schema.")
     return made

@@ -1,6 +1,6 @@
-"""Calls as JSON without the notation's own marks, which small models write: bare, in code fences or in other tags.
+"""Parser of JSON calls without the notation's own marks, as small models write them: bare, fenced or in other tags.
 
-Such calls must be the end of the answer, each on lines of its own: JSON in the midst of a text is part of the text.
+Such calls must be at the end of the answer, each on its own lines: JSON in the middle of a text is part of the text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from agentrl.render.tool_parsers import (
     LISTED,
     PARAMETERS,
     UNCLOSED_TAG,
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolSchemas,
     make_call,
@@ -35,16 +35,16 @@ AS_TEXT = "arguments as text"
 NO_ARGUMENTS = "no arguments"
 
 SERVED = frozenset({UNCLOSED_TAG, LISTED, PARAMETERS})
-"""What servers' parsers accept: the tool itself then judges the arguments, as it would there."""
+"""Deviations that the parsers of inference servers accept; the tool itself then checks the arguments, as there."""
 MOST_ATTEMPTS = 32
-"""Places in an answer that are tried: each may cost a reading of all that follows."""
+"""Maximum number of places in an answer that are tried; each may require reading the rest of the answer."""
 _TAG_NAMES = "tool_call|tool_calls|tools|tool|function_call|function_calls|functions"
 _MARK = re.compile(rf"(?P<tag><(?:{_TAG_NAMES})>)|(?P<fence>```[\w-]*)|</(?:{_TAG_NAMES}|function)>|[;,]")
 _SERVED_CANDIDATE = rf"<(?:{_TAG_NAMES})>|^[ \t]*(?P<line>```|\{{|\[)"
 _CANDIDATE = re.compile(rf"{_SERVED_CANDIDATE}|<function=(?=[\w.-]+>)", re.MULTILINE)
 _INLINE = re.compile(rf"{_SERVED_CANDIDATE}|(?=\{{\s*\"name\"\s*:)", re.MULTILINE)
 _NAMED = re.compile(r"<function=(?P<name>[\w.-]+)>\s*(?=\{)")
-"""A tag with the tool's name around JSON arguments, as Llama 3.1 writes calls of tools that a system prompt lists."""
+"""Pattern of a tag with a tool's name around JSON arguments, as Llama 3.1 writes calls of tools in a system prompt."""
 _BEGINNING = re.compile(
     r'(?:\[\s*)?\{\s*"(?:name|type|id|index|arguments|parameters|function|tool_call|function_call)s?"'
 )
@@ -70,16 +70,16 @@ _OPENED_FENCE = re.compile(r"```[\w-]*\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Intended:
-    """A call as it was meant, and how it differs from the notation."""
+class IntendedCall:
+    """Intended call, and its deviations from the notation."""
 
     name: object
     arguments: object
     slips: tuple[str, ...] = ()
 
 
-def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
-    """Return the calls that a JSON value stands for; none where any part of it is something else."""
+def intended_calls(value: Any, slips: Sequence[str]) -> list[IntendedCall]:
+    """Return the calls in a JSON value; none if any part of it is something else."""
     if isinstance(value, dict) and len(value) == 1:
         value = next((value[key] for key in _LISTS if isinstance(value.get(key), list)), value)
     items = value if isinstance(value, list) else [value]
@@ -90,8 +90,8 @@ def intended_calls(value: Any, slips: Sequence[str]) -> list[Intended]:
     return calls if len(calls) == len(found) else []
 
 
-def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
-    """Return the call that an object stands for; ``None`` where it is something else."""
+def intended_call(item: Any, slips: tuple[str, ...]) -> IntendedCall | None:
+    """Return the call in an object; ``None`` if it is something else."""
     if not isinstance(item, dict):
         return None
     inner = next((item[key] for key in _WRAPPERS if isinstance(item.get(key), dict)), None)
@@ -109,11 +109,11 @@ def intended_call(item: Any, slips: tuple[str, ...]) -> Intended | None:
         arguments, slips = {}, (*slips, NO_ARGUMENTS)
     elif isinstance(arguments, str):
         arguments, slips = _from_text(arguments), (*slips, AS_TEXT)
-    return Intended(item["name"], arguments, slips)
+    return IntendedCall(item["name"], arguments, slips)
 
 
 def _describes_tool(item: Any) -> bool:
-    """Return True if an object repeats the description of a tool that takes no arguments, as prompts list it."""
+    """Return True if an object repeats a prompt's description of a tool without arguments."""
     if not isinstance(item, dict) or item.get("type") != "function":
         return False
     described = item.get("function")
@@ -127,12 +127,12 @@ def _is_schema(parameters: Any) -> bool:
 
 
 def is_nothing(arguments: Any) -> bool:
-    """Return True for what models write for no arguments: null or an empty text."""
+    """Return True for null or an empty text, which models write for no arguments."""
     return arguments is None or (isinstance(arguments, str) and not arguments.strip())
 
 
 def introduces_example(before: str) -> bool:
-    """Return True if the words directly before a call show it as an example or as an alternative."""
+    """Return True if the text directly before a call introduces it as an example or an alternative."""
     before = _OPENED_FENCE.sub("", before[-_LONGEST_SENTENCE:].rstrip()).rstrip()
     return _INTRODUCES.search(before.rpartition("\n")[2]) is not None
 
@@ -140,12 +140,12 @@ def introduces_example(before: str) -> bool:
 def _from_text(arguments: str) -> Any:
     try:
         return read_mended(arguments, 0, "", is_whole=False).value
-    except Malformed:
+    except MalformedCall:
         return arguments
 
 
-def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: str) -> None:
-    """Keep a repaired call of an offered tool with arguments that fit, or say what is wrong with it."""
+def take_intended(call: IntendedCall, tools: ToolSchemas, found: CollectedCalls, form: str) -> None:
+    """Keep a repaired call if it names an offered tool and its arguments fit, or else record its problem."""
     number = found.number
 
     def read() -> ToolCall:
@@ -154,7 +154,7 @@ def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: st
         if SERVED.issuperset(call.slips):
             return made
         if not fits(dict(made.arguments), root, root):
-            raise Malformed(
+            raise MalformedCall(
                 f"Tool call {number} is not in the right form, and its arguments do not fit {made.name}. {form}"
             )
         return made
@@ -165,33 +165,33 @@ def take_intended(call: Intended, tools: ToolSchemas, found: Collected, form: st
 
 @dataclass(frozen=True, slots=True)
 class _Region:
-    """The end of an answer that holds nothing but calls."""
+    """End of an answer that consists only of calls."""
 
     start: int
-    calls: tuple[Intended, ...]
+    calls: tuple[IntendedCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Where something else than a call stands."""
+    """Place in an answer that is not a call."""
 
     at: int
     was_read: bool = False
-    """It began like a call, so much may have been read."""
+    """True if the text began like a call, so that a long text may have been read."""
 
 
 def read_untagged(
     text: str, tools: ToolSchemas, form: str, *, is_whole: bool, own: frozenset[str] = frozenset(), inline: bool = False
 ) -> ParsedCalls | None:
-    """Return the calls that an answer ends with although it does not mark them; ``None`` where it ends otherwise.
+    """Return the unmarked calls at the end of an answer; ``None`` if it does not end with calls.
 
     Args:
-        text: The answer.
-        tools: The offered tools.
-        form: A sentence that shows the model how to write calls.
+        text: Text of the answer.
+        tools: Offered tools.
+        form: Sentence that shows the model how to write calls.
         is_whole: The answer was not cut.
-        own: What is not a slip in the model's notation.
-        inline: Read as servers read Llama's calls: a call may follow text on its line, be an example or stand in code.
+        own: Deviations that the model's notation allows.
+        inline: Read Llama's calls as servers do: a call may follow text on its line, be an example or be in code.
     """
     text = text.removeprefix(_BYTE_ORDER_MARK)
     region = _find_region(text, is_whole=is_whole, inline=inline)
@@ -199,7 +199,7 @@ def read_untagged(
         return None
     if not inline and introduces_example(text[: region.start]):
         return None
-    found = Collected(content=[text[: region.start]])
+    found = CollectedCalls(content=[text[: region.start]])
     for call in region.calls:
         take_intended(call, tools, found, form)
     return found.result()
@@ -212,7 +212,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
         if candidate["line"] == "```":
             is_fenced = not (is_fenced and _LONE_FENCE.match(text, start))
             if not is_fenced:
-                continue  # it closes a block of other code
+                continue  # the end of a block of other code
         elif is_fenced and not inline:
             continue  # a part of the code
         if start < failed:
@@ -229,7 +229,7 @@ def _find_region(text: str, *, is_whole: bool, inline: bool) -> _Region | None:
 
 def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure:
     """Read marks and calls from `start` to the end of the text."""
-    calls: list[Intended] = []
+    calls: list[IntendedCall] = []
     marks: set[str] = set()
     cursor = start
     while cursor < len(text):
@@ -242,12 +242,12 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
             return _Failure(cursor + 1)
         try:
             value = read_mended(text, named.end() if named else cursor, "", ends=ENDS, is_whole=is_whole)
-        except Malformed:
+        except MalformedCall:
             return _Failure(cursor + 1, was_read=True)
         cursor, extra = after_extra(text, value.end)
         slips = (*value.mends, *extra)
         if named:
-            intended = [Intended(named["name"], value.value, slips)]
+            intended = [IntendedCall(named["name"], value.value, slips)]
             marks.add(OTHER_TAG)
         else:
             intended = intended_calls(value.value, slips)
@@ -257,10 +257,10 @@ def _read_region(text: str, start: int, *, is_whole: bool) -> _Region | _Failure
     if not calls:
         return _Failure(start + 1)
     around = sorted(marks) or [UNTAGGED]
-    return _Region(start, tuple(Intended(call.name, call.arguments, (*around, *call.slips)) for call in calls))
+    return _Region(start, tuple(IntendedCall(call.name, call.arguments, (*around, *call.slips)) for call in calls))
 
 
 def after_extra(text: str, cursor: int) -> tuple[int, tuple[str, ...]]:
-    """Return the index after closing brackets that close nothing, and what to say about them."""
+    """Return the index after unmatched closing brackets, and the deviation if there are any."""
     extra = _EXTRA.match(text, cursor)
     return (extra.end(), (EXTRA,)) if extra else (cursor, ())

@@ -1,4 +1,4 @@
-"""Strict readers of argument values: JSON at a place in a text, and text by the types that the tool declares."""
+"""Strict readers of argument values: JSON at an index of a text, and text by the declared types of the tool."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from agentrl.json_schema import declared_types, is_of_type, literals, property_schema
-from agentrl.render.tool_parsers import Malformed, ToolSchemas, parameters_of
+from agentrl.render.tool_parsers import MalformedCall, ToolSchemas, parameters_of
 
 _SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
-    """A value, and the index after it in the text."""
+    """Value with the index after it in the text."""
 
     value: Any
     end: int
 
 
 def read_json(text: str, start: int, what: str, form: str = "") -> JsonValue:
-    """Return the JSON value at `start`, white space skipped before and after it; `form` follows what was wrong with it.
+    """Read the JSON value at `start`, and skip white space before and after it; `form` ends the error message.
 
     Raises:
-        Malformed: no value stands there that is JSON, finite, and can be written as UTF-8.
+        MalformedCall: the value is not valid JSON, not finite, or cannot be encoded as UTF-8.
     """
     begin = skip_space(text, start)
     try:
@@ -42,22 +42,22 @@ def read_json(text: str, start: int, what: str, form: str = "") -> JsonValue:
         reason = str(error)
     else:
         return JsonValue(value, skip_space(text, end))
-    raise Malformed(f"{what} is not valid JSON: {reason}. {form}".rstrip())
+    raise MalformedCall(f"{what} is not valid JSON: {reason}. {form}".rstrip())
 
 
 def first_of(text: str, marks: Sequence[str], start: int = 0) -> int:
-    """Index of the first of `marks` from `start` on; the end of the text where there is none."""
+    """Return the index of the first of `marks` from `start` on; the end of the text if there is none."""
     return min((place for mark in marks if (place := text.find(mark, start)) >= 0), default=len(text))
 
 
 def after_block(text: str, start: int, opening: str, closing: str) -> int:
-    """Index after the next closing mark; or of the opening mark that comes before it, or the end of the text."""
+    """Return the index after the next closing mark, or that of an earlier opening mark, or the end of the text."""
     end = first_of(text, (opening, closing), start)
     return end + len(closing) if text.startswith(closing, end) else end
 
 
 def skip_space(text: str, start: int) -> int:
-    """Index of the first character from `start` on that is not white space."""
+    """Return the index of the first character from `start` on that is not white space."""
     match = _SPACE.match(text, start)
     return start if match is None else match.end()
 
@@ -70,10 +70,10 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def typed_value(text: str, key: str, name: str, tools: ToolSchemas, number: int) -> Any:
-    """Return the value of argument `key` of tool `name`: JSON where the schema declares a type that is not text.
+    """Return the value of argument `key` of tool `name`: JSON if the schema declares a type other than text.
 
     Raises:
-        Malformed: a value that cannot be text is not JSON of a declared type.
+        MalformedCall: the declared types exclude text, and the value is not JSON of a declared type.
     """
     root = parameters_of(name, tools)
     schema = property_schema(key, root)
@@ -92,22 +92,22 @@ def _value(text: str, types: frozenset[str], what: str) -> Any:
     if "boolean" in types and plain.lower() in ("true", "false"):
         plain = plain.lower()
     try:
-        value = _structured(plain, what) if types & {"array", "object"} else whole_json(plain, what)
+        value = _read_structure(plain, what) if types & {"array", "object"} else whole_json(plain, what)
         problem = "" if is_of_type(value, types) else f"{what} is of another type."
-    except Malformed as error:
+    except MalformedCall as error:
         value, problem = None, str(error)
     if not problem and not isinstance(value, str):
         return value
     if "string" in types:
         return text
-    raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.")
+    raise MalformedCall(f"{problem} It must be of type {' or '.join(sorted(types))}.")
 
 
-def _structured(text: str, what: str) -> Any:
-    """Return a list or an object, which models also write with a trailing comma or as Python does."""
+def _read_structure(text: str, what: str) -> Any:
+    """Read a list or an object, which models also write with a trailing comma or in Python's notation."""
     try:
         return whole_json(text, what)
-    except Malformed:
+    except MalformedCall:
         value = _python_value(text)
         if not isinstance(value, list | dict):
             raise
@@ -115,7 +115,7 @@ def _structured(text: str, what: str) -> Any:
 
 
 def _python_value(text: str) -> Any:
-    """Return what a text is as a literal of Python whose parts JSON has; ``None`` where it is none."""
+    """Return the value of a Python literal of JSON-compatible parts; ``None`` for any other text."""
     if text[:1] not in ("[", "{"):
         return None
     try:
@@ -129,12 +129,12 @@ def _python_value(text: str) -> Any:
 
 
 def whole_json(text: str, what: str) -> Any:
-    """Return the JSON value that is all of `text`.
+    """Return the JSON value of the whole `text`.
 
     Raises:
-        Malformed: it is not JSON, or goes on.
+        MalformedCall: the text is not valid JSON, or continues after the value.
     """
     value = read_json(text, 0, what)
     if value.end != len(text):
-        raise Malformed(f"{what} goes on after its value.")
+        raise MalformedCall(f"{what} continues after its value.")
     return value.value

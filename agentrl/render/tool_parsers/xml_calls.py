@@ -9,8 +9,8 @@ from typing import Any
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
+    CollectedCalls,
+    MalformedCall,
     ParsedCalls,
     ToolSchemas,
     collect_blocks,
@@ -23,14 +23,14 @@ from agentrl.render.tool_parsers.values import after_block, first_of, skip_space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvokeMarks:
-    """The tags of a notation."""
+    """Tags of a notation."""
 
     block: str
     """Name of the tag around all calls."""
     prefix: str = ""
-    """What stands before the names of tags, ``｜DSML｜`` or nothing."""
+    """Prefix of the names of tags, ``｜DSML｜`` or empty."""
     string: str = ""
-    """An attribute of ``parameter``, as it is shown to the model; says whether the value is text or JSON."""
+    """Attribute of ``parameter`` in the description for the model; true if the value is text, false if it is JSON."""
 
     @property
     def open(self) -> str:
@@ -43,12 +43,12 @@ class InvokeMarks:
         return f"</{self.prefix}{self.block}>"
 
     def end_of(self, tag: str) -> str:
-        """Return a closing tag."""
+        """Return the closing tag of a name."""
         return f"</{self.prefix}{tag}>"
 
     @property
     def form(self) -> str:
-        """A sentence for the model."""
+        """Sentence that shows the model how to write calls."""
         p = self.prefix
         return (
             f'Write {self.open}\n<{p}invoke name="tool">\n<{p}parameter name="argument"{self.string}>value'
@@ -57,7 +57,7 @@ class InvokeMarks:
 
 
 class InvokeTagParser:
-    """A parser of one such notation; see `agentrl.render.tool_parsers`."""
+    """Parser of a notation with invoke tags; see `agentrl.render.tool_parsers`."""
 
     def __init__(self, marks: InvokeMarks) -> None:
         self._marks = marks
@@ -80,17 +80,17 @@ class InvokeTagParser:
 
     @property
     def form(self) -> str:
-        """A sentence for the model."""
+        """Sentence that shows the model how to write calls."""
         return self._marks.form
 
     @property
     def ending(self) -> str:
-        """The closing tags that follow the value of a call's last argument."""
+        """Closing tags after the value of a call's last argument."""
         marks = self._marks
         return f"{marks.end_of('parameter')}\n{marks.end_of('invoke')}\n{marks.close}"
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
-        """Calls, problems and the remaining text; never raises."""
+        """Return calls, problems and the remaining text; never raise."""
         if shows_example(text, f"<{self._marks.prefix}invoke "):
             return ParsedCalls(content=text.strip())
 
@@ -104,25 +104,25 @@ class InvokeTagParser:
         found = collect_blocks(text, marks.open, partial(self._read_block, text, tools))
         stray = f"<{marks.prefix}invoke name="
         if stray in found.content[-1] or marks.close in found.content[-1]:
-            found.problems.append(f"Parts of a tool call stand outside {marks.open} and {marks.close}. {marks.form}")
+            found.problems.append(f"Parts of a tool call are outside {marks.open} and {marks.close}. {marks.form}")
             found.content[-1] = found.content[-1].replace(marks.close, "")
         return found.result()
 
-    def _read_block(self, text: str, tools: ToolSchemas, cursor: int, found: Collected) -> int:
+    def _read_block(self, text: str, tools: ToolSchemas, cursor: int, found: CollectedCalls) -> int:
         marks, before = self._marks, found.number
         while invoke := self._invoke.match(text, cursor):
             cursor = self._read_invoke(text, invoke, tools, found)
         cursor = skip_space(text, cursor)
         if text.startswith(marks.close, cursor):
             if found.number == before:
-                found.problems.append(f"{marks.open} holds no call. {marks.form}")
+                found.problems.append(f"{marks.open} contains no call. {marks.form}")
             return cursor + len(marks.close)
-        extra = "was not closed" if cursor == len(text) else "holds something else than calls"
+        extra = "was not closed" if cursor == len(text) else "contains something other than calls"
         found.problems.append(f"{marks.open} {extra}. {marks.form}")
         return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
-    def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: Collected) -> int:
-        """Collect one call; the index of what follows it."""
+    def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: CollectedCalls) -> int:
+        """Collect one call, and return the index after it."""
         number, end = found.number, invoke.end()
         closing = self._marks.end_of("invoke")
 
@@ -132,14 +132,14 @@ class InvokeTagParser:
             while parameter := self._parameter.match(text, end):
                 key, end = parameter[1], parameter.end()
                 if key in written:
-                    raise Malformed(f"Tool call {number} gives {key!r} twice.")
+                    raise MalformedCall(f"Tool call {number} gives {key!r} twice.")
                 if self._opens_again.match(parameter[3]) or self._next_call.search(parameter[3]):
-                    raise Malformed(f"{key!r} (tool call {number}) was not closed. {self._marks.form}")
+                    raise MalformedCall(f"{key!r} (tool call {number}) was not closed. {self._marks.form}")
                 written[key] = parameter[3], parameter[2]
             end = skip_space(text, end)
             if not text.startswith(closing, end):
                 extra = "was not closed" if end == len(text) else "has text outside its parameter tags"
-                raise Malformed(f"Tool call {number} {extra}. {self._marks.form}")
+                raise MalformedCall(f"Tool call {number} {extra}. {self._marks.form}")
             call = make_call(invoke[1] or None, {}, tools, number)
             arguments = {key: self._value(*parts, key, call.name, tools, number) for key, parts in written.items()}
             return make_call(call.name, arguments, tools, number)
@@ -148,7 +148,7 @@ class InvokeTagParser:
         return self._after_invoke(text, end)
 
     def _after_invoke(self, text: str, start: int) -> int:
-        """Return the index after the call's closing tag, or else of the next call or the end of the block."""
+        """Return the index after the call's closing tag, or else that of the next call or of the end of the block."""
         closing = self._marks.end_of("invoke")
         close = text.find(closing, start)
         following = self._invoke.search(text, start)
@@ -191,7 +191,7 @@ def _tolerant_value(tools: ToolSchemas, opening: re.Match[str], written: str, na
     return typed_value(written, opening[1].strip(), name, tools, number)
 
 
-def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected) -> int:
+def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: CollectedCalls) -> int:
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -202,14 +202,14 @@ def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected)
         while argument := _ARGUMENT.match(text, end):
             key, end = argument[1].strip(), argument.end()
             if key in arguments:
-                raise Malformed(f"Tool call {number} gives {key!r} twice.")
+                raise MalformedCall(f"Tool call {number} gives {key!r} twice.")
             if _NEXT_CALL.search(argument[2]):
-                raise Malformed(f"{key!r} (tool call {number}) was not closed. {GLM_FORM}")
+                raise MalformedCall(f"{key!r} (tool call {number}) was not closed. {GLM_FORM}")
             arguments[key] = argument[2]
         end = skip_space(text, end)
         if not text.startswith(CLOSE, end):
             extra = "was not closed" if end == len(text) else "has text outside its argument tags"
-            raise Malformed(f"Tool call {number} {extra}. {GLM_FORM}")
+            raise MalformedCall(f"Tool call {number} {extra}. {GLM_FORM}")
         return _call(head[1].strip() if head else "", arguments, tools, number)
 
     found.take(read)
@@ -244,7 +244,7 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     if shows_example(text, "<function="):
         return ParsedCalls(content=text.strip())
 
-    def read(start: int, found: Collected) -> int:
+    def read(start: int, found: CollectedCalls) -> int:
         body, closing, _ = text[start : first_of(text, [OPEN], start)].partition(CLOSE)
         found.take(partial(_read_block, body, tools, found.number, closed=bool(closing)))
         return after_block(text, start, OPEN, CLOSE)
@@ -252,7 +252,7 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     found = collect_blocks(text, OPEN, read)
     rest = "".join(found.content)
     if CLOSE in rest or "<function=" in rest:
-        found.problems.append(f"Parts of a tool call stand outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
+        found.problems.append(f"Parts of a tool call are outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
         found.content = [rest.replace(CLOSE, "")]
 
     def read_value(opening: re.Match[str], written: str, name: str, number: int) -> Any:
@@ -264,10 +264,10 @@ def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
 
 def _read_block(body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:
     if not closed:
-        raise Malformed(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
+        raise MalformedCall(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
     function = _FUNCTION.fullmatch(body)
     if function is None:
-        raise Malformed(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
+        raise MalformedCall(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
     call = make_call(function[1] or None, {}, tools, number)
     arguments = _read_parameters(function[2], call.name, tools, number)
     return make_call(call.name, arguments, tools, number)
@@ -279,13 +279,13 @@ def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> d
     while parameter := _PARAMETER.match(body, cursor):
         key, value = parameter[1], parameter[2].removeprefix("\n").removesuffix("\n")
         if key in arguments:
-            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+            raise MalformedCall(f"Tool call {number} gives {key!r} of {name} twice.")
         if value.startswith(f"<parameter={key}>"):
-            raise Malformed(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
+            raise MalformedCall(f"{key!r} of {name} (tool call {number}) is opened twice. {QWEN3_CODER_FORM}")
         arguments[key] = typed_value(value, key, name, tools, number)
         cursor = parameter.end()
     if body[cursor:].strip():
-        raise Malformed(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
+        raise MalformedCall(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
     return arguments
 
 

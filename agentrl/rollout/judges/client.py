@@ -1,11 +1,11 @@
-"""The one client that all episodes of a run ask their judge through: cache, budget, limits, counts.
+"""Client of a run's judge, shared by all episodes: cache, budget, limits, counts.
 
-    verdict ─► known? ─► asked for by another episode? ─► budget left? ─► service ─► readable? ─► cache
-                                                              ▲                          │
-                                                              └──── asked again ◄────────┘
+    question ─► cached? ─► requested by another episode? ─► budget left? ─► service ─► readable? ─► cache
+                                                                 ▲                         │
+                                                                 └──── ask again ◄─────────┘
 
-Every answer is paid for, so each is written to the file at once, readable or not: a resumed run reads there what it
-knows and what it has spent.
+Every answer costs money, so each is written to the file at once, readable or not. A resumed run reads its cache and its
+costs from that file.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from agentrl.errors import BudgetSpent, EngineError, UsageError
 from agentrl.message import Message, user
 from agentrl.observe.files import JsonLinesWriter, read_json_lines
 from agentrl.remote.chat import ChatService, ServiceRefusal
-from agentrl.rollout.judges.forms import Form, Unreadable
+from agentrl.rollout.judges.forms import UnreadableAnswer, VerdictForm
 from agentrl.rollout.waits import RolloutCounters
 
 NO_SCHEMA = (400, 415, 422, 501)
-"""Statuses of services that do not take a ``response_format``."""
+"""HTTP statuses with which services refuse a ``response_format``."""
 MILLION = 1e6
-CUT = "Your answer was cut off at its end: write less."
+CUT = "Your answer was cut off at its end. Write a shorter answer."
 
 _log = logging.getLogger(__name__)
 
 
 class JudgeClient:
-    """Asks a judge's service, no more often than needed, and within the budget.
+    """Client of a judge's service with a cache and a budget.
 
     Args:
-        service: Where the judge is.
-        settings: Of the judge.
-        file: Keeps answers and what they cost; ``None`` keeps them in memory.
-        counters: Get the counts.
+        service: Chat service of the judge.
+        settings: Settings of the judge.
+        file: File for answers and their tokens; ``None`` keeps them only in memory.
+        counters: Counts to update; new ones by default.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class JudgeClient:
         self.counters = counters or RolloutCounters()
         self._is_guided = settings.guided != "never"
         self._known: dict[str, str] = {}
-        self._asked: dict[str, asyncio.Task[str]] = {}
+        self._running: dict[str, asyncio.Task[str]] = {}
         self._places = asyncio.Semaphore(settings.engine.max_concurrent)
         self._requests, self._tokens, self._cost = 0, 0, 0.0
         if file is not None and file.exists():
@@ -74,13 +74,13 @@ class JudgeClient:
                 self._known[record["key"]] = record["answer"]
 
     @property
-    def goes_on_without(self) -> bool:
-        """The budget is spent, and the run goes on without the judge."""
+    def continues_without(self) -> bool:
+        """True if the budget is spent and the run continues without the judge."""
         return self._settings.budget.when_spent == "environment" and self.spent is not None
 
     @property
     def spent(self) -> str | None:
-        """Say what has been spent; ``None`` while something of the budget is left."""
+        """Description of the budget that is used up; ``None`` while some budget is left."""
         budget = self._settings.budget
         if budget.max_requests is not None and self._requests >= budget.max_requests:
             return f"{self._requests} requests of {budget.max_requests}"
@@ -90,65 +90,65 @@ class JudgeClient:
             return f"a cost of {self._cost:g} of {budget.max_cost:g}"
         return None
 
-    async def ask(self, question: str, form: Form, name: str) -> Mapping[str, Any]:
-        """Return the fields of a readable answer.
+    async def ask(self, question: str, form: VerdictForm, name: str) -> Mapping[str, Any]:
+        """Ask the judge, and return the fields of a readable answer.
 
         Args:
-            question: What the judge is asked, without the form of its answer.
-            form: Of the answer.
-            name: What is judged, for messages.
+            question: Question without the form of its answer.
+            form: Form of the answer.
+            name: Name of the judged episode or group, for messages.
 
         Raises:
-            EngineError: no answer of the form in as many attempts as are allowed, or no answer at all.
-            BudgetSpent: the question would have to be paid for, and nothing is left.
-            UsageError: the service refuses the key or the model, or reports no tokens for a budget of tokens.
+            EngineError: no answer had the form in the allowed number of attempts, or the service did not answer.
+            BudgetSpent: the answer is not cached, and the budget is used up.
+            UsageError: the service refuses the key or the model, or reports no tokens although the budget needs them.
         """
         whole = "\n\n".join(filter(None, (question, form.instructions)))
         key = self._key(whole, form)
-        if (known := self._recalled(key, form)) is not None:
+        if (known := self._find_verdict(key, form)) is not None:
             self.counters.judge_cached += 1
             return known
         if self._settings.cache == "off":
             return form.read(await self._readable(whole, form, key, name))
-        asked = self._asked.get(key)
-        if asked is None:
-            asked = self._asked[key] = asyncio.create_task(self._readable(whole, form, key, name))
-            asked.add_done_callback(lambda done: self._forget(key, done))
+        request = self._running.get(key)
+        if request is None:
+            request = self._running[key] = asyncio.create_task(self._readable(whole, form, key, name))
+            request.add_done_callback(lambda done: self._remove_request(key, done))
         else:
             self.counters.judge_cached += 1
-        return form.read(await asyncio.shield(asked))
+        return form.read(await asyncio.shield(request))
 
-    def _recalled(self, key: str, form: Form) -> Mapping[str, Any] | None:
-        """Return a known verdict, unless a pydantic model has become stricter since."""
+    def _find_verdict(self, key: str, form: VerdictForm) -> Mapping[str, Any] | None:
+        """Return a cached verdict, unless its pydantic model has become stricter since."""
         if (answer := self._known.get(key)) is None:
             return None
         try:
             return form.read(answer)
-        except Unreadable:
+        except UnreadableAnswer:
             return None
 
-    def _forget(self, key: str, task: asyncio.Task[str]) -> None:
-        del self._asked[key]
+    def _remove_request(self, key: str, task: asyncio.Task[str]) -> None:
+        del self._running[key]
         if not task.cancelled():
-            task.exception()  # those who asked may be gone
+            task.exception()  # the callers may be gone
 
-    def _key(self, question: str, form: Form) -> str:
+    def _key(self, question: str, form: VerdictForm) -> str:
         settings = self._settings
-        said = {
+        inputs = {
             "model": settings.engine.model,
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
             "question": question,
             "schema": form.schema,
         }
-        return hashlib.sha256(json.dumps(said, sort_keys=False).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(inputs, sort_keys=False).encode()).hexdigest()
 
-    async def _readable(self, question: str, form: Form, key: str, name: str) -> str:
-        """Ask until an answer is of the form, and return its text."""
+    async def _readable(self, question: str, form: VerdictForm, key: str, name: str) -> str:
+        """Ask until an answer has the form, and return its text."""
         messages: list[Message] = [user(question)]
         for attempt in range(self._settings.attempts):
-            answer = await self._paid(messages, form, f"{name}/judge-{attempt}")
-            wrong = _what_is_wrong(answer, form)
+            answer = await self._request(messages, form, f"{name}/judge-{attempt}")
+            wrong = _find_fault(answer, form)
             self._note(answer, key, is_readable=wrong is None)
             if wrong is None:
                 return answer.message.text
@@ -157,22 +157,22 @@ class JudgeClient:
             f"the judge gave no score for {name}",
             got=repr(answer.message.text[-200:]),
             expected=f"an answer that can be read ({wrong})",
-            hint="raise agent.judge.max_tokens if the answer is cut short, or change the prompt",
+            hint="raise agent.judge.max_tokens if the answer is cut off, or change the prompt",
         )
 
-    async def _paid(self, messages: list[Message], form: Form, request_id: str) -> ChatAnswer:
-        """Ask the service once, if the budget allows it."""
+    async def _request(self, messages: list[Message], form: VerdictForm, request_id: str) -> ChatAnswer:
+        """Send one request to the service if the budget allows it."""
         async with self._places:
             if (spent := self.spent) is not None:
                 raise BudgetSpent(
                     "the budget of the judge is spent",
                     got=spent,
-                    hint="raise it in agent.judge.budget and go on with: agentrl train --resume RUN",
+                    hint="raise it in agent.judge.budget and resume with: agentrl train --resume RUN",
                 )
-            self._requests += 1  # those in flight count, so that the limit holds
+            self._requests += 1  # requests in flight count, so that the limit holds
             began = time.perf_counter()
             try:
-                answer = await self._guided(messages, form, request_id)
+                answer = await self._send(messages, form, request_id)
             except asyncio.CancelledError:
                 self._note_withdrawn(request_id)
                 raise
@@ -182,8 +182,8 @@ class JudgeClient:
             self.counters.judge_seconds += time.perf_counter() - began
             return answer
 
-    async def _guided(self, messages: list[Message], form: Form, request_id: str) -> ChatAnswer:
-        """Ask with the JSON schema, unless the service has refused one."""
+    async def _send(self, messages: list[Message], form: VerdictForm, request_id: str) -> ChatAnswer:
+        """Send a request with the JSON schema, or without it once the service has refused one."""
         settings, schema = self._settings, form.schema if self._is_guided else None
         params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
         try:
@@ -191,23 +191,23 @@ class JudgeClient:
         except ServiceRefusal as refusal:
             if schema is None or settings.guided == "always" or refusal.status not in NO_SCHEMA:
                 raise
-            answer = await self._service.chat(messages, (), params, request_id)  # raises if something else is wrong
+            answer = await self._service.chat(messages, (), params, request_id)  # raises for any other reason
             if self._is_guided:
                 self._is_guided = False
                 _log.warning(
-                    "the judge refuses response_format (%s): verdicts are asked for in words alone from now on",
+                    "the judge refuses response_format (%s): from now on only the prompt describes the verdict's form",
                     refusal.got,
                 )
             return answer
 
     def _note(self, answer: ChatAnswer, key: str, *, is_readable: bool) -> None:
-        """Keep an answer, and what it cost."""
+        """Record an answer and its cost."""
         budget, counters = self._settings.budget, self.counters
         tokens, cost = answer.prompt_tokens + answer.answer_tokens, self._cost_of_answer(answer)
         if not tokens and (budget.max_tokens_total is not None or budget.max_cost is not None):
             raise UsageError(
                 f"the judge at {self._settings.engine.url} does not report its tokens",
-                expected="usage in its answers, for agent.judge.budget",
+                expected="usage in its answers, which agent.judge.budget needs",
                 hint="limit agent.judge.budget.max_requests instead",
             )
         self._tokens += tokens
@@ -230,7 +230,7 @@ class JudgeClient:
             )
 
     def _note_withdrawn(self, request_id: str) -> None:
-        """Keep a request that was withdrawn before its answer came: the service may have been sent it, and bills it."""
+        """Record a request that was withdrawn before its answer: the service may have received it and may bill it."""
         if self._file is not None:
             self._file.append(
                 {"key": request_id, "readable": False, "answer": "", "prompt_tokens": 0, "answer_tokens": 0}
@@ -244,8 +244,8 @@ class JudgeClient:
         return (prompt_tokens * budget.prompt_price + answer_tokens * budget.answer_price) / MILLION
 
     async def close(self) -> None:
-        """Drop the requests that run, and close the connections and the file. Idempotent."""
-        running = list(self._asked.values())
+        """Cancel running requests, and close the connections and the file. Idempotent."""
+        running = list(self._running.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -254,12 +254,12 @@ class JudgeClient:
             self._file.close()
 
 
-def _what_is_wrong(answer: ChatAnswer, form: Form) -> str | None:
-    """Say why an answer cannot be read; ``None`` for one that can."""
+def _find_fault(answer: ChatAnswer, form: VerdictForm) -> str | None:
+    """Describe why an answer cannot be read; ``None`` for a readable answer."""
     if answer.stop_reason is StopReason.LENGTH:
         return CUT
     try:
         form.read(answer.message.text)
-    except Unreadable as why:
+    except UnreadableAnswer as why:
         return str(why)
     return None

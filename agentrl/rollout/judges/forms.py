@@ -1,7 +1,7 @@
-"""Forms of a judge's answers: what the judge is told, the JSON schema for guided decoding, and strict reading.
+"""Forms of a judge's answers: instructions, the JSON schema for guided decoding, and a strict reader.
 
-An answer is read as a whole. What is not of the form raises `Unreadable`, whose text the judge reads when it is asked
-again.
+An answer is read as a whole. If it does not have the form, the reader raises `UnreadableAnswer`, and the judge is asked
+again with the error's text.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from agentrl.registry import load
 
 EXAMPLE = "agent.judge.verdict={reason: string, score: number 0..10}"
 REASON_CHARS = 400
-"""Characters of a reason, where the answer's tokens allow as many."""
+"""Maximum number of characters of a reason; fewer if the answer may have few tokens."""
 
 
-class Unreadable(Exception):
-    """A fault of an answer, in words for the judge."""
+class UnreadableAnswer(Exception):
+    """Unreadable answer; the message tells the judge why."""
 
 
-class Form(ABC):
-    """The form that an answer must have."""
+class VerdictForm(ABC):
+    """Form that an answer must have."""
 
     instructions: str
-    """Told after the question; may be empty."""
+    """Text that follows the question; may be empty."""
     schema: Mapping[str, Any] | None
-    """JSON schema of the answer; ``None`` where it is free text."""
+    """JSON schema of the answer; ``None`` for free text."""
 
     @abstractmethod
     def read(self, answer: str) -> Mapping[str, Any]:
-        """Return the fields of an answer; raise `Unreadable` where it is not of the form."""
+        """Return the fields of an answer; raise `UnreadableAnswer` if it does not have the form."""
 
 
-class ScoreForm(Form):
-    """Free text with a score that a pattern finds: the last one in the answer."""
+class ScoreForm(VerdictForm):
+    """Free text with a score; the last match of a pattern is the score."""
 
     schema = None
     instructions = ""
@@ -60,35 +60,35 @@ class ScoreForm(Form):
         except (TypeError, ValueError):
             score = None
         if score is None or not self._low <= score <= self._high:
-            raise Unreadable(
-                "Your answer has no score that can be read. End with one line of the form "
-                f'"Score: N", N from {self._low:g} to {self._high:g}.'
+            raise UnreadableAnswer(
+                "Your answer has no score that can be read. End your answer with one line of the form "
+                f'"Score: N", with N from {self._low:g} to {self._high:g}.'
             )
         return {"score": score}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """A field of a typed answer."""
+class VerdictField:
+    """Field of a typed answer."""
 
     name: str
     kind: Literal["number", "integer", "boolean", "string"]
     low: float = -math.inf
     high: float = math.inf
     longest: int | None = None
-    """Characters of a text, as the judge is told; a longer one is accepted."""
+    """Maximum number of characters of a text in the instructions; a longer text is accepted."""
     choices: tuple[str, ...] = ()
-    """The only texts, for strings."""
+    """Allowed values of a string; empty for any text."""
     meaning: str = ""
 
     @property
     def is_scored(self) -> bool:
-        """It is a number between bounds, or a boolean."""
+        """True for a number between bounds or a boolean."""
         return self.kind == "boolean" or (math.isfinite(self.low) and math.isfinite(self.high))
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Its JSON schema."""
+        """JSON schema of the field."""
         found: dict[str, Any] = {"type": self.kind}
         bounds = {"minimum": self.low, "maximum": self.high}
         found |= {name: _plain(bound) for name, bound in bounds.items() if math.isfinite(bound)}
@@ -112,7 +112,7 @@ class Field:
         return f'"{self.name}": {kind}' + (f" ({self.meaning})" if self.meaning else "")
 
     def check(self, value: Any) -> None:
-        """Raise `Unreadable` if a value is not of the field."""
+        """Check a value; raise `UnreadableAnswer` if it does not fit the field."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         is_within = is_number and self.low <= value <= self.high and abs(value) <= sys.float_info.max
         fits = {
@@ -122,9 +122,9 @@ class Field:
             "integer": is_within and value == int(value),
         }
         if not fits[self.kind]:
-            raise Unreadable(f"{json.dumps(value)[:80]} is no value for {self.words}.")
+            raise UnreadableAnswer(f"{json.dumps(value)[:80]} is not a valid value for {self.words}.")
 
-    def normalised(self, value: Any) -> float:
+    def normalise(self, value: Any) -> float:
         """Scale a value to between 0 and 1."""
         return float(value) if self.kind == "boolean" else (value - self.low) / (self.high - self.low)
 
@@ -139,10 +139,10 @@ def _range_words(low: float, high: float) -> str:
     return f" of at least {low:g}" if math.isfinite(low) else f" of at most {high:g}" if math.isfinite(high) else ""
 
 
-class FieldsForm(Form):
-    """A JSON object with these fields and no others, in this order."""
+class FieldsForm(VerdictForm):
+    """JSON object with exactly these fields, in this order."""
 
-    def __init__(self, fields: Sequence[Field], *, meaning: str = "") -> None:
+    def __init__(self, fields: Sequence[VerdictField], *, meaning: str = "") -> None:
         self.fields = {field.name: field for field in fields}
         self.schema = {
             "type": "object",
@@ -150,30 +150,30 @@ class FieldsForm(Form):
             "required": [field.name for field in fields],
             "additionalProperties": False,
         }
-        told = "\n".join(f"- {field.words}" for field in fields)
-        self.instructions = f"{meaning}Answer with one JSON object and nothing else. Its fields, in this order:\n{told}"
+        rows = "\n".join(f"- {field.words}" for field in fields)
+        self.instructions = f"{meaning}Answer with one JSON object and nothing else. Its fields, in this order:\n{rows}"
 
     def read(self, answer: str) -> Mapping[str, Any]:
         """Return the fields."""
         found = read_object(answer)
         if missing := [name for name in self.fields if name not in found]:
-            raise Unreadable(f"Your answer lacks {', '.join(missing)}.")
+            raise UnreadableAnswer(f"Your answer lacks {', '.join(missing)}.")
         if unknown := [name for name in found if name not in self.fields]:
-            raise Unreadable(f"Your answer has a field {unknown[0][:80]!r}, which was not asked for.")
+            raise UnreadableAnswer(f"Your answer has a field {unknown[0][:80]!r}, which is not allowed.")
         for name, field in self.fields.items():
             field.check(found[name])
         return found
 
 
-class ModelForm(Form):
-    """A JSON object that a pydantic model accepts, validators included."""
+class ModelForm(VerdictForm):
+    """JSON object that a pydantic model accepts, including its validators."""
 
     def __init__(self, model: type[BaseModel]) -> None:
         self._model = model
         self.schema = model.model_json_schema()
         self.fields = {field.name: field for field in _fields_of_schema(self.schema, strict=False)}
-        told = json.dumps(self.schema, ensure_ascii=False)
-        self.instructions = f"Answer with one JSON object of this JSON schema, and nothing else:\n{told}"
+        schema = json.dumps(self.schema, ensure_ascii=False)
+        self.instructions = f"Answer with one JSON object that fits this JSON schema, and nothing else:\n{schema}"
 
     def read(self, answer: str) -> Mapping[str, Any]:
         """Return the fields."""
@@ -183,7 +183,7 @@ class ModelForm(Form):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"])) or "the object"
-            raise Unreadable(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
+            raise UnreadableAnswer(f"Your answer does not fit the schema: {place}: {first['msg']}.") from error
         dumped = checked.model_dump(by_alias=True)
         for name, field in self.fields.items():
             if field.is_scored:
@@ -191,18 +191,18 @@ class ModelForm(Form):
         return dumped
 
 
-def reason_field(config: JudgeConfig) -> Field | None:
-    """Return the field of the judge's reasons, if it gives any; its length leaves tokens for the other fields."""
+def reason_field(config: JudgeConfig) -> VerdictField | None:
+    """Return the field of the judge's reasons, if any; its maximum length leaves tokens for the other fields."""
     if not config.reasons:
         return None
     longest = min(REASON_CHARS, 2 * config.max_tokens)
-    return Field(name="reason", kind="string", longest=longest, meaning="why, before you decide")
+    return VerdictField(name="reason", kind="string", longest=longest, meaning="why, before you decide")
 
 
-class RankingForm(Form):
-    """A JSON object with a ranking of all attempts, the best first."""
+class RankingForm(VerdictForm):
+    """JSON object with a ranking of all attempts, the best one first."""
 
-    def __init__(self, count: int, reason: Field | None) -> None:
+    def __init__(self, count: int, reason: VerdictField | None) -> None:
         self._count = count
         labels = list(range(1, count + 1))
         ranking = {"type": "array", "items": {"type": "integer", "enum": labels}, "minItems": count, "maxItems": count}
@@ -225,59 +225,58 @@ class RankingForm(Form):
         ranking = found.get("ranking")
         numbers = ranking if isinstance(ranking, list) else []
         if any(type(number) is not int for number in numbers) or sorted(numbers) != list(range(1, self._count + 1)):
-            raise Unreadable(
-                f'{json.dumps(ranking)[:80]} is no "ranking": it must hold each number from 1 to {self._count} once.'
-            )
+            wrong = f'{json.dumps(ranking)[:80]} is not a valid "ranking"'
+            raise UnreadableAnswer(f"{wrong}: it must contain each number from 1 to {self._count} once.")
         return found
 
 
 def read_object(answer: str) -> dict[str, Any]:
-    """Read an answer that is one JSON object; a reasoning model's thinking before it and a Markdown fence may stand.
+    """Read an answer that is one JSON object; thinking before it and a Markdown fence around it are allowed.
 
     Raises:
-        Unreadable: it is something else, has a key twice, or a number that is not finite.
+        UnreadableAnswer: it is something else, has a duplicate key, or has a number that is not finite.
     """
     text = re.sub(r"\A\s*<think>.*?</think>", "", answer, flags=re.DOTALL).strip()
     if fenced := re.fullmatch(r"```(?:json)?\s*\n(.*)\n```", text, flags=re.DOTALL):
         text = fenced[1]
     try:
         found = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    except ValueError as error:  # a number of thousands of digits, too
-        raise Unreadable(f"Your answer is not one JSON object: {str(error)[:200]}.") from error
+    except ValueError as error:  # also for a number of thousands of digits
+        raise UnreadableAnswer(f"Your answer is not one JSON object: {str(error)[:200]}.") from error
     except RecursionError as error:
-        raise Unreadable("Your answer is nested too deeply.") from error
+        raise UnreadableAnswer("Your answer is nested too deeply.") from error
     if not isinstance(found, dict):
-        raise Unreadable("Your answer is JSON, but no object.")
+        raise UnreadableAnswer("Your answer is JSON, but not an object.")
     return found
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise Unreadable("Your answer has a field twice.")
+        raise UnreadableAnswer("Your answer has a field twice.")
     return found
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise Unreadable(f"Your answer has {name}, which is no JSON.")
+    raise UnreadableAnswer(f"Your answer has {name}, which is not valid JSON.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Weights that make fields a reward: the weighted mean of those with positive weights, minus penalties.
+class FieldWeights:
+    """Weights of the fields in the reward: the weighted mean of fields with positive weights, minus penalties.
 
-    With x_i the value of field i between 0 and 1, the reward is sum_i w_i x_i / sum_{w_i > 0} w_i. It is 1 at best, and
-    `lowest` at worst: 0 without negative weights.
+    With x_i the value of field i between 0 and 1, the reward is sum_i w_i x_i / sum_{w_i > 0} w_i. It is between
+    `lowest`, which is 0 without negative weights, and 1.
     """
 
-    fields: Mapping[str, Field]
+    fields: Mapping[str, VerdictField]
     weights: Mapping[str, float]
     gates: frozenset[str] = frozenset()
-    """Fields without which the reward is the lowest."""
+    """Fields that must have the value 1, or else the reward is the lowest."""
 
     @property
     def lowest(self) -> float:
-        """The worst reward."""
+        """Lowest possible reward."""
         return math.fsum(w for w in self.weights.values() if w < 0) / self._positive
 
     @property
@@ -285,11 +284,11 @@ class Weights:
         return math.fsum(w for w in self.weights.values() if w > 0)
 
     def parts(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Return the values of the fields that count, between 0 and 1."""
-        return {name: self.fields[name].normalised(values[name]) for name in self.weights}
+        """Return the values of the fields with weights, between 0 and 1."""
+        return {name: self.fields[name].normalise(values[name]) for name in self.weights}
 
     def reward(self, parts: Mapping[str, float]) -> float:
-        """Return the reward of such values."""
+        """Return the reward of values from `parts`."""
         if any(parts[name] < 1 for name in self.gates):
             return self.lowest
         return math.fsum(weight * parts[name] for name, weight in self.weights.items()) / self._positive
@@ -299,8 +298,8 @@ def verdict_form(config: JudgeConfig) -> FieldsForm | ModelForm:
     """Return the form of ``agent.judge.verdict``.
 
     Raises:
-        ConfigError: it describes no form that can be read.
-        UsageError: there is no such class.
+        ConfigError: it does not describe a readable form.
+        UsageError: the class does not exist.
     """
     verdict = config.verdict
     if isinstance(verdict, str):
@@ -312,18 +311,18 @@ def verdict_form(config: JudgeConfig) -> FieldsForm | ModelForm:
     return FieldsForm([_field(name, words) for name, words in verdict.items()])
 
 
-def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> Weights:
-    """Return how the fields of a verdict become a reward.
+def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> FieldWeights:
+    """Return the weights of a verdict's fields in the reward.
 
     Raises:
-        ConfigError: ``agent.judge.reward`` names no field, or one that is no number between bounds.
+        ConfigError: ``agent.judge.reward`` does not name a field that is a boolean or a number between bounds.
     """
     scored = [field.name for field in form.fields.values() if field.is_scored]
     given = config.reward
     if given is None:
         if len(scored) != 1:
             raise ConfigError(
-                "agent.judge.reward must say which field of the verdict is the reward",
+                "agent.judge.reward must name the field of the verdict that is the reward",
                 got=f"{len(scored)} fields that are numbers between bounds or booleans"
                 + (f": {', '.join(scored)}" if scored else ""),
                 expected="agent.judge.reward=NAME, or {NAME: WEIGHT, …}",
@@ -334,42 +333,46 @@ def verdict_weights(config: JudgeConfig, form: FieldsForm | ModelForm) -> Weight
         if name not in scored:
             raise ConfigError(
                 f"agent.judge.reward names {name!r}",
-                got="a field without bounds" if name in form.fields else "no field of the verdict",
+                got="a field without bounds" if name in form.fields else "a name that is not a field of the verdict",
                 expected=f"one of {', '.join(scored)}" if scored else "a number between bounds, such as number 0..10",
                 hint=did_you_mean(name, scored),
             )
         if not math.isfinite(weight) or weight == 0:
-            raise ConfigError(f"the weight of {name} in agent.judge.reward is wrong", got=weight, expected="not 0")
+            raise ConfigError(
+                f"invalid weight of {name} in agent.judge.reward", got=weight, expected="a finite number other than 0"
+            )
     if not any(weight > 0 for weight in weights.values()):
-        raise ConfigError("agent.judge.reward has no weight above 0", got=weights, expected="a field that rewards")
-    return Weights(fields=form.fields, weights=weights)
+        raise ConfigError(
+            "agent.judge.reward has no weight above 0", got=weights, expected="at least one weight above 0"
+        )
+    return FieldWeights(fields=form.fields, weights=weights)
 
 
 _TYPE = re.compile(r"(number|integer)\s+(-?\d+(?:\.\d+)?)\s*\.\.\s*(-?\d+(?:\.\d+)?)|(boolean)|(string)(?:\s+(\d+))?")
 
 
-def _field(name: str, words: Any) -> Field:
+def _field(name: str, words: Any) -> VerdictField:
     found = _TYPE.fullmatch(words.strip()) if isinstance(words, str) else None
     if found is None or not re.match(NAME, name):
         raise ConfigError(
-            f"agent.judge.verdict describes no field {name}",
+            f"agent.judge.verdict does not describe field {name}",
             got=repr(words),
             expected="number 0..10, integer 1..5, boolean, string, or string 200 for at most 200 characters",
         )
     if found[4] or found[5]:
         longest = None if found[6] is None else int(found[6])
-        return Field(name=name, kind="boolean" if found[4] else "string", longest=longest)
+        return VerdictField(name=name, kind="boolean" if found[4] else "string", longest=longest)
     low, high = float(found[2]), float(found[3])
     if low >= high:
         raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=words, expected="number 0..10")
-    return Field(name=name, kind="integer" if found[1] == "integer" else "number", low=low, high=high)
+    return VerdictField(name=name, kind="integer" if found[1] == "integer" else "number", low=low, high=high)
 
 
 _KNOWN = frozenset({"type", "minimum", "maximum", "maxLength", "enum", "title", "description"})
 
 
-def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[Field]:
-    """Return the fields of an object's schema; those that are not plain are refused, or left out where not strict."""
+def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[VerdictField]:
+    """Return the fields of an object's schema; complex fields raise an error, or are skipped if not `strict`."""
     found = []
     required = schema.get("required", [])
     for name, part in schema["properties"].items():
@@ -377,22 +380,22 @@ def _fields_of_schema(schema: Mapping[str, Any], *, strict: bool) -> list[Field]
         plain = kind in ("number", "integer", "boolean", "string") and part.keys() <= _KNOWN and name in required
         if not plain and strict:
             raise ConfigError(
-                f"field {name} of the schema in agent.judge.verdict is not understood",
+                f"field {name} of the schema in agent.judge.verdict is not supported",
                 got=json.dumps(part) + ("" if name in required else ", not required"),
-                expected="a required number, integer, boolean or string with minimum, maximum, maxLength or enum alone",
-                hint="describe anything else by a pydantic model: agent.judge.verdict=module:Class",
+                expected="a required number, integer, boolean or string with only minimum, maximum, maxLength or enum",
+                hint="use a pydantic model for anything else: agent.judge.verdict=module:Class",
             )
         if kind in ("number", "integer", "boolean", "string"):
             found.append(_field_of_schema(name, part))
     return found
 
 
-def _field_of_schema(name: str, part: Mapping[str, Any]) -> Field:
+def _field_of_schema(name: str, part: Mapping[str, Any]) -> VerdictField:
     low, high = part.get("minimum", -math.inf), part.get("maximum", math.inf)
     if part["type"] in ("number", "integer") and low >= high:
         raise ConfigError(f"field {name} of agent.judge.verdict has no range", got=f"{low} to {high}")
     choices = tuple(str(choice) for choice in part.get("enum", ())) if part["type"] == "string" else ()
-    return Field(
+    return VerdictField(
         name=name,
         kind=part["type"],
         low=low,
@@ -407,8 +410,8 @@ def _model(name: str) -> type[BaseModel]:
     found = load(name) if ":" in name else None
     if not (isinstance(found, type) and issubclass(found, BaseModel)):
         raise ConfigError(
-            "agent.judge.verdict is no pydantic model",
-            got=f"{name}, {'which is ' + type(found).__name__ if ':' in name else 'which names none'}",
+            "agent.judge.verdict is not a pydantic model",
+            got=f"{name}, {'which is ' + type(found).__name__ if ':' in name else 'which does not name a class'}",
             expected=f"module:Class of a pydantic model, the path of a .json file, or {EXAMPLE}",
         )
     return found

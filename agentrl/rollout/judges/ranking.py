@@ -1,7 +1,7 @@
-"""Ranking of a group: pairs in both orders, or lists in several orders; the rank as a reward between 0 and 1.
+"""Ranking of a group by comparing pairs in both orders or lists in several orders; rewards are between 0 and 1.
 
-Position bias cancels, because each pair is shown in both orders, and each list in shuffled ones. Episodes with equal
-transcripts have equal rewards, and are not compared with each other.
+Position bias cancels, because each pair is shown in both orders and each list in shuffled orders. Episodes with equal
+transcripts get equal rewards and are not compared with each other.
 
 - Pairwise, every pair: the win rate, r_i = mean over j != i of s_ij, where s_ij is the mean of both orders' results, 1
   for a win, 0.5 for a tie, 0 for a loss.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentrl.rollout.judges.client import JudgeClient
-from agentrl.rollout.judges.forms import Field, FieldsForm, RankingForm
+from agentrl.rollout.judges.forms import FieldsForm, RankingForm, VerdictField
 from agentrl.rollout.judges.transcripts import TranscriptPiece
 from agentrl.rollout.tools import all_of
 
@@ -28,10 +28,10 @@ Pair: TypeAlias = tuple[int, int]
 TIE = 0.5
 RESULT = {"1": 1.0, "2": 0.0, "tie": TIE}
 PRIOR = 0.1
-"""Wins and losses of each episode against an imaginary one of strength 1, so that unbeaten ones have a finite one."""
+"""Prior wins and losses of each episode against an imaginary one of strength 1, which keep all strengths finite."""
 ITERATIONS = 500
 ROUNDS = 3
-"""Of listwise comparisons, by default."""
+"""Default number of listwise comparisons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,20 @@ class GroupQuestion:
 
     client: JudgeClient
     question: Callable[[Sequence[Attempt]], str]
-    """The question about attempts, in their order."""
-    reason: Field | None
-    """What the judge writes before it decides."""
+    """Function that returns the question about attempts in the given order."""
+    reason: VerdictField | None
+    """Field of the judge's reasons, which precede its decision; ``None`` without reasons."""
     name: str
-    """The group, for messages; also decides orders."""
+    """Id of the group, for messages; it also seeds the orders."""
 
 
 async def pairwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, opponents: int | None) -> list[float]:
     """Compare attempts two at a time, each pair in both orders.
 
     Args:
-        comparison: How.
-        attempts: At least two.
-        opponents: Others that each attempt meets, an even number; all of them when left out.
+        comparison: Question about the attempts.
+        attempts: At least two attempts.
+        opponents: Number of opponents of each attempt, an even number; all others by default.
     """
     count = len(attempts)
     pairs = pairs_of(count, opponents, seed=comparison.name)
@@ -65,11 +65,13 @@ async def pairwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, op
 
 
 async def _result(comparison: GroupQuestion, first: Attempt, second: Attempt) -> float:
-    """Return 1 where the first of two attempts wins, 0 where the second does, and the mean of both orders."""
+    """Return the mean over both orders of the first attempt's result: 1 for a win, 0.5 for a tie, 0 for a loss."""
     if first == second:
         return TIE
     reason = [] if comparison.reason is None else [comparison.reason]
-    better = Field(name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt")
+    better = VerdictField(
+        name="better", kind="string", choices=tuple(RESULT), meaning="the number of the better attempt"
+    )
     form = FieldsForm([*reason, better])
     orders = ((first, second), (second, first))
     answers = await all_of(
@@ -83,7 +85,7 @@ async def _result(comparison: GroupQuestion, first: Attempt, second: Attempt) ->
 
 
 def pairs_of(count: int, opponents: int | None, *, seed: str) -> list[Pair]:
-    """Return the pairs that are compared: all of them, or each with as many others on a shuffled circle.
+    """Return the pairs to compare: all, or those of neighbours on a shuffled circle with `opponents` for each attempt.
 
     >>> pairs_of(3, None, seed="")
     [(0, 1), (0, 2), (1, 2)]
@@ -101,7 +103,7 @@ def pairs_of(count: int, opponents: int | None, *, seed: str) -> list[Pair]:
 
 
 def win_rates(results: Mapping[Pair, float], count: int) -> list[float]:
-    """Return the mean result of each against all others.
+    """Return the mean result of each attempt against all others.
 
     >>> win_rates({(0, 1): 1.0, (0, 2): 0.5, (1, 2): 0.0}, 3)
     [0.75, 0.0, 0.75]
@@ -114,7 +116,7 @@ def win_rates(results: Mapping[Pair, float], count: int) -> list[float]:
 
 
 def bradley_terry(results: Mapping[Pair, float], count: int) -> list[float]:
-    """Return the expected win rate of each against all others, by strengths fitted to the pairs that were compared."""
+    """Return the expected win rate of each attempt against all others, from strengths fitted to the compared pairs."""
     met: list[list[int]] = [[] for _ in range(count)]
     won = [PRIOR] * count
     for (i, j), result in results.items():
@@ -138,9 +140,9 @@ async def listwise(comparison: GroupQuestion, attempts: Sequence[Attempt], *, ro
     """Rank all attempts at once, in a new order each round.
 
     Args:
-        comparison: How.
-        attempts: At least two.
-        rounds: Rankings that are averaged.
+        comparison: Question about the attempts.
+        attempts: At least two attempts.
+        rounds: Number of rankings that are averaged.
     """
     different = list(dict.fromkeys(attempts))
     if len(different) == 1:

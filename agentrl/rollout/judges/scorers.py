@@ -1,6 +1,6 @@
-"""Scorers that ask a language model: about each episode alone, or about the episodes of a group.
+"""Scorers that ask a language model about single episodes or about the episodes of a group.
 
-A judge that cannot be understood is a failure of the infrastructure, never a reward of 0.
+An unreadable verdict is an infrastructure failure, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agentrl.message import broken_up
 from agentrl.reward import GroupScorer, Score, Scorer
 from agentrl.rollout.judges.client import JudgeClient
 from agentrl.rollout.judges.forms import (
-    Field,
     FieldsForm,
-    Form,
+    FieldWeights,
     ScoreForm,
-    Weights,
+    VerdictField,
+    VerdictForm,
     reason_field,
     verdict_form,
     verdict_weights,
@@ -37,7 +37,7 @@ from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 MOST_GROUPS = 10_000
-"""Groups of which is remembered whether they are judged; far more than can be played at once."""
+"""Maximum number of groups in the memory of `BudgetFallback`, far more than run at a time."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +48,13 @@ def make_judge(
     """Make the scorer of an ``agent.judge`` section.
 
     Args:
-        client: Asks the judge.
-        settings: The section.
-        decode: Text of the policy's tokens.
-        break_up: Breaks up control tokens of the judge's model in what it is shown.
+        client: Client of the judge.
+        settings: Config section.
+        decode: Decodes the policy's tokens to text.
+        break_up: Breaks up control tokens of the judge's model in texts that it reads.
 
     Raises:
-        ConfigError: the prompt is no template, or the verdict describes no form.
+        ConfigError: the prompt is not a template, or the verdict does not describe a form.
     """
     if settings.compare is not None:
         return RankingJudge(client, settings, decode, break_up)
@@ -63,14 +63,14 @@ def make_judge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeRequest:
-    """Questions to a judge about an episode: one form, or several in requests of their own; and what it is worth."""
+    """Request to a judge about one episode: the forms of its answers, one question each, and the fields' weights."""
 
-    forms: Sequence[Form]
-    weights: Weights
+    forms: Sequence[VerdictForm]
+    weights: FieldWeights
 
 
 class Judge(Scorer):
-    """Scores each episode by itself: a score in free text, a typed verdict, or a rubric."""
+    """Scorer of single episodes: by a score in free text, a typed verdict, or a rubric."""
 
     def __init__(
         self, client: JudgeClient, settings: JudgeConfig, decode: Decode, break_up: Callable[[str], str] = broken_up
@@ -78,32 +78,32 @@ class Judge(Scorer):
         self._client, self._settings, self._decode = client, settings, decode
         self._question = Question(settings, break_up)
         self._without = BudgetFallback(client, settings)
-        self._fixed = None if settings.kind == "rubric" else _fixed_inquiry(settings)
+        self._fixed = None if settings.kind == "rubric" else _fixed_request(settings)
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Return the judge's reward, 1 at best, plus the weighted reward of the environment."""
+        """Return the judge's reward, at most 1, plus the weighted reward of the environment."""
         require_tokens(trajectory, "a judge")
         if self._without.begins_without(trajectory.group_id):
             return self._without.score(trajectory)
-        inquiry = self._fixed or _rubric_inquiry(self._settings, task)
+        request = self._fixed or _rubric_request(self._settings, task)
         try:
-            parts = await self._parts(trajectory, task, inquiry)
+            parts = await self._parts(trajectory, task, request)
         except BudgetSpent as spent:
             return self._without.after_spending(trajectory, spent)
         if not self._without.note_judged(trajectory.group_id):
-            return self._without.score(trajectory)  # another episode of its group has got no verdict any more
+            return self._without.score(trajectory)  # another episode of the group could not be judged
         named = {f"judge/{name}": value for name, value in parts.items()} if self._settings.is_typed else {}
-        return _total(inquiry.weights.reward(parts), trajectory, self._settings, named)
+        return _total(request.weights.reward(parts), trajectory, self._settings, named)
 
-    async def _parts(self, trajectory: Trajectory, task: Task, inquiry: JudgeRequest) -> dict[str, float]:
-        """Ask the judge, and return the values that count, between 0 and 1."""
+    async def _parts(self, trajectory: Trajectory, task: Task, request: JudgeRequest) -> dict[str, float]:
+        """Ask the judge, and return the values of the scored fields, between 0 and 1."""
         question = self._question.about(trajectory, task, list(pieces_of(trajectory, self._decode)))
-        answers = await all_of([self._client.ask(question, form, trajectory.id) for form in inquiry.forms])
-        return inquiry.weights.parts({name: value for answer in answers for name, value in answer.items()})
+        answers = await all_of([self._client.ask(question, form, trajectory.id) for form in request.forms])
+        return request.weights.parts({name: value for answer in answers for name, value in answer.items()})
 
 
 class RankingJudge(GroupScorer):
-    """Ranks the episodes of a group; the reward is the rank, between 0 and 1."""
+    """Scorer that ranks the episodes of a group; the reward is the rank, between 0 and 1."""
 
     def __init__(
         self, client: JudgeClient, settings: JudgeConfig, decode: Decode, break_up: Callable[[str], str] = broken_up
@@ -116,16 +116,16 @@ class RankingJudge(GroupScorer):
         self._without = BudgetFallback(client, settings)
 
     async def score_group(self, trajectories: Sequence[Trajectory], task: Task) -> list[Score]:
-        """Return the ranks, plus the weighted rewards of the environment.
+        """Return the ranks plus the weighted rewards of the environment.
 
         Raises:
-            EngineError: fewer than two episodes are left, or a comparison cannot be read.
+            EngineError: fewer than two episodes can be ranked, or a comparison cannot be read.
         """
         group_id = trajectories[0].group_id
         if len(trajectories) < 2:
             raise EngineError(
                 f"group {group_id} cannot be ranked",
-                got="1 episode that infrastructure has not failed",
+                got="1 episode without an infrastructure failure",
                 expected="at least 2",
                 hint="see the errors of its other episodes",
             )
@@ -162,10 +162,10 @@ def _total(judged: float, trajectory: Trajectory, settings: JudgeConfig, parts: 
 
 
 class BudgetFallback:
-    """Decides, once the budget is spent, which episodes the environment alone rewards.
+    """Rule for the episodes that get only the environment's reward once the budget is spent.
 
-    Rewards of a group are compared, so a group has verdicts for all of its episodes or for none. An episode of a group
-    that has verdicts already gets no reward, and does not train.
+    Rewards of a group are compared, so a group has verdicts for all of its episodes or for none. An episode without a
+    verdict in a group that already has verdicts gets no reward and does not train.
     """
 
     def __init__(self, client: JudgeClient, settings: JudgeConfig) -> None:
@@ -173,20 +173,20 @@ class BudgetFallback:
         self._judged: dict[str, bool] = {}
 
     def begins_without(self, group_id: str) -> bool:
-        """Return True if an episode of the group needs no verdict."""
-        if group_id not in self._judged and self._client.goes_on_without:
+        """Return True if the episodes of the group get no verdicts."""
+        if group_id not in self._judged and self._client.continues_without:
             self._note(group_id, is_judged=False)
         return self._judged.get(group_id) is False
 
     def note_judged(self, group_id: str) -> bool:
-        """Note that an episode has a verdict; False if its group goes without."""
+        """Note that an episode has a verdict; return False if its group uses no verdicts."""
         return self._judged[group_id] if group_id in self._judged else self._note(group_id, is_judged=True)
 
     def after_spending(self, trajectory: Trajectory, spent: BudgetSpent) -> Score:
-        """Return the score of an episode whose verdict could not be paid for any more.
+        """Return the score of an episode whose verdict exceeds the budget.
 
         Raises:
-            BudgetSpent: the run is to stop then.
+            BudgetSpent: the config stops the run in this case.
         """
         if self._settings.budget.when_spent == "stop":
             raise spent
@@ -195,7 +195,7 @@ class BudgetFallback:
         return Score(reward=None) if is_judged else self.score(trajectory)
 
     def score(self, trajectory: Trajectory) -> Score:
-        """Return the weighted reward of the environment alone."""
+        """Return only the weighted reward of the environment."""
         earned = trajectory.environment_reward
         self._client.counters.judge_without += 1
         return Score(reward=self._settings.environment_weight * earned, components={"environment": earned})
@@ -203,7 +203,7 @@ class BudgetFallback:
     def _note(self, group_id: str, *, is_judged: bool) -> bool:
         if not is_judged and False not in self._judged.values():
             _log.warning(
-                "the budget of the judge is spent (%s): from group %s on, the environment alone rewards episodes",
+                "the budget of the judge is spent (%s): from group %s on, only the environment rewards episodes",
                 self._client.spent,
                 group_id,
             )
@@ -214,10 +214,10 @@ class BudgetFallback:
 
 
 class Question:
-    """The template of a judge's question.
+    """Template of a judge's question.
 
     Raises:
-        ConfigError: it is no Jinja2 template.
+        ConfigError: the prompt is not a valid Jinja2 template.
     """
 
     def __init__(self, settings: JudgeConfig, break_up: Callable[[str], str] = broken_up) -> None:
@@ -227,13 +227,13 @@ class Question:
             environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined)
             self._template = environment.from_string(settings.question)
         except TemplateError as error:
-            raise ConfigError("agent.judge.prompt is no Jinja2 template", got=str(error)) from error
+            raise ConfigError("agent.judge.prompt is not a valid Jinja2 template", got=str(error)) from error
 
     def about(self, trajectory: Trajectory, task: Task, pieces: Sequence[TranscriptPiece]) -> str:
         """Return the question about one episode."""
-        return self._filled(
-            task=self._harmless(asdict(task)),
-            transcript=self._shown([pieces]),
+        return self._render(
+            task=self._break_up_value(asdict(task)),
+            transcript=self._transcript([pieces]),
             reward=trajectory.environment_reward,
             outcome="" if trajectory.outcome is None else trajectory.outcome.value,
             low=f"{self._settings.low:g}",
@@ -241,44 +241,45 @@ class Question:
         )
 
     def comparing(self, attempts: Sequence[Sequence[TranscriptPiece]], task: Task) -> str:
-        """Return the question about several attempts of one task."""
-        return self._filled(task=self._harmless(asdict(task)), transcript=self._shown(attempts), count=len(attempts))
+        """Return the question about several attempts at one task."""
+        task_values = self._break_up_value(asdict(task))
+        return self._render(task=task_values, transcript=self._transcript(attempts), count=len(attempts))
 
-    def _shown(self, episodes: Sequence[Sequence[TranscriptPiece]]) -> str:
+    def _transcript(self, episodes: Sequence[Sequence[TranscriptPiece]]) -> str:
         limit = self._settings.max_transcript_chars
         return marked_transcript(episodes, max_chars=limit, break_up=self._break_up)
 
-    def _harmless(self, value: Any) -> Any:
-        """Break up control tokens in a task, which may come from a data set of others."""
+    def _break_up_value(self, value: Any) -> Any:
+        """Break up control tokens in a task, which may come from an untrusted data set."""
         if isinstance(value, str):
             return self._break_up(value)
         if isinstance(value, Mapping):
-            return {key: self._harmless(item) for key, item in value.items()}
-        return [*map(self._harmless, value)] if isinstance(value, list | tuple) else value
+            return {key: self._break_up_value(item) for key, item in value.items()}
+        return [*map(self._break_up_value, value)] if isinstance(value, list | tuple) else value
 
-    def _filled(self, **values: Any) -> str:
+    def _render(self, **values: Any) -> str:
         try:
             return self._template.render(**values).strip()
         except TemplateError as error:
             raise UsageError(
                 "agent.judge.prompt cannot be filled in",
                 got=str(error),
-                expected=f"{', '.join(values)} only",
+                expected=f"only the variables {', '.join(values)}",
             ) from error
 
 
-def _fixed_inquiry(settings: JudgeConfig) -> JudgeRequest:
-    """Return what is asked about every episode alike."""
+def _fixed_request(settings: JudgeConfig) -> JudgeRequest:
+    """Return the requests that are equal for all episodes."""
     if settings.verdict is None:
         form = ScoreForm(settings.pattern, settings.low, settings.high)
-        score = Field(name="score", kind="number", low=settings.low, high=settings.high)
-        return JudgeRequest(forms=[form], weights=Weights(fields={"score": score}, weights={"score": 1.0}))
+        score = VerdictField(name="score", kind="number", low=settings.low, high=settings.high)
+        return JudgeRequest(forms=[form], weights=FieldWeights(fields={"score": score}, weights={"score": 1.0}))
     typed = verdict_form(settings)
     return JudgeRequest(forms=[typed], weights=verdict_weights(settings, typed))
 
 
-def _rubric_inquiry(settings: JudgeConfig, task: Task) -> JudgeRequest:
-    """Return what is asked about an episode of a task: the items of the rubric, and those of the task."""
+def _rubric_request(settings: JudgeConfig, task: Task) -> JudgeRequest:
+    """Return the requests about an episode of a task: the rubric's items and the task's own items."""
     items = [*(settings.rubric.items if settings.rubric else ()), *_task_items(settings, task)]
     fields = {item.name: _item_field(item) for item in items}
     reason = reason_field(settings)
@@ -287,14 +288,16 @@ def _rubric_inquiry(settings: JudgeConfig, task: Task) -> JudgeRequest:
     weights = {item.name: item.weight for item in items}
     return JudgeRequest(
         forms=[FieldsForm([*first, *group]) for group in groups],
-        weights=Weights(fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)),
+        weights=FieldWeights(
+            fields=fields, weights=weights, gates=frozenset(item.name for item in items if item.required)
+        ),
     )
 
 
-def _item_field(item: RubricItem) -> Field:
+def _item_field(item: RubricItem) -> VerdictField:
     if item.scale is None:
-        return Field(name=item.name, kind="boolean", meaning=item.criterion)
-    return Field(name=item.name, kind="number", low=item.scale[0], high=item.scale[1], meaning=item.criterion)
+        return VerdictField(name=item.name, kind="boolean", meaning=item.criterion)
+    return VerdictField(name=item.name, kind="number", low=item.scale[0], high=item.scale[1], meaning=item.criterion)
 
 
 _ITEMS = TypeAdapter(list[RubricItem])
@@ -304,16 +307,16 @@ def _task_items(settings: JudgeConfig, task: Task) -> list[RubricItem]:
     """Return the items in the column ``agent.judge.task_rubric`` of a task: a list, or its JSON.
 
     Raises:
-        UsageError: there are none although nothing else is asked, or they are no items.
+        UsageError: the task has no items although the config has no rubric, or the items are not valid.
     """
     if settings.task_rubric is None:
         return []
     given = task.columns.get(settings.task_rubric)
-    what = f"column {settings.task_rubric} of task {task.id} holds no rubric"
+    what = f"column {settings.task_rubric} of task {task.id} does not contain a rubric"
     if given is None:
         if settings.rubric is not None:
             return []
-        raise UsageError(what, got="no such column", hint="add agent.judge.rubric for tasks without items of their own")
+        raise UsageError(what, got="no such column", hint="add agent.judge.rubric for tasks without their own items")
     try:
         items = _ITEMS.validate_python(json.loads(given) if isinstance(given, str) else list(given))
         check_items([*(settings.rubric.items if settings.rubric else ()), *items])

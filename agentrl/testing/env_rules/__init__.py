@@ -1,1 +1,1 @@
-"""The rules of an environment, by theme; `agentrl.testing.env_check` lists them."""
+"""Rules of environments by topic; `agentrl.testing.env_check` lists them."""

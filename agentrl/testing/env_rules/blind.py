@@ -1,6 +1,6 @@
 """Rule about blind play: the success of policies that read no observations.
 
-Tasks of which a fixed sequence of actions solves half cannot show whether a policy reads its observations.
+If a fixed sequence of actions solves half of the tasks, success does not show that a policy reads its observations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from textwrap import shorten
 from agentrl.message import Content
 from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.task import Task
-from agentrl.testing.env_session import CallFailed, EnvSession, Played, Policy, play
+from agentrl.testing.env_session import CallFailed, EnvSession, PlayedEpisode, Policy, play
 from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Finding, Missing, Suspect, rule
 
@@ -29,28 +29,28 @@ NOTHING, SUBMIT, FIRST_LISTED, ONE_ACTION, SEQUENCE = KINDS = (
     "fixed sequence",
 )
 MOST_ACTIONS, MOST_SEQUENCES = 8, 12
-"""Numbers of candidates."""
+"""Maximum numbers of candidates."""
 SHARE = 0.25
-"""Share of the expert's success from which unstated blind play is doubted."""
+"""Maximum success of blind play relative to the expert's, if the spec states no score of blind play."""
 UNLIKELY = 1e-3
-"""A number of successes that is rarer than this shows that blind play reaches more than it should."""
+"""Probability of a number of successes below which blind play reaches more than it should."""
 ROUNDED = 0.05
 FEWEST_TASKS = 4
 _SHOWN_ACTIONS = 6
 
 
 @dataclass(slots=True, kw_only=True)
-class Blind:
-    """Policy that takes fixed actions, and the episodes that it played."""
+class BlindPolicy:
+    """Policy with fixed actions, and its episodes."""
 
     kind: str
     actions: Sequence[str] = ()
-    """Taken in this order, again and again; the first that the environment lists, where there are none."""
+    """Actions in order, repeated from the start; if empty, the first action that the environment lists."""
     own_task: str | None = None
-    """Id of the task whose expert took these actions: it does not count."""
-    played: list[Played] = field(default_factory=list)
+    """Id of the task whose expert took these actions, which does not count."""
+    played: list[PlayedEpisode] = field(default_factory=list)
     is_refused: bool = False
-    """The environment raised an exception, so there is no score."""
+    """True if the environment raised an exception, so there is no score."""
 
     def policy(self) -> Policy:
         """Return the policy for one episode."""
@@ -67,14 +67,14 @@ class Blind:
         return choose
 
     def score(self, subject: Subject) -> float:
-        """Return the success rate; the mean return where success is unknown."""
+        """Return the success rate, or the mean return if success is unknown."""
         verdicts = [episode.is_solved(subject.spec) for episode in self.played]
         if not verdicts or None in verdicts:
             return statistics.fmean(episode.total for episode in self.played) if self.played else -math.inf
         return sum(map(bool, verdicts)) / len(verdicts)
 
-    def described(self, subject: Subject) -> str:
-        """Return what it does, and its score."""
+    def describe(self, subject: Subject) -> str:
+        """Return the policy's actions and score as text."""
         more = ", …" if len(self.actions) > _SHOWN_ACTIONS else ""
         shown = ", ".join(shorten(action, 30, placeholder="…") for action in self.actions[:_SHOWN_ACTIONS])
         named = f" ({shown}{more})" if self.kind in (ONE_ACTION, SEQUENCE) else ""
@@ -84,19 +84,19 @@ class Blind:
 @rule("draw harder or more varied tasks, or state what blind play reaches: scores={'blind': 0.3, …}")
 def blind_play_solves_little(subject: Subject) -> Finding:
     """Play that reads no observation (nothing, "submit", one action, a fixed sequence) solves few tasks, or as many as
-    is stated.
+    the spec states.
     """
     best = _best_of_each_kind(subject)
     if not best:
-        raise Missing("fixed actions are refused by an exception")
+        raise Missing("the environment refuses fixed actions with an exception")
     top = max(best.values(), key=lambda blind: blind.score(subject))
     figures = {f"{kind.replace(' ', '_')}": blind.score(subject) for kind, blind in best.items()}
-    detail = ", ".join(blind.described(subject) for blind in best.values())
+    detail = ", ".join(blind.describe(subject) for blind in best.values())
     verdicts = [episode.is_solved(subject.spec) for episode in top.played]
     if None in verdicts:
         return Finding(f"mean return of blind play: {detail}", figures)
     detail = f"success of blind play on {len(verdicts)} tasks: {detail}"
-    likely = _chance_of_more(sum(map(bool, verdicts)), len(verdicts), _allowed(subject)) >= UNLIKELY
+    likely = _chance_of_more(sum(map(bool, verdicts)), len(verdicts), _max_success(subject)) >= UNLIKELY
     if len(verdicts) >= FEWEST_TASKS and not likely:
         raise Suspect(f"{detail}; {_reference(subject)}")
     return Finding(detail, figures | {"success": top.score(subject)})
@@ -104,11 +104,11 @@ def blind_play_solves_little(subject: Subject) -> Finding:
 
 def _reference(subject: Subject) -> str:
     stated = subject.spec.scores.get("blind")
-    return "no score of blind play is stated" if stated is None else f"stated {stated:g}"
+    return "the spec states no score of blind play" if stated is None else f"stated {stated:g}"
 
 
-def _allowed(subject: Subject) -> float:
-    """Return the success of blind play that is not doubted."""
+def _max_success(subject: Subject) -> float:
+    """Return the maximum plausible success of blind play."""
     stated = subject.spec.scores.get("blind")
     if stated is not None:
         return min(stated + ROUNDED, 1.0)
@@ -118,56 +118,56 @@ def _allowed(subject: Subject) -> float:
     return SHARE
 
 
-def _best_of_each_kind(subject: Subject) -> Mapping[str, Blind]:
+def _best_of_each_kind(subject: Subject) -> Mapping[str, BlindPolicy]:
     """Try all candidates on the tasks of the check, and then the best of each kind on further tasks."""
     candidates = [*_candidates(subject)]
     pairs = [(task, blind) for task in subject.tasks for blind in candidates if blind.own_task != task.id]
     with subject.session() as session:
         for task, blind in until(3 * subject.effort.lazy_s, pairs):
             _try(session, subject, task, blind)
-        best: dict[str, Blind] = {}
+        best: dict[str, BlindPolicy] = {}
         for blind in sorted(candidates, key=lambda blind: blind.score(subject), reverse=True):
             if blind.played and not blind.is_refused:
                 best.setdefault(blind.kind, blind)
         further = range(len(subject.tasks), min(subject.effort.scored, len(subject.source)))
         if further and best:
             for blind in best.values():
-                blind.played.clear()  # it was chosen on those: they would flatter it
+                blind.played.clear()  # selected on these episodes, so their score is biased
             for index in until(subject.effort.scored_s, further):
                 for blind in best.values():
                     _try(session, subject, subject.source[index], blind)
     return {kind: best[kind] for kind in KINDS if kind in best}
 
 
-def _try(session: EnvSession, subject: Subject, task: Task, blind: Blind) -> None:
+def _try(session: EnvSession, subject: Subject, task: Task, blind: BlindPolicy) -> None:
     try:
         if not blind.is_refused:
             blind.played.append(play(session, task, blind.policy(), subject.limit))
     except (CallFailed, WrongReturn):
         raise
-    except Exception:  # `bears nonsense` says more about it
+    except Exception:  # the rule `bears nonsense` reports it
         blind.is_refused = True
 
 
-def _candidates(subject: Subject) -> Iterator[Blind]:
-    yield Blind(kind=NOTHING, actions=[""])
-    yield Blind(kind=SUBMIT, actions=["submit"])
-    yield Blind(kind=FIRST_LISTED)
-    experts: Sequence[Played] = ()
+def _candidates(subject: Subject) -> Iterator[BlindPolicy]:
+    yield BlindPolicy(kind=NOTHING, actions=[""])
+    yield BlindPolicy(kind=SUBMIT, actions=["submit"])
+    yield BlindPolicy(kind=FIRST_LISTED)
+    experts: Sequence[PlayedEpisode] = ()
     with suppress(Missing):
         experts = subject.expert_episodes
     taken = Counter(action for episode in (*experts, *subject.random_episodes) for action in episode.actions)
     frequent = [action for action, _ in taken.most_common(MOST_ACTIONS)]
     for action in frequent:
-        yield Blind(kind=ONE_ACTION, actions=[action])
+        yield BlindPolicy(kind=ONE_ACTION, actions=[action])
     for task, episode in list(zip(subject.tasks, experts, strict=False))[:MOST_SEQUENCES]:
         if episode.actions:
             more = [action for action in frequent if action not in episode.actions]
-            yield Blind(kind=SEQUENCE, actions=[*episode.actions, *more], own_task=task.id)
+            yield BlindPolicy(kind=SEQUENCE, actions=[*episode.actions, *more], own_task=task.id)
     if len(frequent) > 1:
-        yield Blind(kind=SEQUENCE, actions=frequent)
+        yield BlindPolicy(kind=SEQUENCE, actions=frequent)
 
 
 def _chance_of_more(solved: int, count: int, share: float) -> float:
-    """Return the chance of so many successes or more where the true share is `share`."""
+    """Return the probability of at least `solved` successes if the true success rate is `share`."""
     return sum(math.comb(count, n) * share**n * (1 - share) ** (count - n) for n in range(solved, count + 1))

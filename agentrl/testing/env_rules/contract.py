@@ -1,4 +1,4 @@
-"""Rules about tasks and splits, and about what an environment says and accepts."""
+"""Rules about tasks and splits, and about the return values and actions of an environment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,22 @@ from agentrl.env import StepResult
 from agentrl.errors import UsageError
 from agentrl.rollout.env_adapter import WrongReturn, checked_pair, checked_step, unpacked_step
 from agentrl.task import Task, TaskSource
-from agentrl.testing.env_session import CallFailed, EnvSession, asking, made, play, random_policy, watched_calls
+from agentrl.testing.env_session import (
+    CallFailed,
+    EnvSession,
+    asking,
+    make_environment,
+    play,
+    random_policy,
+    watched_calls,
+)
 from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Broken, Missing, Suspect, rule
 
 
-@rule("make a task from its number alone; leave a split that is empty out of `splits`")
+@rule("make a task only from its number; remove an empty split from `splits`")
 def has_tasks(subject: Subject) -> str:
-    """Every split has tasks, and gives the same one for the same number."""
+    """Every split has tasks, and returns the same task for the same number."""
     sizes = {}
     for split in subject.spec.splits:
         source = subject.spec.tasks(split, **subject.options)
@@ -32,16 +40,16 @@ def has_tasks(subject: Subject) -> str:
             raise Broken(f"split {split} has no tasks")
         for index in (0, len(source) - 1):
             if repr(source[index]) != repr(subject.spec.tasks(split, **subject.options)[index]):
-                raise Broken(f"task {index} of {split} is another one when the split is made again")
+                raise Broken(f"task {index} of {split} changes when the split is made again")
         sizes[split] = len(source)
     return ", ".join(f"{split} {size:,}" for split, size in sizes.items())
 
 
-@rule("give each split seeds, ids and content of its own, for example by the checksum of the opening state")
+@rule("give each split its own seeds, ids and content, for example by the checksum of the opening state")
 def keeps_splits_apart(subject: Subject) -> str:
-    """No two splits share a task: neither an id, nor a seed with the same options, nor the state of an opening."""
+    """No two splits share a task: no id, no seed with the same options, and no opening state."""
     if len(subject.spec.splits) < 2:
-        raise Missing("one split")
+        raise Missing("only one split")
     sources = {split: subject.spec.tasks(split, **subject.options) for split in subject.spec.splits}
     compared, total = _compare_tasks(sources, subject), sum(map(len, sources.values()))
     openings = _compare_openings(sources, subject)
@@ -57,7 +65,7 @@ def _compare_tasks(sources: dict[str, TaskSource], subject: Subject) -> int:
             compared += 1
             for what, key in _identities(task).items():
                 if owners.setdefault(hash((what, key)), split) != split:
-                    raise Broken(f"task {task.id} of {split} has the {what} of a task of another split")
+                    raise Broken(f"task {task.id} of {split} has the {what} of a task in another split")
     return compared
 
 
@@ -67,14 +75,14 @@ def _identities(task: Task) -> dict[str, str]:
 
 
 def _some_tasks(source: TaskSource, most: int) -> Iterator[Task]:
-    """All tasks; of many the first, and others at equal distances."""
+    """Return all tasks, or of many tasks the first ones and others at equal distances."""
     first = range(min(len(source), most if len(source) <= most else most // 2))
     rest = range(len(first), len(source), max(1, 2 * len(source) // most))
     return (source[index] for numbers in (first, rest) for index in numbers)
 
 
 def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
-    """Compare openings by the key of their state; return how many (0 where there are no keys)."""
+    """Compare openings by the key of their state; return their number (0 without keys)."""
     owners: dict[str, str] = {}
     compared, shared = 0, []
     with subject.session() as session:
@@ -88,13 +96,13 @@ def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
                 if owners.setdefault(str(session.call("state_key")), split) != split:
                     shared.append(f"{task.id} of {split}")
     if shared:
-        raise Suspect(f"{len(shared)} of {compared} openings are also those of another split, one {shared[0]}")
+        raise Suspect(f"{len(shared)} of {compared} openings occur in another split too, such as {shared[0]}")
     return compared
 
 
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _STATES_TRIED = 10
-"""States of an episode in which every admissible action is tried."""
+"""Maximum number of states of an episode in which every admissible action is tried."""
 NONSENSE = (
     "",
     " ",
@@ -109,32 +117,32 @@ NONSENSE = (
 
 
 class _AnyText(Text):
-    """Text of any characters: a space's default character set has not even a blank."""
+    """Text space of any characters; the default character set does not even have a space."""
 
     def contains(self, x: Any) -> bool:
-        """Text that is not too long."""
+        """Return True for a text that is not too long."""
         return isinstance(x, str) and len(x) <= self.max_length
 
 
-class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Environment for Gymnasium's checker: its calls are watched, and hide what the checker misjudges.
+class _WatchedEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Environment for Gymnasium's checker: watches calls, and hides two things that the checker gets wrong.
 
-    The checker takes numpy's ``False`` for a truncation, and finds ``seed`` in ``reset(**kwargs)`` only by that name.
+    The checker treats numpy's ``False`` as a truncation, and finds ``seed`` in ``reset(**kwargs)`` only by that name.
     """
 
     @property
     def unwrapped(self) -> Any:
-        """This object: the checker complains of wrappers."""
+        """This object, because the checker refuses wrappers."""
         return self
 
     @property
     def spec(self) -> Any:
-        """The environment's own."""
+        """Spec of the environment."""
         return self.env.spec
 
     @spec.setter
     def spec(self, value: Any) -> None:
-        """Ignore it: the spec is the environment's."""
+        """Ignore the value; the environment has the spec."""
 
     @property
     def _np_random(self) -> Any:
@@ -142,25 +150,25 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @_np_random.setter
     def _np_random(self, value: Any) -> None:
-        """Ignore it: the generator is the environment's."""
+        """Ignore the value; the environment has the generator."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start an episode; arguments that are left out stay so."""
+        """Start an episode; missing arguments are not passed on."""
         given: dict[str, Any] = {"seed": seed, "options": options}
         with asking("reset"):
             return self.env.reset(**{name: value for name, value in given.items() if value is not None})
 
     def step(self, action: Any) -> Any:
-        """Take an action; numpy's truth values become Python's."""
+        """Take an action; numpy's booleans become Python's."""
         with asking("step"):
             result = unpacked_step(self.env.step(action))
         flags = (bool(result.terminated), bool(result.truncated))
         return result.observation, result.reward, *flags, result.info
 
 
-@rule("fix what the message names; every other rule needs an episode")
+@rule("fix the reported error; every other rule needs an episode")
 def plays_an_episode(subject: Subject) -> str:
-    """`reset(seed=..., options=...)` and `step` return what they should, in time, and the process goes on."""
+    """`reset(seed=..., options=...)` and `step` return valid values in time, and do not end the process."""
     try:
         with subject.session() as session:
             if subject.plays_elsewhere and subject.elsewhere.end:
@@ -173,40 +181,40 @@ def plays_an_episode(subject: Subject) -> str:
     return f"{len(played.results)} steps"
 
 
-@rule("print to standard error, or log; standard output belongs to the results of commands")
+@rule("print to standard error, or log; standard output is for the results of commands")
 def keeps_standard_output_clean(subject: Subject) -> str:
     """Standard output stays empty: commands write their results there."""
     elsewhere = subject.elsewhere
-    if elsewhere.said:
-        raise Suspect(f"playing writes {elsewhere.said.splitlines()[0][:60]!r} to standard output")
+    if elsewhere.output:
+        raise Suspect(f"playing writes {elsewhere.output.splitlines()[0][:60]!r} to standard output")
     if elsewhere.unknown:
         raise Missing(elsewhere.unknown)
     return "nothing written"
 
 
-@rule("do what the message says; pass `seed` on with `super().reset(seed=seed)`")
+@rule("follow the message; pass `seed` to `super().reset(seed=seed)`")
 def keeps_gymnasium_rules(subject: Subject) -> str:
-    """Gymnasium's own checker finds nothing; `Text` spaces may hold any characters."""
-    env = made(subject.spec.make, subject.options)
+    """Gymnasium's own checker reports nothing; `Text` spaces may contain any characters."""
+    env = make_environment(subject.spec.make, subject.options)
     if not isinstance(env, gymnasium.Env):
-        raise Missing("an AsyncEnv is no gymnasium.Env")
-    asked = _Asked(env.unwrapped)
+        raise Missing("an AsyncEnv is not a gymnasium.Env")
+    watched = _WatchedEnvironment(env.unwrapped)
     for name in ("observation_space", "action_space"):
-        space = getattr(asked, name, None)
+        space = getattr(watched, name, None)
         if isinstance(space, Text):
-            setattr(asked, name, _AnyText(space.max_length))
+            setattr(watched, name, _AnyText(space.max_length))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            check_gymnasium(asked, skip_render_check=True)
+            check_gymnasium(watched, skip_render_check=True)
         except AssertionError as error:
             raise Broken(str(error)) from error
-    return "; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no complaints"
+    return "; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no warnings"
 
 
-@rule("return what the message expects: every run refuses the rest; state the true `reward_range`")
+@rule("return what the message expects, because runs refuse anything else; state the true `reward_range`")
 def speaks_properly(subject: Subject) -> str:
-    """Runs accept what `reset` and `step` return, and returns are in the stated range."""
+    """Runs accept the values that `reset` and `step` return, and returns are in the stated range."""
     low, high = subject.spec.reward_range
     played = subject.random_episodes
     with subject.session() as session:
@@ -215,13 +223,13 @@ def speaks_properly(subject: Subject) -> str:
         for result in episode.results:
             checked_step((result.observation, result.reward, result.terminated, result.truncated, result.info))
         if episode.done and not low <= episode.total <= high:
-            raise Broken(f"a return is {episode.total:g}, outside {low:g} to {high:g}")
+            raise Broken(f"a return is {episode.total:g}, outside the range {low:g} to {high:g}")
     return f"returns {min(e.total for e in played):g} to {max(e.total for e in played):g}"
 
 
-@rule("return the last observation of the episode, and wait for `reset`; state `max_turns` if nothing ends it")
+@rule("return the episode's last observation, and wait for `reset`; state `max_turns` if nothing ends an episode")
 def ends_properly(subject: Subject) -> str:
-    """The last observation belongs to the episode that ended, not to a next one."""
+    """The last observation belongs to the episode that ended, not to the next one."""
     ended = [episode for episode in subject.random_episodes if episode.done]
     if not ended and subject.spec.turns_under(subject.options) is None and not _expert_ends(subject):
         raise Suspect(f"no episode ended within {subject.limit} steps, and no limit is stated: does it ever end?")
@@ -229,8 +237,8 @@ def ends_properly(subject: Subject) -> str:
         raise Missing(f"no random episode ended within {subject.limit} steps")
     told_apart = [episode for episode in ended if len(episode.moments) > 2]
     if told_apart and all(episode.moments[-1].observation == episode.moments[0].observation for episode in told_apart):
-        raise Broken("the last observation of every episode is its first one again: does the environment reset?")
-    return f"{len(ended)} episodes ended with an observation of their own"
+        raise Broken("the last observation of every episode equals its first one: does the environment reset itself?")
+    return f"{len(ended)} episodes ended with their own observation"
 
 
 def _expert_ends(subject: Subject) -> bool:
@@ -239,21 +247,21 @@ def _expert_ends(subject: Subject) -> bool:
     return False
 
 
-@rule("list only what `step` understands in this state, and something as long as the episode goes on")
+@rule("list only actions that `step` accepts in this state, and at least one until the episode ends")
 def accepts_admissible_actions(subject: Subject) -> str:
-    """Every action that is called admissible is understood, and there is one as long as the episode goes on."""
+    """Every action that is listed as admissible is accepted, and at least one is listed until the episode ends."""
     tried = 0
     with subject.session() as session:
-        takes_back = session.find("snapshot") is not None and session.find("restore") is not None
+        can_restore = session.find("snapshot") is not None and session.find("restore") is not None
         for task in subject.tasks:
             session.reset(task)
             rng = random.Random(task.seed)
             for _ in range(min(subject.limit, _STATES_TRIED)):
                 actions = _admissible(session)
-                tried += _try_all(session, actions) if takes_back else 1
+                tried += _try_all(session, actions) if can_restore else 1
                 if _take(session, rng.choice(actions)).done:
                     break
-    how = "" if takes_back else ", one in each state: without snapshot() and restore() not all are tried"
+    how = "" if can_restore else ", one in each state: trying all needs snapshot() and restore()"
     return f"{tried} actions accepted{how}"
 
 
@@ -262,11 +270,11 @@ def _admissible(session: EnvSession) -> list[str]:
         raise Missing("no admissible_actions()")
     actions = session.call("admissible_actions")
     if actions is None:
-        raise Missing("admissible_actions() returns None: it lists nothing")
+        raise Missing("admissible_actions() returns None")
     if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
         raise Broken(f"admissible_actions() returns {actions!r:.60}, expected a list of texts")
     if not actions:
-        raise Broken("admissible_actions() is empty while the episode goes on")
+        raise Broken("admissible_actions() is empty before the episode has ended")
     return list(actions)
 
 
@@ -281,13 +289,13 @@ def _try_all(session: EnvSession, actions: Sequence[str]) -> int:
 def _take(session: EnvSession, action: str) -> StepResult:
     result = session.step(action)
     if result.info.get("valid") is False:
-        raise Broken(f"{action!r} is called admissible, but not accepted")
+        raise Broken(f"{action!r} is listed as admissible but not accepted")
     return result
 
 
-@rule('answer what is not understood in words, with `info["valid"] = False`')
+@rule('answer an invalid action with an explanation, and set `info["valid"] = False`')
 def bears_nonsense(subject: Subject) -> str:
-    """No text raises an exception: wrong actions of a model are answered in words."""
+    """No action raises an exception: invalid actions of a model get an observation."""
     with subject.session() as session:
         for text in NONSENSE:
             session.reset(subject.tasks[0])

@@ -1,6 +1,7 @@
-"""Rules about repeated play: equal tasks give equal episodes, different tasks different ones.
+"""Rules about repeated play: equal tasks give equal episodes, and different tasks give different ones.
 
-Also in another process, after any other episode, at the same time as others, after a cancellation, and from a snapshot.
+This includes play in another process, after other episodes, concurrently with others, after a cancellation, and from a
+snapshot.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from agentrl.task import Task
 from agentrl.testing.env_session import (
     LONG_CALL,
     EnvSession,
-    Played,
+    PlayedEpisode,
     StepSnapshot,
     asking,
     is_call,
-    made,
+    make_environment,
     moment_of,
     play,
     random_policy,
@@ -36,7 +37,7 @@ from agentrl.testing.report import Broken, Missing, Suspect, rule
 
 
 def require_equal(first: Sequence[StepSnapshot], second: Sequence[StepSnapshot], what: str) -> None:
-    """Raise `Broken`, with the first moment that differs, unless both are equal."""
+    """Raise `Broken` with the first difference unless both are equal."""
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
         if repr(one) != repr(other):  # nan is not equal to itself
             raise Broken(f"{what} at observation {number}: {_difference(one, other)}")
@@ -52,12 +53,12 @@ def _difference(one: StepSnapshot, other: StepSnapshot) -> str:
 
 
 _TASKS_COMPARED = 32
-"""No more: a small world may rightly have only a hundred different episodes."""
+"""Maximum number of tasks; more would reject a small environment with about a hundred different episodes."""
 _STEPS_COMPARED = 5
-"""Steps in which different tasks may show that they differ; all are played by the same random policy."""
+"""Maximum number of steps in which different tasks must differ under the same random policy."""
 
 
-@rule("draw from `self.np_random` only; no global generator, clock, or order of a set")
+@rule("draw only from `self.np_random`; use no global generator, no clock, and no order of a set")
 def is_deterministic(subject: Subject) -> str:
     """A second environment gives the same episodes."""
     second = transcript(subject.spec.make, subject.options, subject.tasks, subject.limit)
@@ -65,12 +66,12 @@ def is_deterministic(subject: Subject) -> str:
     return f"{len(second)} observations equal"
 
 
-@rule("sort what comes from sets, folders and `hash()`; register what `make` is by name in a module")
+@rule("sort the content of sets and folders, and do not use `hash()`; make `make` importable from a module by name")
 def is_the_same_everywhere(subject: Subject) -> str:
     """Another process gives the same episodes."""
     elsewhere = subject.elsewhere
     if elsewhere.unknown and subject.spec.isolation_under(subject.options) is not Isolation.PROCESS:
-        hint = "" if ":" in subject.spec.name else "; name it module:EnvId to run it in worker processes"
+        hint = "" if ":" in subject.spec.name else "; use the name module:EnvId to run it in worker processes"
         raise Missing(f"{elsewhere.unknown}{hint}")
     if problem := elsewhere.unknown or elsewhere.failure or elsewhere.end:
         raise Broken(problem)
@@ -78,7 +79,7 @@ def is_the_same_everywhere(subject: Subject) -> str:
     return f"{len(elsewhere.moments)} observations equal"
 
 
-@rule("set every attribute of an episode anew in `reset`")
+@rule("set every attribute of an episode in `reset`")
 def resets_completely(subject: Subject) -> str:
     """No episode, finished or abandoned, changes the next one."""
     task = subject.tasks[0]
@@ -89,15 +90,15 @@ def resets_completely(subject: Subject) -> str:
             play(session, other, random_policy(other.seed + 1), steps)
         again = play(session, task, random_policy(task.seed), subject.limit)
     require_equal(fresh.moments, again.moments, "an episode depends on those before it")
-    return "an episode is the same after others"
+    return "an episode is the same after other episodes"
 
 
-@rule("use the seed, or the options, in `reset`; offer fewer tasks where there are no more")
+@rule("use the seed or the options in `reset`; offer fewer tasks if there are no more")
 def differs_between_tasks(subject: Subject) -> str:
-    """Different tasks are different episodes: a seed or an option changes what is seen, or what is hidden."""
+    """Different tasks are different episodes: a seed or an option changes the observations or the hidden state."""
     count = min(subject.effort.openings, _TASKS_COMPARED, len(subject.source))
     if count < 2:
-        raise Missing("one task")
+        raise Missing("only one task")
     seen: set[str] = set()
     with subject.session() as session:
         numbers = list(until(subject.effort.openings_s, range(count)))
@@ -110,7 +111,7 @@ def differs_between_tasks(subject: Subject) -> str:
 
 
 def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
-    """Few tasks look different: what they hide decides."""
+    """Judge tasks of which few look different, by their hidden states."""
     different = max(len(seen), len(hidden))
     if None in hidden:
         raise Suspect(
@@ -124,7 +125,7 @@ def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> str:
 
 
 def _evidence(session: EnvSession, task: Task, steps: int) -> str:
-    """Return what tells a task from others: its state where it has a key, else its first steps."""
+    """Return what distinguishes a task: its opening and the key of its state, or its first steps without a key."""
     observation = session.reset(task)
     key = session.call("state_key")
     if key is not None:
@@ -133,30 +134,30 @@ def _evidence(session: EnvSession, task: Task, steps: int) -> str:
 
 
 def _hidden_state(session: EnvSession, task: Task) -> str | None:
-    """Checksum of the attributes of an environment that begins a task; ``None`` where they are no plain data.
+    """Return a checksum of the environment's attributes at the start of a task; ``None`` if they are not plain data.
 
-    Generators are left out: they differ with the seed even where nothing is drawn.
+    Generators are excluded: they differ with the seed even if nothing is drawn.
     """
     session.reset(task)
     bare = getattr(session.env, "unwrapped", session.env)
     state = {name: value for name, value in vars(bare).items() if not name.startswith("_np_random")}
     try:
         return hashlib.sha256(pickle.dumps(state)).hexdigest()
-    except Exception:  # whatever an attribute raises: it is no plain data
+    except Exception:  # an attribute that cannot be pickled is not plain data
         return None
 
 
 _STEPS_AFTER = 10
 
 
-@rule("make the key from the state alone, as text: of sorted plain data, or its checksum")
+@rule("compute the key only from the state, as text: from sorted plain data, or as its checksum")
 def has_keys_of_its_states(subject: Subject) -> str:
-    """`state_key()` is text, and the same for the same state: asked twice, and in another environment."""
+    """`state_key()` is text, and the same for the same state, in a second call and in another environment."""
     compared = 0
     with subject.session() as session, subject.session() as other:
         if session.find("state_key") is None:
             raise Missing("no state_key()")
-        for task, played in zip(subject.tasks, subject.alone, strict=False):
+        for task, played in zip(subject.tasks, subject.single_episodes, strict=False):
             is_same = session.reset(task) == other.reset(task)
             _require_equal_keys(session, other)
             for action in played.actions:
@@ -165,7 +166,7 @@ def has_keys_of_its_states(subject: Subject) -> str:
                     break
                 _require_equal_keys(session, other)
                 compared += 1
-    return f"{compared} states have the same key twice"
+    return f"{compared} states have equal keys"
 
 
 def _require_equal_keys(session: EnvSession, other: EnvSession) -> None:
@@ -173,14 +174,14 @@ def _require_equal_keys(session: EnvSession, other: EnvSession) -> None:
     if not isinstance(key, str):
         raise Broken(f"state_key() gave a {type(key).__name__}, expected text")
     if session.call("state_key") != key:
-        raise Broken("state_key() gives another key when it is asked twice")
+        raise Broken("state_key() returns another key in a second call")
     if other.call("state_key") != key:
         raise Broken("state_key() differs between two environments after the same actions")
 
 
-@rule("save all of the state, steps and generators included, as JSON types")
+@rule("save the whole state, including step counts and generators, as JSON types")
 def restores_snapshots(subject: Subject) -> str:
-    """A snapshot is plain data, and an episode goes on from it in another environment as it did here."""
+    """A snapshot is plain data, and an episode continues from it in another environment as in the original."""
     task = subject.tasks[0]
     with subject.session() as session, subject.session() as other:
         if session.find("snapshot") is None or session.find("restore") is None:
@@ -190,12 +191,12 @@ def restores_snapshots(subject: Subject) -> str:
                 break
         key, saved = session.call("state_key"), json.dumps(session.call("snapshot"))
         here = _walk(session, task.seed)
-        if session.find("tools") and not other.find("tools"):  # a remote environment hears of them in its first reset
+        if session.find("tools") and not other.find("tools"):  # a remote one learns its tools in the first reset
             other.reset(task)
         other.call("restore", json.loads(saved))
         if other.call("state_key") != key:
             raise Broken("state_key() differs after restore()")
-        require_equal(here, _walk(other, task.seed), "the episode goes on differently after restore()")
+        require_equal(here, _walk(other, task.seed), "the episode continues differently after restore()")
     return f"{len(saved)} bytes; {len(here)} steps equal after restore()"
 
 
@@ -211,18 +212,18 @@ def _walk(session: EnvSession, seed: int) -> list[StepSnapshot]:
 
 
 TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
-"""Packages with native code that this framework itself runs on."""
+"""Packages with native code that this framework itself uses."""
 _THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
-"""Beginnings of names of threads that an environment did not start itself."""
+"""Prefixes of the names of threads that the environment did not start itself."""
 DEADLINE_S = 60.0
-"""Seconds after which something hangs."""
+"""Seconds after which an operation counts as hanging."""
 _SHORT_TURN_S = 1e-5
-"""Threads switch this often, so that conflicts show sooner."""
+"""Seconds between thread switches, short so that conflicts appear sooner."""
 
 
-@rule("state `isolation=Isolation.PROCESS`: there, a crash costs the episodes of one worker")
+@rule("state `isolation=Isolation.PROCESS`, where a crash only ends the episodes of one worker")
 def is_isolated_enough(subject: Subject) -> str:
-    """Environments that may end the process (native code, threads of their own) run in worker processes."""
+    """Environments that may end the process (by native code or their own threads) run in worker processes."""
     if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
         raise Missing("it runs in worker processes")
     before = set(threading.enumerate())
@@ -231,22 +232,22 @@ def is_isolated_enough(subject: Subject) -> str:
         started = [thread.name for thread in set(threading.enumerate()) - before]
         native = _native_packages(type(getattr(session.env, "unwrapped", session.env)))
     if own := [name for name in started if not name.startswith(_THREADS_OF_PYTHON)]:
-        raise Suspect(f"it starts threads ({', '.join(sorted(own)[:3])}): what one of them breaks ends the run")
+        raise Suspect(f"it starts threads ({', '.join(sorted(own)[:3])}): a crash in one of them ends the run")
     if native:
         raise Suspect(f"its module uses native code ({', '.join(native[:3])}): a crash there ends the run")
-    return "no native code and no threads seen"
+    return "no native code and no threads found"
 
 
 def _native_packages(kind: type) -> list[str]:
-    """Packages with extension modules that the modules of an environment's classes have imported."""
+    """Return the packages with extension modules that the modules of an environment's classes import."""
     modules = [sys.modules.get(base.__module__) for base in kind.__mro__]
-    names = {name for module in modules if module is not None for name in _imported(module)}
+    names = {name for module in modules if module is not None for name in _imported_modules(module)}
     roots = {name.partition(".")[0] for name in names} - TRUSTED - sys.stdlib_module_names
     return sorted(root for root in roots if _has_extension(root))
 
 
-def _imported(module: ModuleType) -> set[str]:
-    """Names of the modules that a module's globals are, or come from."""
+def _imported_modules(module: ModuleType) -> set[str]:
+    """Return the names of the modules that a module's globals are or come from."""
     values = list(vars(module).values())
     named = {value.__name__ for value in values if isinstance(value, ModuleType)}
     return named | {value.__module__ for value in values if isinstance(getattr(value, "__module__", None), str)}
@@ -260,55 +261,55 @@ def _has_extension(root: str) -> bool:
 
 @rule("keep an episode's state in the instance, not in the class, the module or a shared file")
 def runs_interleaved(subject: Subject) -> str:
-    """Episodes that take turns in one process are as if alone."""
-    alone = subject.alone
-    together = asyncio.run(_take_turns(subject, alone))
-    for one, other in zip(alone, together, strict=True):
-        require_equal(one.moments, other, "an episode that takes turns with others differs from the same alone")
-    return f"{len(alone)} episodes at once are as if alone"
+    """Interleaved episodes in one process are equal to episodes that run alone."""
+    single = subject.single_episodes
+    together = asyncio.run(_take_turns(subject, single))
+    for one, other in zip(single, together, strict=True):
+        require_equal(one.moments, other, "an interleaved episode differs from the same episode alone")
+    return f"{len(single)} interleaved episodes are equal to single ones"
 
 
-async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[StepSnapshot]]:
-    envs = [made(subject.spec.make, subject.options) for _ in alone]
+async def _take_turns(subject: Subject, single: Sequence[PlayedEpisode]) -> list[list[StepSnapshot]]:
+    envs = [make_environment(subject.spec.make, subject.options) for _ in single]
     try:
-        plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in alone), strict=False))
+        plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in single), strict=False))
         return list(await asyncio.gather(*plays))
     finally:
         for env in envs:
             await maybe_await(env.close())
 
 
-@rule("share nothing that changes, or state `isolation=Isolation.PROCESS`")
+@rule("share no mutable state, or state `isolation=Isolation.PROCESS`")
 def runs_in_threads(subject: Subject) -> str:
-    """Episodes in several threads at once are as if alone."""
+    """Concurrent episodes in several threads are equal to episodes that run alone."""
     if subject.spec.isolation_under(subject.options) is not Isolation.THREAD:
         raise Missing("its code does not run in threads")
-    alone = subject.alone
+    single = subject.single_episodes
     with subject.session() as session:
         if isinstance(session.env, AsyncEnv):
             raise Missing("its steps are awaited in the event loop")
-    for one, other in zip(alone, _play_in_threads(subject, alone), strict=True):
-        require_equal(one.moments, other, "an episode in one of several threads differs from the same alone")
-    return f"{len(alone)} episodes in threads are as if alone"
+    for one, other in zip(single, _play_in_threads(subject, single), strict=True):
+        require_equal(one.moments, other, "an episode in one of several threads differs from the same episode alone")
+    return f"{len(single)} episodes in threads are equal to single ones"
 
 
-def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[StepSnapshot]]:
-    start = threading.Barrier(len(alone))
+def _play_in_threads(subject: Subject, single: Sequence[PlayedEpisode]) -> list[list[StepSnapshot]]:
+    start = threading.Barrier(len(single))
     ended: dict[int, list[StepSnapshot] | Exception] = {}
 
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
         try:
-            env = made(subject.spec.make, subject.options)
+            env = make_environment(subject.spec.make, subject.options)
             start.wait(DEADLINE_S)
             try:
                 ended[number] = asyncio.run(replay(env, task, actions))
             finally:
                 env.close()
-        except Exception as error:  # a thread's error is the rule's
+        except Exception as error:  # the rule raises a thread's error
             start.abort()
             ended.setdefault(number, error)
 
-    plays = enumerate(zip(subject.tasks, (episode.actions for episode in alone), strict=False))
+    plays = enumerate(zip(subject.tasks, (episode.actions for episode in single), strict=False))
     threads = [threading.Thread(target=run, args=(number, *play), daemon=True) for number, play in plays]
     _run_threads(threads)
     results = [ended.get(number) for number in range(len(threads))]
@@ -332,30 +333,32 @@ def _run_threads(threads: Sequence[threading.Thread]) -> None:
         raise Broken(f"an episode in one of several threads did not end within {DEADLINE_S:g} s")
 
 
-@rule("release in `finally` what was taken before an `await`; let `reset` start from anything")
+@rule("release in `finally` what was acquired before an `await`; let `reset` start from any state")
 def survives_cancellation(subject: Subject) -> str:
-    """After a reset or a step that was cancelled while it was awaited, the next episode is as new."""
+    """A cancelled reset or step does not change the next episode."""
     with subject.session() as session:
         if not isinstance(session.env, AsyncEnv):
             raise Missing("nothing is awaited, so nothing can be cancelled")
-    fresh = subject.alone[0]
+    fresh = subject.single_episodes[0]
     with asking("a call after a cancelled one", times=LONG_CALL):
-        cut = asyncio.run(_cut_and_go_on(subject, fresh))
+        cut = asyncio.run(_cancel_and_continue(subject, fresh))
     if not cut:
-        raise Missing("its steps were over before they could be cancelled")
+        raise Missing("its steps ended before they could be cancelled")
     return f"an episode is the same after {cut} cancelled calls"
 
 
-async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:
+async def _cancel_and_continue(subject: Subject, fresh: PlayedEpisode) -> int:
     task = subject.tasks[0]
-    env = cast("AsyncEnv", made(subject.spec.make, subject.options))
+    env = cast("AsyncEnv", make_environment(subject.spec.make, subject.options))
     cut = 0
     try:
         for pauses in range(1, 4):
             cut += await _cancel(env.reset(seed=task.seed, options=dict(task.options)), pauses)
             async with asyncio.timeout(DEADLINE_S):
                 await env.reset(seed=task.seed, options=dict(task.options))
-            cut += await _cancel(env.step(next((said for said in fresh.actions if not is_call(said)), "")), pauses)
+            cut += await _cancel(
+                env.step(next((action for action in fresh.actions if not is_call(action)), "")), pauses
+            )
             async with asyncio.timeout(DEADLINE_S):
                 again = await replay(env, task, fresh.actions)
             require_equal(fresh.moments, again, "an episode after a cancelled one differs")
@@ -365,14 +368,14 @@ async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:
 
 
 async def _cancel(call: Coroutine[Any, Any, Any], pauses: int) -> bool:
-    """Cancel a call after some turns of the event loop; true if it was still awaited then."""
+    """Cancel a call after some turns of the event loop; return True if it was still running."""
     running = asyncio.ensure_future(call)
     for _ in range(pauses):
         await asyncio.sleep(0)
     running.cancel()
     await asyncio.wait({running}, timeout=DEADLINE_S)
     if not running.done():
-        raise Broken(f"a cancelled call went on for {DEADLINE_S:g} s")
+        raise Broken(f"a cancelled call continued for {DEADLINE_S:g} s")
     if not running.cancelled():
         running.exception()
     return running.cancelled()

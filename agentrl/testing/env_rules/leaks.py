@@ -1,7 +1,7 @@
-"""Rules about what a policy must not read: answers, plans, the reward, and files of this machine.
+"""Rules about information that a policy must not read: answers, plans, the reward, and files of this machine.
 
-A finding about texts is a smell, not a proof. That a file is opened is noticed whatever process opens it and whether or
-not anything of it is shown (Linux only).
+A finding about texts is an indication, not a proof. An opened file is detected for any process, even if none of its
+content is shown (Linux only).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.task import Task
-from agentrl.testing.env_session import EnvSession, Played, plain_text
+from agentrl.testing.env_session import EnvSession, PlayedEpisode, plain_text
 from agentrl.testing.env_subject import Subject
 from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 from agentrl.tool import Tool
@@ -27,19 +27,19 @@ from agentrl.tool import Tool
 ANSWER = r"answers?|solutions?|secrets?|ground[ _]truth|gold|labels?|passwords?"
 _ANSWER_NAME = re.compile(rf"(?:^|_)(?:{ANSWER}|hidden)$")
 _LONG = 4
-"""Characters from which a text does not stand somewhere by chance."""
+"""Minimum number of characters of a text that does not occur by chance."""
 _FEW = 3
-"""Tasks, plans or rewards below which nothing is concluded."""
+"""Minimum number of tasks, plans or rewards for a conclusion."""
 _SHORT_PLAN = 3
 _LONG_ACTION = 8
 
 
-@rule("keep answers out of texts, hints and infos; a choice among given answers is no fault")
+@rule("keep answers out of texts, hints and infos; a choice among given answers is fine")
 def hides_the_answer(subject: Subject) -> str:
-    """No answer stands in what the policy reads first: prompt, opening, hint, tools, info of reset.
+    """The texts that the policy reads first contain no answer: prompt, opening, hint, tools, info of reset.
 
-    Answers are a task's ground truth, and attributes of the environment that are called so. An answer counts as shown
-    when, in every task, it follows a word like "answer", or is a text of some length, and it differs between tasks.
+    Answers are a task's ground truth, and attributes of the environment with names such as ``solution``. An answer
+    counts as shown if in every task it follows a word like "answer" or has some length, and it differs between tasks.
     """
     shown: dict[str, list[str]] = {}
     with subject.session() as session:
@@ -49,10 +49,10 @@ def hides_the_answer(subject: Subject) -> str:
                 found = [answer for answer in answers if _tells(text, answer)]
                 shown.setdefault(source, []).extend(found[:1])
     if not shown:
-        raise Missing("no task says what its answer is")
+        raise Missing("no task has a known answer")
     for source, found in shown.items():
         if len(found) >= len(subject.tasks) and len(set(found)) >= min(_FEW, len(found)) > 1:
-            raise Suspect(f"{source} stands in what the policy reads first, for example {found[0][:60]!r}")
+            raise Suspect(f"{source} appears in the texts that the policy reads first, for example {found[0][:60]!r}")
     return f"looked for {', '.join(shown)}"
 
 
@@ -75,7 +75,7 @@ def _needs_nothing(tool: Tool) -> bool:
 
 
 def _answers(session: EnvSession, task: Task) -> dict[str, list[str]]:
-    """Answers by where they are known from."""
+    """Return the known answers by their source."""
     found = {} if task.ground_truth is None else {"the task's ground truth": _texts(task.ground_truth)}
     bare = getattr(session.env, "unwrapped", session.env)
     inner = [value for value in _attributes(bare).values() if type(value).__module__ not in ("builtins", "numpy")]
@@ -107,18 +107,18 @@ def _tells(text: str, answer: str) -> bool:
     return re.search(rf"\b(?:{ANSWER})\b\W*(?:is\W+)?{whole}", text, re.IGNORECASE) is not None
 
 
-@rule("leave the solution out of the observation")
+@rule("remove the solution from the observation")
 def hides_the_plan(subject: Subject) -> str:
-    """The first observation does not hold what the expert then does, action by action."""
-    told = [
+    """The first observation does not contain the expert's actions in order."""
+    found = [
         _holds(episode.moments[0].observation, episode.actions)
         for episode in subject.expert_episodes
         if _is_telling(episode.actions)
     ]
     different = {episode.actions for episode in subject.expert_episodes}
-    if len(told) >= _FEW and len(different) >= _FEW and 2 * sum(told) > len(told):
-        raise Suspect(f"{sum(told)} of {len(told)} first observations hold the expert's whole plan")
-    return f"{sum(told)} of {len(told)} first observations hold a plan"
+    if len(found) >= _FEW and len(different) >= _FEW and 2 * sum(found) > len(found):
+        raise Suspect(f"{sum(found)} of {len(found)} first observations contain the expert's whole plan")
+    return f"{sum(found)} of {len(found)} first observations contain a plan"
 
 
 def _is_telling(actions: Sequence[str]) -> bool:
@@ -126,21 +126,21 @@ def _is_telling(actions: Sequence[str]) -> bool:
 
 
 def _holds(text: str, actions: Sequence[str]) -> bool:
-    """True if the actions stand in the text one after the other, with little between them."""
+    """Return True if the actions follow one another in the text, with little between them."""
     return re.search(r"\W+(?:\w{1,4}\W+)?".join(map(re.escape, actions)), text, re.IGNORECASE) is not None
 
 
-@rule("leave the reward to the trainer; a score that belongs to the game is no fault")
+@rule("remove the reward from the observation; a score that belongs to the game is fine")
 def hides_the_reward(subject: Subject) -> str:
-    """An observation after which the episode goes on does not tell the number of the reward."""
-    episodes: list[Played] = list(subject.random_episodes)
+    """Observations before the last one do not state the reward."""
+    episodes: list[PlayedEpisode] = list(subject.random_episodes)
     with suppress(Missing):
         episodes += subject.expert_episodes
     steps = [result for episode in episodes for result in episode.results if result.reward and not result.done]
-    told = [result.reward for result in steps if _tells_reward(plain_text(result.observation), result.reward)]
-    if len(told) >= _FEW and 2 * len(told) > len(steps):
-        raise Suspect(f"{len(told)} of {len(steps)} rewards stand in the observation, for example {told[0]:g}")
-    return f"{len(told)} of {len(steps)} rewards on the way stand in the observation"
+    found = [result.reward for result in steps if _tells_reward(plain_text(result.observation), result.reward)]
+    if len(found) >= _FEW and 2 * len(found) > len(steps):
+        raise Suspect(f"{len(found)} of {len(steps)} rewards appear in the observation, for example {found[0]:g}")
+    return f"{len(found)} of {len(steps)} intermediate rewards appear in the observation"
 
 
 def _tells_reward(text: str, reward: float) -> bool:
@@ -156,7 +156,7 @@ _EVENTS_BYTES = 4096
 
 @contextmanager
 def _watching(path: Path) -> Iterator[Callable[[], bool]]:
-    """Provide a function that returns True if the file was opened since its last call; False without inotify."""
+    """Watch a file; the function returns True if it was opened since the last call (without inotify always False)."""
     libc = ctypes.CDLL(None)
     descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)) if hasattr(libc, "inotify_init1") else -1
 
@@ -175,9 +175,9 @@ def _watching(path: Path) -> Iterator[Callable[[], bool]]:
             os.close(descriptor)
 
 
-@rule("let actions and tools work in a sandbox, or in a folder of their own")
+@rule("let actions and tools work in a sandbox, or in their own folder")
 def reads_no_files(subject: Subject) -> str:
-    """No action and no tool of the episode opens files of this machine: answers and tests are such files."""
+    """No action and no tool opens files of this machine, which may contain answers and tests."""
     mark = secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder, subject.session() as session:
         path = Path(folder) / "answer.txt"
@@ -194,7 +194,7 @@ def reads_no_files(subject: Subject) -> str:
 
 
 def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[str, str]]:
-    """Try actions and tools; give each and what it showed."""
+    """Try actions and tools, and yield each with its output."""
     command, program = f"cat {path}", f"print(open({path!r}).read())"
     texts = (path, command, f"open({path!r}).read()", program, f"file://{path}")
     for text in (*texts, f"```bash\n{command}\n```", f"```python\n{program}\n```"):
@@ -214,14 +214,14 @@ def _text_arguments(tool: Tool) -> list[str]:
 
 
 LOOKED_AT = 4
-"""Tasks."""
+"""Maximum number of tasks whose sandbox is inspected."""
 
 
-@rule("judge in another sandbox than the one in which the policy acts")
+@rule("grade in another sandbox than the one in which the policy acts")
 def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
-    """No hidden test and no solution can be read where the policy acts, neither at first nor after a step.
+    """The policy's sandbox contains no hidden test and no solution, neither at first nor after a step.
 
-    ``visible()`` gives the texts of what can be read there by place, ``secrets()`` the texts that must not be.
+    ``visible()`` returns the readable texts by their place, ``secrets()`` the texts that must not be among them.
     """
     read = 0
     with subject.session() as session:
@@ -233,14 +233,14 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
             read += _look(session)
             if not session.step("").done:
                 read += _look(session)
-    return Finding(f"{read} things read, {len(tasks)} tasks", {"read": float(read)})
+    return Finding(f"{read} texts read, {len(tasks)} tasks", {"read": float(read)})
 
 
 def _look(session: EnvSession) -> int:
-    """Return how much is shown.
+    """Return the number of visible texts.
 
     Raises:
-        Broken: a secret.
+        Broken: a text contains a secret.
     """
     shown: Mapping[str, str] = session.call("visible")
     secrets: Sequence[str] = session.call("secrets")

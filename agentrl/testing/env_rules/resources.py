@@ -1,4 +1,4 @@
-"""Rules about resources: what an environment holds and gives back, and how long its resets and steps take."""
+"""Rules about resources: open files, threads, processes, memory, and the time of resets and steps."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from agentrl.testing.env_subject import Subject, until
 from agentrl.testing.report import Broken, Finding, Missing, Suspect, rule
 
 _PATIENCE_S = 2.0
-"""Seconds in which threads and processes may end."""
+"""Seconds to wait for the end of threads and processes."""
 _OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
 _TASKS = Path("/proc/self/task")
 
 
 class OpenResources(NamedTuple):
-    """Numbers of things; 0 where the system does not tell."""
+    """Numbers of open resources; 0 if the system does not report them."""
 
     open_files: int
     threads: int
     processes: int
 
     def over(self, before: OpenResources) -> str:
-        """Describe what there is more of than before; empty when there is nothing."""
+        """Describe the resources that have increased; empty if none have."""
         extra = [now - then for now, then in zip(self, before, strict=True)]
         names = (name.replace("_", " ") for name in self._fields)
         return ", ".join(f"{count} {name}" for count, name in zip(extra, names, strict=True) if count > 0)
 
 
-def holdings() -> OpenResources:
-    """Count what there is now."""
+def count_resources() -> OpenResources:
+    """Count the open resources of this process."""
     folder = next((path for path in _OPEN_FILES if path.is_dir()), None)
     return OpenResources(
         open_files=len(os.listdir(folder)) if folder else 0,
@@ -50,56 +50,56 @@ def holdings() -> OpenResources:
     )
 
 
-def settled_holdings(before: OpenResources) -> OpenResources:
-    """Count what there is now; if it is more than before, count again after some patience."""
+def await_resources(before: OpenResources) -> OpenResources:
+    """Count the open resources; while there are more than before, count again until the patience ends."""
     end = time.perf_counter() + _PATIENCE_S
-    now = holdings()
+    now = count_resources()
     while now.over(before) and time.perf_counter() < end:
         time.sleep(0.02)
-        now = holdings()
+        now = count_resources()
     return now
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     facts = Path("/proc/self/statm")
     return int(facts.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if facts.is_file() else 0
 
 
 FEWEST_EPISODES = 32
-"""With fewer, what is made once looks like a leak."""
+"""Minimum number of episodes; with fewer, one-time allocations look like a leak."""
 SLACK_BYTES = 4096
-"""Growth that is no leak: of tables that are made larger in leaps."""
+"""Growth that does not count as a leak: tables grow in steps."""
 SLACK_BYTES_PER_EPISODE = 64
-"""Negligible growth: 64 MB in a million episodes."""
+"""Growth per episode that does not count as a leak: 64 MB in a million episodes."""
 SLACK_RESIDENT_BYTES = 32 << 20
 _STEPS = 10
 _WARM_ROUNDS = 2
-"""Rounds after which what is kept on purpose is mostly there."""
+"""Number of rounds after which caches are mostly filled."""
 _DOUBTS = 4
-"""Further measurements before growth counts: caches that fill late, as on a slow machine, stop growing."""
+"""Number of further measurements before growth counts: caches that fill late, as on a slow machine, stop growing."""
 
 
 @rule("close files, threads and processes in `close`, even without a reset; keep no list of instances")
 def releases_everything(subject: Subject) -> str:
-    """After `close`, whenever it is called, no open file, thread or child process is left, and the object is gone."""
+    """After `close` at any time no open file, thread or child process is left, and the object is freed."""
     lives = (None, 2, subject.limit)
-    for steps in lives:  # what all environments of a process share is made once
+    for steps in lives:  # resources that all environments of a process share are made once
         _live(subject, steps)
     with _new_garbage_only():
-        before = holdings()
+        before = count_resources()
         references = [_live(subject, steps) for steps in lives]
         gc.collect()
-    if more := settled_holdings(before).over(before):
+    if more := await_resources(before).over(before):
         raise Broken(f"left after close of {len(lives)} environments: {more}")
     kept = sum(reference is not None and reference() is not None for reference in references)
     if kept:
-        raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: something refers to them")
+        raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: something references them")
     return f"nothing left of {len(lives)} environments"
 
 
 def _live(subject: Subject, steps: int | None) -> weakref.ref[Any] | None:
-    """Make an environment, play so many steps (``None``: not even a reset), and close it."""
+    """Make an environment, play `steps` steps (``None``: not even a reset), and close it; return a reference to it."""
     task = subject.tasks[0]
     with subject.session() as session:
         if steps is not None:
@@ -112,14 +112,14 @@ class _Reading(NamedTuple):
     """Memory in use, in bytes."""
 
     allocated: int
-    """Of Python's allocator."""
+    """Memory of Python's allocator."""
     resident: int
-    """Of the process."""
+    """Resident memory of the process."""
 
 
-@rule("drop in `reset` what an episode collected; bound caches")
+@rule("release the data of an episode in `reset`; limit the size of caches")
 def keeps_its_memory(subject: Subject) -> Finding:
-    """Memory does not grow over the same episodes again and again: up to 1,000, the first steps of each."""
+    """Memory does not grow when the first steps of the same episodes are repeated, up to 1,000 times in total."""
     limit = min(subject.limit, _STEPS)
     with subject.session() as session:
         scripts = [(task, play(session, task, random_policy(task.seed), limit).actions) for task in subject.tasks]
@@ -129,7 +129,7 @@ def keeps_its_memory(subject: Subject) -> Finding:
         readings = [_read()]
         rounds = _rounds_in_time(session, scripts, subject)
         if (episodes := 2 * rounds * len(scripts)) < FEWEST_EPISODES:
-            raise Missing(f"only {episodes} episodes in the time that there was")
+            raise Missing(f"only {episodes} episodes in the available time")
         readings.append(_read())
         for _ in range(1 + _DOUBTS):
             for _ in range(rounds):
@@ -146,7 +146,7 @@ def keeps_its_memory(subject: Subject) -> Finding:
 
 
 def _rounds_in_time(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]], subject: Subject) -> int:
-    """Play rounds for half the time that there is, and count them."""
+    """Play rounds for half of the available time, and return their number."""
     rounds, most = 0, max(1, subject.effort.growth_episodes // len(scripts) // 2)
     end = time.perf_counter() + subject.effort.growth_s / 2
     while rounds < most and (rounds == 0 or time.perf_counter() < end):
@@ -156,12 +156,12 @@ def _rounds_in_time(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[
 
 
 def _suspicion(readings: Sequence[_Reading], episodes: int) -> Broken | Suspect | None:
-    """Memory leaks when it grows in the first half and in the second, about as much."""
+    """Return the suspicion of a leak: memory grew in both halves of the measurement; ``None`` without one."""
     start, middle, end = readings
     allocated, resident = end.allocated - start.allocated, end.resident - start.resident
     halves = middle.allocated - start.allocated, end.allocated - middle.allocated
     if min(halves) > max(SLACK_BYTES, SLACK_BYTES_PER_EPISODE * episodes // 2):
-        return Broken(f"{allocated / episodes:,.0f} bytes more with each episode, over {episodes:,} episodes")
+        return Broken(f"memory grows by {allocated / episodes:,.0f} bytes per episode, over {episodes:,} episodes")
     if min(middle.resident - start.resident, end.resident - middle.resident) > SLACK_RESIDENT_BYTES / 2:
         return Suspect(f"the process grew by {resident >> 20} MiB over {episodes:,} episodes, outside Python's memory")
     return None
@@ -181,9 +181,9 @@ def _read() -> _Reading:
 
 
 def _clear_method_cache() -> None:
-    """Drop the interpreter's cache of methods, which keeps up to 4,096 names that were made for a look-up.
+    """Clear the interpreter's method cache, which keeps up to 4,096 names of attribute look-ups.
 
-    ``finditer`` and ``getattr`` with a new string fill it slowly, which looks like a leak.
+    ``finditer`` and ``getattr`` with new strings fill it slowly, which looks like a leak.
     """
     clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
     if clear is not None:
@@ -192,7 +192,7 @@ def _clear_method_cache() -> None:
 
 @contextmanager
 def _new_garbage_only() -> Iterator[None]:
-    """Leave what is there already out of collections: in a process with large libraries each takes a while."""
+    """Exclude existing objects from garbage collections, which are slow in a process with large libraries."""
     if gc.get_freeze_count():
         yield
         return
@@ -205,7 +205,7 @@ def _new_garbage_only() -> Iterator[None]:
 
 @contextmanager
 def _tracing() -> Iterator[None]:
-    """Trace allocations, unless they are traced already."""
+    """Trace allocations unless they are already traced."""
     if tracemalloc.is_tracing():
         yield
         return
@@ -217,14 +217,14 @@ def _tracing() -> Iterator[None]:
 
 
 INLINE_STEP_MS = 2.0
-"""Median milliseconds of a step from which an environment must not run inside the event loop."""
+"""Maximum median milliseconds of a step for an environment that runs in the event loop."""
 _EPISODES = 1000
 _TIMED_STEPS = 20
 
 
 @rule("state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster")
 def is_as_fast_as_it_says(subject: Subject) -> Finding:
-    """Inside the event loop only what takes far less than a model's turn may run."""
+    """An environment that runs in the event loop has steps that take far less time than a model's turn."""
     resets: list[float] = []
     steps: list[float] = []
     with subject.session() as session:
@@ -248,12 +248,12 @@ def is_as_fast_as_it_says(subject: Subject) -> Finding:
 
 
 def quantile(times: list[float], share: float) -> float:
-    """The time within which a share of them lies."""
+    """Return the quantile of the times for a share between 0 and 1."""
     return sorted(times)[min(int(share * len(times)), len(times) - 1)]
 
 
 def _time(session: EnvSession, subject: Subject, number: int, resets: list[float], steps: list[float]) -> None:
-    """Milliseconds of a reset and of the first steps of random play; choosing the actions is not counted."""
+    """Add the milliseconds of a reset and of the first steps of random play, without those of choosing actions."""
     task = subject.source[number]
     policy = random_policy(task.seed)
     start = time.perf_counter()

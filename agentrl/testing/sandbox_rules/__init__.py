@@ -1,1 +1,1 @@
-"""The rules of a sandbox, by theme; `agentrl.testing.sandbox_check` lists them."""
+"""Rules of sandboxes by topic; `agentrl.testing.sandbox_check` lists them."""

@@ -1,4 +1,4 @@
-"""Rules about behaviour: commands and how they end, files, many sandboxes at once, and clean ends."""
+"""Rules about behaviour: commands and their ends, files, concurrent sandboxes, and clean-up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.testing.report import Broken, require
 from agentrl.testing.sandbox_subject import (
     MachineState,
     SandboxSubject,
-    ending,
+    describe_end,
     host_file,
     in_sandbox,
     require_nothing_left,
@@ -26,16 +26,16 @@ from agentrl.testing.sandbox_subject import (
 
 @in_sandbox
 async def runs_commands(sandbox: Sandbox) -> str:
-    """Commands get their words, input, folder and variables, and give back their output and exit code."""
+    """Commands get their arguments, input, folder and variables, and return their output and exit code."""
     shell = await sandbox.exec("echo out; echo err >&2; exit 7")
-    require((shell.exit_code, shell.stdout, shell.stderr) == (7, b"out\n", b"err\n"), ending(shell))
+    require((shell.exit_code, shell.stdout, shell.stderr) == (7, b"out\n", b"err\n"), describe_end(shell))
     words = await sandbox.exec(["printf", "%s|", "a b", "$HOME", "", "é"])
     require(words.stdout == "a b|$HOME||é|".encode(), f"words arrive as {words.stdout!r}")
     data = bytes(range(256)) * 2000
     counted = await sandbox.exec("wc -c", stdin=data)
     require(text(counted) == str(len(data)), f"{len(data)} bytes of input arrive as {text(counted)}")
     echoed = await sandbox.exec("cat", stdin=data[:5000])
-    require(echoed.stdout == data[:5000], "bytes do not come back as they were")
+    require(echoed.stdout == data[:5000], "bytes are returned changed")
     placed = await sandbox.exec("pwd; echo $GREETING", cwd="/tmp", env={"GREETING": "hello there"})
     require(text(placed) == "/tmp\nhello there", f"folder and variable are {text(placed)!r}")
     home = await sandbox.exec("pwd")
@@ -45,26 +45,26 @@ async def runs_commands(sandbox: Sandbox) -> str:
 
 @in_sandbox
 async def tells_how_commands_end(sandbox: Sandbox) -> str:
-    """Exit codes are those of a shell, and a command that cannot run is no failure of the sandbox."""
+    """Exit codes are those of a shell, and a command that cannot run is not a failure of the sandbox."""
     for command, expected in ((["no-such-program"], 127), (["/tmp"], 126), ("kill -9 $$", 137), ("kill -15 $$", 143)):
         result = await sandbox.exec(command)
-        require(result.exit_code == expected, f"{command!r} ends with {ending(result)}, expected {expected}")
+        require(result.exit_code == expected, f"{command!r} ends with {describe_end(result)}, expected {expected}")
     lost = await sandbox.exec("true", cwd="/no/such/folder")
-    require(lost.exit_code != 0, "a command runs in a folder that is not there")
+    require(lost.exit_code != 0, "a command runs in a folder that does not exist")
     return "127, 126, 128 + signal"
 
 
 @in_sandbox
 async def runs_commands_at_the_same_time(sandbox: Sandbox) -> str:
-    """Several commands of one sandbox run at the same time, each with its own output."""
+    """Several commands of one sandbox run concurrently, each with its own output."""
     results = await asyncio.gather(*(sandbox.exec(f"sleep 0.2; echo {number}") for number in range(8)))
     require([text(result) for result in results] == [str(n) for n in range(8)], "outputs are mixed up")
-    return "8 at once"
+    return "8 concurrent commands"
 
 
 @in_sandbox
 async def keeps_programs_running(sandbox: Sandbox) -> str:
-    """A spawned program is spoken to line by line, can be interrupted, and ends with its exit code."""
+    """A spawned program reads and writes line by line, can be interrupted, and ends with its exit code."""
     program = await sandbox.spawn("while read line; do echo got $line; done; echo bye >&2; exit 3")
     for number in range(20):
         await program.write(f"{number}\n".encode())
@@ -77,11 +77,11 @@ async def keeps_programs_running(sandbox: Sandbox) -> str:
     waiting.cancel()
     await program.write(b"kept\n")
     line = await program.read_line()
-    require(line == b"got kept\n", f"after a cancelled read comes {line!r}")
+    require(line == b"got kept\n", f"after a cancelled read the next line is {line!r}")
     await program.kill()
-    require((await program.wait()).exit_code == 137, "a killed program does not say so")
+    require((await program.wait()).exit_code == 137, "a killed program has another exit code than 137")
     sleeper = await sandbox.spawn("trap 'echo ouch; exit 5' INT; echo ready; while :; do sleep 0.05; done")
-    require(await sleeper.read_line() == b"ready\n", "a program does not get ready")
+    require(await sleeper.read_line() == b"ready\n", "a program does not start")
     await sleeper.interrupt()
     require(await sleeper.read_line() == b"ouch\n", "an interrupted program does not notice")
     require((await sleeper.wait()).exit_code == 5, "an interrupted program's exit code is lost")
@@ -91,13 +91,13 @@ async def keeps_programs_running(sandbox: Sandbox) -> str:
 
 @in_sandbox
 async def keeps_output_within_limits(sandbox: Sandbox) -> str:
-    """Output beyond the limit is dropped and marked, whoever writes it, and nothing else changes."""
+    """Output of any process beyond the limit is dropped and marked as truncated, and nothing else changes."""
     script = "head -c 5000 /dev/zero; echo err >&2; exit 4"
     result = await sandbox.exec(script, limits=Limits(output_bytes=1000))
     require(len(result.stdout) == 1000 and result.truncated, f"{len(result.stdout)} bytes are kept")
-    require((result.exit_code, result.stderr) == (4, b"err\n"), ending(result))
+    require((result.exit_code, result.stderr) == (4, b"err\n"), describe_end(result))
     flood = await sandbox.exec("yes & yes >&2", limits=Limits(seconds=1.0))
-    require(flood.timed_out and flood.truncated, f"a flood ends as {ending(flood)}")
+    require(flood.timed_out and flood.truncated, f"a flood ends as {describe_end(flood)}")
     kept = max(len(flood.stdout), len(flood.stderr))
     require(kept <= (sandbox.spec.limits.output_bytes or 0), "too much is kept")
     return f"a flood of output is cut to {len(flood.stdout)} bytes"
@@ -105,11 +105,11 @@ async def keeps_output_within_limits(sandbox: Sandbox) -> str:
 
 @in_sandbox
 async def reads_what_was_written(sandbox: Sandbox) -> str:
-    """Any bytes under any name come back, in folders that are made on the way."""
+    """Files with any bytes and any name are read back unchanged; missing folders are made."""
     data = secrets.token_bytes(300_000)
     for path in ("plain.txt", "deep/er/file", f"{sandbox.folder}/absolute", "/tmp/elsewhere", "na me'\"é\n;$x"):
         await sandbox.write(path, data)
-        require(await sandbox.read(path) == data, f"{path!r} comes back changed")
+        require(await sandbox.read(path) == data, f"{path!r} is returned changed")
     await sandbox.write("plain.txt", b"")
     require(await sandbox.read("plain.txt") == b"", "a replaced file keeps its content")
     await sandbox.write("run.sh", b"#!/bin/sh\necho ran\n", executable=True)
@@ -123,7 +123,7 @@ async def reads_what_was_written(sandbox: Sandbox) -> str:
 
 @in_sandbox
 async def says_why_a_file_cannot_be_read(sandbox: Sandbox) -> str:
-    """Paths that are no file, too large or out of reach are refused in words, in time."""
+    """Paths that are not files, too large or inaccessible are refused with a message, in time."""
     await sandbox.exec("mkfifo pipe; mkdir folder; ln -s loop loop; head -c 100000 /dev/zero > large")
     refused = ("", "nothing", "pipe", "folder", "loop", "/dev/zero", "/proc/1/mem", "a\0b", "plain/../../../nothing")
     for path in refused:
@@ -137,10 +137,10 @@ async def says_why_a_file_cannot_be_read(sandbox: Sandbox) -> str:
 
 
 async def lets_no_path_lead_out(subject: SandboxSubject) -> str:
-    """Neither dots nor links nor mounts show or change a file of the host, from outside or from inside."""
+    """Dots, links and mounts do not show or change a file of the host, from outside or from inside."""
     mark = secrets.token_hex(16)
     with host_file(mark) as file:
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             await sandbox.exec(["ln", "-s", str(file), "link"])
             await sandbox.exec(["ln", "-s", str(file.parent), "folder"])
             ways = [str(file), f"../../../../../../../..{file}", "link", "folder/secret.txt"]
@@ -156,21 +156,21 @@ async def lets_no_path_lead_out(subject: SandboxSubject) -> str:
 
 
 async def keeps_snapshots(subject: SandboxSubject) -> str:
-    """A snapshot restores the folder, links and modes included, here and in another sandbox."""
+    """A snapshot restores the folder with links and modes, in the same sandbox and in another one."""
     async with subject.open() as sandbox, subject.open() as other:
-        await sandbox.exec("find . -mindepth 1 -delete")  # what an image may bring along
+        await sandbox.exec("find . -mindepth 1 -delete")  # content of the image
         await sandbox.exec("mkdir -p a/b; echo one > a/b/c; ln -s b a/link; chmod 755 a/b/c; echo .x > .hidden")
         snapshot = await sandbox.snapshot()
         await sandbox.exec("rm -rf a; echo later > later; mkdir .more")
         for place in (sandbox, other):
             await place.restore(snapshot)
             seen = await place.exec("cat a/link/c .hidden; test -x a/b/c; echo $?; ls -A")
-            require(text(seen) == "one\n.x\n0\n.hidden\na", f"after a restore there is {ending(seen)}")
+            require(text(seen) == "one\n.x\n0\n.hidden\na", f"after a restore: {describe_end(seen)}")
     return f"{len(snapshot):,} bytes"
 
 
 async def _require_hidden(sandbox: Sandbox, path: str, mark: str) -> None:
-    """Check that the sandbox neither reads nor overwrites the host's file; it may make a new one inside."""
+    """Check that the sandbox neither reads nor overwrites the host's file; it may make its own file at the path."""
     with suppress(ToolError):
         require(mark.encode() not in await sandbox.read(path), f"read({path!r}) shows a file of the host")
     with suppress(ToolError):
@@ -187,7 +187,7 @@ async def _require_refused(attempt: Awaitable[Any], what: str) -> None:
 
 
 async def runs_many_at_once(subject: SandboxSubject) -> str:
-    """Sandboxes start, work and close at the same time, each with files of its own."""
+    """Sandboxes start, work and close concurrently, each with its own files."""
     before = MachineState.now()
     start = time.perf_counter()
 
@@ -199,11 +199,11 @@ async def runs_many_at_once(subject: SandboxSubject) -> str:
     seen = await asyncio.gather(*(one(number) for number in range(16)))
     require(seen == [str(number) for number in range(16)], "files of sandboxes are mixed up")
     await require_nothing_left(before)
-    return f"16 at once in {time.perf_counter() - start:.1f} s"
+    return f"16 concurrent sandboxes in {time.perf_counter() - start:.1f} s"
 
 
 async def leaves_nothing_behind(subject: SandboxSubject) -> str:
-    """Neither processes nor files nor folders stay, even when a sandbox is closed while it works."""
+    """No processes, files or folders remain, even if a sandbox is closed while it works."""
     async with subject.open() as warm:
         await warm.exec("true")
     before = MachineState.now()

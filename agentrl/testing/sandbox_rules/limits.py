@@ -1,4 +1,4 @@
-"""Rules about limits: attacks on memory, processes and disk, and commands that do not want to end."""
+"""Rules about limits: attacks on memory, processes and disk, and commands that resist their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentrl.testing.sandbox_subject import (
     TIGHT,
     MachineState,
     SandboxSubject,
-    ending,
+    describe_end,
     in_sandbox,
     require_alive,
     require_nothing_left,
@@ -118,72 +118,72 @@ _SYSTEM_V = """
 
 @in_sandbox
 async def stops_a_fork_bomb(sandbox: Sandbox) -> str:
-    """Processes are limited, and a fork bomb is dead after its deadline."""
+    """The number of processes is limited, and a fork bomb is killed at its deadline."""
     counted = await run_python(sandbox, _PROCESS_COUNT)
-    require(text(counted).isdigit(), ending(counted))
+    require(text(counted).isdigit(), describe_end(counted))
     require(int(text(counted)) <= (TIGHT.processes or 0), f"{text(counted)} processes can be made")
     for bomb in (["python3", "-c", "import os\nwhile True: os.fork()"], "bomb() { bomb | bomb & }; bomb; sleep 9"):
         await sandbox.exec(bomb, limits=Limits(seconds=1.0))
     result = await run_python(sandbox, _FORK_BOMB, limits=Limits(seconds=1.0))
-    require(result.timed_out, f"a fork bomb ends as {ending(result)}")
+    require(result.timed_out, f"a fork bomb ends as {describe_end(result)}")
     left = await sandbox.exec("ls -d /proc/[0-9]* | wc -l")
-    require(int(text(left)) < 10, f"{text(left)} processes are there after a fork bomb")
+    require(int(text(left)) < 10, f"{text(left)} processes are left after a fork bomb")
     return f"{text(counted)} processes at most"
 
 
 @in_sandbox
 async def stops_a_memory_bomb(sandbox: Sandbox) -> str:
-    """A process that takes all memory is ended."""
+    """A process that uses all memory is killed."""
     result = await run_python(sandbox, _MEMORY_BOMB, limits=Limits(seconds=4.0))
-    require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {ending(result)}")
+    require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {describe_end(result)}")
     own = await run_python(sandbox, "held = b'x' * 100 * 2**20", limits=Limits(memory_bytes=64 * MIB))
-    require(not own.succeeded, "a command's own memory limit does not count")
+    require(not own.succeeded, "a command's own memory limit has no effect")
     return "out of memory" if result.out_of_memory else "memory was refused"
 
 
 @in_sandbox
 async def counts_memory_of_all_processes(sandbox: Sandbox) -> str:
-    """Memory is limited for the whole sandbox, and not for each process alone."""
+    """Memory is limited for the whole sandbox, not only for each process."""
     most = (TIGHT.memory_bytes or 0) // MIB
     files = await run_python(sandbox, _OUTSIDE_PROCESSES)
     made = int(text(files) or 0)
-    require(made <= most, f"{made} MiB fit into files in memory where {most} MiB are allowed")
+    require(made <= most, f"{made} MiB fit into files in memory, but {most} MiB are allowed")
     result = await run_python(sandbox, _MANY_HANDS)
     held = int(text(result) or 0)
     if held > most:
-        raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
-    return f"10 processes of 40 MiB hold {held} MiB"
+        raise Suspect(f"10 processes use {held} MiB, but {most} MiB are allowed: no control groups found")
+    return f"10 processes of 40 MiB use {held} MiB"
 
 
 @in_sandbox
 async def keeps_no_memory_after_a_command(sandbox: Sandbox) -> str:
-    """A command's memory is free when it ends, System V memory and message queues too."""
+    """All memory of a command is freed when it ends, including System V memory and message queues."""
     taken = await run_python(sandbox, _SYSTEM_V)
-    require(len(text(taken).split()) == 2, ending(taken))
+    require(len(text(taken).split()) == 2, describe_end(taken))
     left = await sandbox.exec("tail -q -n +2 /proc/sysvipc/shm /proc/sysvipc/msg")
-    require(text(left) == "", f"after a command there are {text(left)}")
+    require(text(left) == "", f"left after a command: {text(left)}")
     return "refused" if text(taken) == "-1 -1" else "freed"
 
 
 @in_sandbox
 async def stops_a_disk_fill(sandbox: Sandbox) -> str:
-    """Files anywhere are limited in size, and gone with the sandbox."""
+    """The size of files is limited in all folders, and the files are deleted with the sandbox."""
     result = await run_python(sandbox, _FILL, limits=Limits(memory_bytes=MIB * 120))
     filled = await sandbox.exec("du -sk /work /tmp /dev/shm 2>/dev/null | awk '{n += $1} END {print n}'")
     total = max(int(text(result) or 0), int(text(filled) or 0) * 1024) // MIB
     most = 4 * (TIGHT.disk_bytes or 0) // MIB
-    require(total <= most, f"{total} MiB can be written where 16 MiB fit into a folder")
+    require(total <= most, f"{total} MiB can be written in total, but a folder may have 16 MiB")
     await sandbox.exec("rm -rf /work/* /tmp/* /dev/shm/*")
     single = await run_python(sandbox, _ONE_FILE)
     require(int(text(single) or 0) <= (TIGHT.file_bytes or 0), f"a file of {text(single)} bytes can be written")
     many = await run_python(sandbox, _MANY_FILES, limits=Limits(seconds=1.0))
-    require(not many.succeeded, ending(many))
+    require(not many.succeeded, describe_end(many))
     return f"{total} MiB in all folders together, {int(text(single)) // MIB} MiB in a file"
 
 
 @in_sandbox
 async def stops_a_zip_bomb(sandbox: Sandbox) -> str:
-    """Small files that unpack to large ones fill neither disk nor memory."""
+    """Small files that unpack to large ones do not fill disk or memory."""
     bomb = gzip.compress(bytes(300 * MIB), compresslevel=9)
     await sandbox.write("bomb.gz", bomb)
     unpacked = await sandbox.exec("gzip -dc bomb.gz > bomb")
@@ -206,7 +206,7 @@ _BEATS = """
             with open("beats", "ab") as file: file.write(b".")
             time.sleep(0.01)
 """
-"""Ignores every signal that can be ignored; `beat` shows that it lives."""
+"""Program that ignores all signals that can be ignored; `beat` shows that it is alive."""
 _DAEMON = """
     if os.fork() == 0:
         os.setsid()
@@ -245,11 +245,11 @@ _LOWER_LIMITS = """
 
 @in_sandbox
 async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
-    """A command that ignores every signal is killed when its time is over; what it wrote is kept."""
+    """A command that ignores all signals is killed at its deadline, and its output is kept."""
     start = time.perf_counter()
     result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
     took = time.perf_counter() - start
-    require(result.timed_out and not result.succeeded, f"an endless command ends as {ending(result)}")
+    require(result.timed_out and not result.succeeded, f"an endless command ends as {describe_end(result)}")
     require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
     require(text(result) == "on", "output until the deadline is lost")
     await _require_silence(sandbox)
@@ -260,34 +260,34 @@ async def kills_at_the_deadline(sandbox: Sandbox) -> Finding:
 async def counts_processor_time(sandbox: Sandbox) -> str:
     """A busy loop is killed when its processor time is used up, before its deadline."""
     result = await run_python(sandbox, "while True: pass", limits=Limits(cpu_seconds=1.0, seconds=60.0))
-    require(not result.succeeded, f"a busy loop ends as {ending(result)}")
+    require(not result.succeeded, f"a busy loop ends as {describe_end(result)}")
     require(not result.timed_out, "processor time is not limited; only the deadline ended a busy loop")
     return f"after {result.seconds:.2f} s"
 
 
 @in_sandbox
 async def kills_what_commands_leave(sandbox: Sandbox) -> str:
-    """A daemon, a child in the background and a process without a main thread die with the command that made them."""
+    """Daemons, background children and processes without a main thread are killed with the command that made them."""
     program = await sandbox.spawn("echo ready; cat")
     await program.read_line()
     for attack in (_DAEMON, _HEADLESS, _CONTINUERS):
         result = await run_python(sandbox, f"{_BEATS}{attack}", limits=Limits(seconds=1.5))
-        require(b"Traceback" not in result.stderr, ending(result))
+        require(b"Traceback" not in result.stderr, describe_end(result))
         await _require_silence(sandbox)
     start = time.perf_counter()
     result = await sandbox.exec("sleep 60 & echo done")
-    require(text(result) == "done", ending(result))
-    require(time.perf_counter() - start < GRACE_S, "a child in the background holds its command up")
+    require(text(result) == "done", describe_end(result))
+    require(time.perf_counter() - start < GRACE_S, "a background child delays the end of its command")
     await program.write(b"still\n")
-    require(await program.read_line() == b"still\n", "a program that was running died, too")
+    require(await program.read_line() == b"still\n", "a running program died too")
     return "daemon, headless process, processes that wake each other, child with the output"
 
 
 @in_sandbox
 async def survives_signals_from_inside(sandbox: Sandbox) -> str:
-    """Commands that signal everything they see, or lower its limits, harm only themselves."""
+    """Commands that signal all visible processes, or lower their limits, affect only themselves."""
     lowered = await run_python(sandbox, _LOWER_LIMITS)
-    require(b"Traceback" not in lowered.stderr, ending(lowered))
+    require(b"Traceback" not in lowered.stderr, describe_end(lowered))
     await require_alive(sandbox, "after its limits were lowered the sandbox does not work")
     for number in ("STOP", "TERM", "INT", "HUP", "CHLD", "SEGV", "KILL"):
         await sandbox.exec(f"kill -{number} $PPID; kill -{number} 1; kill -{number} -1", limits=Limits(seconds=1.0))
@@ -313,7 +313,7 @@ async def stops_with_its_caller(subject: SandboxSubject) -> str:
             await asyncio.wait_for(task, GRACE_S)
         except SandboxError:
             continue
-        raise Broken("a call that close interrupts does not raise SandboxError")
+        raise Broken("a call interrupted by close does not raise SandboxError")
     await sandbox.close()
     await require_nothing_left(before)
     return "cancelled call, calls during close, closing twice"
@@ -321,15 +321,15 @@ async def stops_with_its_caller(subject: SandboxSubject) -> str:
 
 async def _wait_for_beats(sandbox: Sandbox) -> None:
     result = await sandbox.exec("while ! test -s beats; do sleep 0.01; done")
-    require(result.exit_code == 0, f"a program does not start: {ending(result)}")
+    require(result.exit_code == 0, f"a program does not start: {describe_end(result)}")
 
 
 async def _require_silence(sandbox: Sandbox) -> None:
-    """The heartbeat stops; it is given a moment, because a call may return before what it cancelled has ended."""
+    """Check that the heartbeat stops; wait a moment, because a call may return before its processes have ended."""
     for _ in range(10):
         seen = await sandbox.exec("wc -c < beats; sleep 0.2; wc -c < beats")
         first, second = text(seen).split()
         if first == second:
             await sandbox.exec("rm -f beats")
             return
-    raise Broken("a process goes on after its command has ended")
+    raise Broken("a process continues after its command has ended")

@@ -1,4 +1,4 @@
-"""Rules about sandboxes that reach some of the network: hosts of a list through the proxy, and forwarded ports."""
+"""Rules about sandboxes with limited network access: listed hosts through the proxy, and forwarded ports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.errors import UsageError
 from agentrl.sandbox import ProtocolFactory, Sandbox
 from agentrl.testing.report import Missing, require
 from agentrl.testing.sandbox_rules.security import attack_directly
-from agentrl.testing.sandbox_subject import SandboxSubject, ending, run_python, text
+from agentrl.testing.sandbox_subject import SandboxSubject, describe_end, run_python, text
 
 _CLIENT = """
     import hashlib, os, socket, sys
@@ -92,21 +92,21 @@ _CONNECTIONS = 300
 
 
 class _Server:
-    """Web server of this machine's loopback that keeps what it was asked."""
+    """Web server on this machine's loopback that records requests."""
 
     def __init__(self, answer: bytes) -> None:
-        self.heard: list[bytes] = []
+        self.received: list[bytes] = []
         self._answer = answer
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = b""
         while not head.endswith(b"\r\n\r\n") and (line := await reader.readline()):
             head += line
-        self.heard.append(head)
+        self.received.append(head)
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + self._answer)
         if writer.can_write_eof():
             writer.write_eof()
-        self.heard[-1] += await reader.read()
+        self.received[-1] += await reader.read()
         writer.close()
 
 
@@ -118,24 +118,24 @@ async def _serving(server: _Server) -> AsyncIterator[int]:
 
 
 async def reaches_listed_hosts_only(subject: SandboxSubject) -> str:
-    """Listed hosts are reached through the proxy, and nothing else is: by another notation, a header, or around it."""
+    """Only listed hosts are reached, through the proxy: not by another notation, by a header, or around the proxy."""
     welcome, hidden = _Server(b"welcome"), _Server(secrets.token_hex(16).encode())
     async with _serving(welcome) as open_port, _serving(hidden) as shut:
         network = (f"127.0.0.1:{open_port}", f"localhost:{shut}", "nowhere.invalid")
         listed = SandboxSubject(dataclasses.replace(subject.spec, network=network))
         await _require_possible(listed)
         await attack_directly(listed)
-        async with listed.attacked() as sandbox:
+        async with listed.open_for_attack() as sandbox:
             done = await run_python(sandbox, _PROXY_ATTACKS, str(open_port), str(shut))
-        require(not hidden.heard, f"a host that is not listed was reached: {b' '.join(hidden.heard)[:300]!r}")
-        require(text(done).endswith("True True True"), f"the listed host is not reached: {ending(done)}")
-        smuggled = [head for head in welcome.heard if b"leak" in head or str(shut).encode() in head]
+        require(not hidden.received, f"a host that is not listed was reached: {b' '.join(hidden.received)[:300]!r}")
+        require(text(done).endswith("True True True"), f"the listed host is not reached: {describe_end(done)}")
+        smuggled = [head for head in welcome.received if b"leak" in head or str(shut).encode() in head]
         require(not smuggled, f"a request was smuggled: {smuggled[:1]!r}")
     return f"{text(done).split()[0]} notations of hosts, 14 requests"
 
 
 async def forwards_ports(subject: SandboxSubject) -> str:
-    """A forwarded port carries what is sent, whatever its size, to this process, and ends as connections end."""
+    """A forwarded port sends data of any size to this process, and closes its connections."""
 
     async def reverse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write((await reader.read())[::-1])
@@ -144,14 +144,14 @@ async def forwards_ports(subject: SandboxSubject) -> str:
     def protocol() -> asyncio.BaseProtocol:
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), reverse)
 
-    async with subject.attacked() as sandbox:
-        port = await _forwarded(sandbox, protocol)
+    async with subject.open_for_attack() as sandbox:
+        port = await _forward(sandbox, protocol)
         result = await run_python(sandbox, _FORWARDED, str(port), str(_SIZE), str(_CONNECTIONS))
-        require(text(result) == "same 16", f"what was sent did not come back: {ending(result)}")
+        require(text(result) == "same 16", f"the sent data was not returned: {describe_end(result)}")
     return f"{_SIZE >> 20} MiB, {_CONNECTIONS} idle connections"
 
 
-async def _forwarded(sandbox: Sandbox, protocol: ProtocolFactory) -> int:
+async def _forward(sandbox: Sandbox, protocol: ProtocolFactory) -> int:
     try:
         return await sandbox.forward(protocol)
     except UsageError as lacking:

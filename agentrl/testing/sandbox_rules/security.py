@@ -1,4 +1,4 @@
-"""Rules about security: rights, devices, namespaces, signals, terminals, the network, and what code must not see."""
+"""Rules about security: rights, devices, namespaces, signals, terminals, the network, and hidden data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrl.testing.report import Missing, require
 from agentrl.testing.sandbox_subject import (
     SandboxSubject,
     bystander,
-    ending,
+    describe_end,
     host_file,
     in_sandbox,
     run_python,
@@ -94,7 +94,7 @@ async def gives_no_rights(sandbox: Sandbox) -> str:
 
 @in_sandbox
 async def writes_only_where_it_may(sandbox: Sandbox) -> str:
-    """The system is read-only, and nothing that was written is seen outside."""
+    """The system is read-only, and written files are not visible outside."""
     mark = "agentrl-check-written"
     places = "/ /usr /usr/bin /usr/local/bin /etc /bin /lib /var /run /root /home /opt /dev /proc /sys"
     script = f'for place in {places}; do touch "$place/{mark}" && rm "$place/{mark}" && echo "$place"; done; true'
@@ -110,7 +110,7 @@ async def writes_only_where_it_may(sandbox: Sandbox) -> str:
 async def signals_nobody_outside(subject: SandboxSubject) -> str:
     """No process of the host can be signalled."""
     with bystander() as process:
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             await run_python(sandbox, _SIGNALS, str(process.pid))
             require(process.poll() is None, "a process of the host was killed")
     return "70,000 numbers tried"
@@ -118,9 +118,9 @@ async def signals_nobody_outside(subject: SandboxSubject) -> str:
 
 @in_sandbox
 async def has_no_terminal(sandbox: Sandbox) -> str:
-    """There is no terminal to type into."""
+    """Programs have no terminal to type into."""
     result = await run_python(sandbox, _TERMINAL)
-    require(text(result) == "done", ending(result))
+    require(text(result) == "done", describe_end(result))
     return "no controlling terminal, no TIOCSTI"
 
 
@@ -169,19 +169,21 @@ async def reaches_no_network(subject: SandboxSubject) -> str:
 
 
 async def attack_directly(subject: SandboxSubject) -> str:
-    """Try sockets of all kinds, which lead nowhere, whatever the sandbox may reach through a proxy.
+    """Try sockets of all kinds, which must not connect even if the sandbox may use a proxy.
 
     Raises:
-        Broken: one leads to the host or beyond, or its own loopback does not work.
+        Broken: a socket reaches the host or beyond, or the sandbox's own loopback does not work.
     """
     with _listening() as ears:
         tcp, udp, path, name = (ear.getsockname() for ear in ears.values())
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             words = ",".join(_addresses()), str(tcp[1]), str(udp[1]), path, name[1:].decode()
             result = await run_python(sandbox, _TRY, *words)
             require(text(result) == "done", f"reached: {text(result)}, {result.stderr[-300:]!r}")
-            heard, _, _ = select.select(list(ears.values()), [], [], 0)
-            require(not heard, f"the host heard {', '.join(what for what, ear in ears.items() if ear in heard)}")
+            readable, _, _ = select.select(list(ears.values()), [], [], 0)
+            require(
+                not readable, f"the host received {', '.join(what for what, ear in ears.items() if ear in readable)}"
+            )
             own = await run_python(sandbox, _LOOPBACK)
             require(text(own) == "hello", f"programs in the sandbox do not reach one another: {own.stderr[-200:]!r}")
     return "TCP, UDP, DNS, raw, packet, netlink, vsock and unix sockets; its own loopback works"
@@ -189,7 +191,7 @@ async def attack_directly(subject: SandboxSubject) -> str:
 
 @contextmanager
 def _listening() -> Iterator[dict[str, socket.socket]]:
-    """Open sockets of the host, by kind, that become readable when something reaches them."""
+    """Open sockets of the host, by kind, that become readable when they receive something."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o777)
@@ -206,7 +208,7 @@ def _listening() -> Iterator[dict[str, socket.socket]]:
 
 
 def _addresses() -> list[str]:
-    """This host's, as far as its name tells."""
+    """Return this host's addresses, as far as its name resolves to them."""
     found = {"127.0.0.1", "0.0.0.0", "::1", "::ffff:127.0.0.1"}
     with contextlib.suppress(OSError):
         found |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
@@ -259,31 +261,31 @@ _OWN_CODE = """
 
 
 async def _search(sandbox: Sandbox, program: str, *words: str) -> str:
-    """Run a program that must look around and find nothing; return where it looked, in words."""
+    """Run a program that must find nothing; return a text with the number of places that it searched."""
     seen = await run_python(sandbox, program, *words)
-    require("found" not in text(seen) and "looked" in text(seen), ending(seen))
+    require("found" not in text(seen) and "looked" in text(seen), describe_end(seen))
     return text(seen).splitlines()[-1].replace("looked", "looked in") + " places"
 
 
 async def hides_the_environment(subject: SandboxSubject) -> str:
-    """Environment variables and command lines of the host are not to be seen, not even through ``/proc``."""
+    """Environment variables and command lines of the host are not visible, not even through ``/proc``."""
     mark = secrets.token_hex(16)
     with bystander(AGENTRL_CHECK_SECRET=mark), mock.patch.dict(os.environ, AGENTRL_CHECK_SECRET=mark):
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             result = await sandbox.exec("env; cat /proc/*/environ 2>/dev/null")
             require(mark.encode() not in result.stdout, "a variable of the host is shown")
             seen = await _search(sandbox, _SEARCH, mark)
             host = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
-            require(b"sleep 543" not in host.stdout, "processes of the host are to be seen")
+            require(b"sleep 543" not in host.stdout, "processes of the host are visible")
     return seen
 
 
 async def hides_files_of_the_host(subject: SandboxSubject) -> str:
-    """Home folders, temporary files and passwords of the host are not there."""
+    """Home folders, temporary files and passwords of the host are not visible."""
     mark = secrets.token_hex(16)
     with host_file(mark) as file, file.open() as handle:
-        os.set_inheritable(handle.fileno(), True)  # programs that are started carelessly inherit it
-        async with subject.attacked() as sandbox:
+        os.set_inheritable(handle.fileno(), True)  # a sandbox must not inherit it
+        async with subject.open_for_attack() as sandbox:
             places = (str(file), "/tmp", "/home", "/var", "/run", "/mnt", "/root", "/opt", "/srv")
             await _search(sandbox, _SEARCH, mark, *places)
             handles = await run_python(sandbox, _HANDLES)
@@ -295,21 +297,21 @@ async def hides_files_of_the_host(subject: SandboxSubject) -> str:
 
 @in_sandbox
 async def hides_the_code_of_agentrl(sandbox: Sandbox) -> str:
-    """Commands cannot import or read agentrl, whose generators know the answers that environments hide."""
+    """Commands cannot import or read agentrl, whose generators contain the answers that environments hide."""
     own = [str(folder) for folder in own_folders()]
     return await _search(sandbox, _OWN_CODE, *own)
 
 
 async def hides_other_sandboxes(subject: SandboxSubject) -> str:
-    """Content of one sandbox, like a grader's answers, is in no other, whether older or newer."""
+    """Content of one sandbox, such as a grader's answers, is not visible in any other, older or newer."""
     mark = secrets.token_hex(16)
     async with subject.open() as grader:
         for path in ("answer.txt", "/tmp/answer.txt"):
             await grader.write(path, mark.encode())
         holder = await grader.spawn(["sh", "-c", "echo ready; exec sleep 60", mark], env={"ANSWER": mark})
         await holder.read_line()
-        async with subject.attacked() as sandbox:
+        async with subject.open_for_attack() as sandbox:
             await _search(sandbox, _SEARCH, mark, "/tmp", "/dev/shm", "/var", "/run", sandbox.folder)
             shared = await run_python(sandbox, "import os; print(os.listdir('/dev/shm'), os.listdir('/tmp'))")
-            require(text(shared) == "[] []", f"a new sandbox holds {text(shared)}")
+            require(text(shared) == "[] []", f"a new sandbox contains {text(shared)}")
     return "files, processes, variables"
