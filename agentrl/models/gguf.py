@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.initialization import no_init_weights
 
 from agentrl.errors import UsageError
-from agentrl.models.load import model_class, reports_left_out
+from agentrl.models.load import model_class, silence_load_reports
 from agentrl.registry import Extra
 
 GGUF = Extra(name="gguf", module="gguf")
@@ -58,7 +58,7 @@ def load_gguf(file: Path, *, dtype: Literal["auto", "float32", "bfloat16"] = "au
     GGUF.load("accelerate")  # transformers loads GGUF files with it
     try:
         bits = _bits_by_tensor(file)
-        with reports_left_out():
+        with silence_load_reports():
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             kind = model_class(config)
             found = kind.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)

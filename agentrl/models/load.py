@@ -90,7 +90,7 @@ def load_model(
     options = {} if quantize is None else _quantized_loading(quantize, dtype=format_, device=target)
     with _loading(path):
         config = _config(path)
-        with reports_left_out():
+        with silence_load_reports():
             loaded, told = model_class(config).from_pretrained(
                 path,
                 config=config,
@@ -124,7 +124,7 @@ def make_model(path: str | Path) -> PreTrainedModel:
 
 
 @contextmanager
-def reports_left_out() -> Iterator[None]:
+def silence_load_reports() -> Iterator[None]:
     """Inside the block transformers writes no table of what a file lacks: `check_complete` says that."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

@@ -187,7 +187,7 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def adapters_dropped_out(model: nn.Module) -> Iterator[None]:
+def adapter_dropout(model: nn.Module) -> Iterator[None]:
     """Let the adapters' dropout work inside the block."""
     layers = adapted_layers(model).values()
     for layer in layers:

@@ -23,7 +23,7 @@ from agentrl.config.trainer import LoraConfig, SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import (
-    adapters_dropped_out,
+    adapter_dropout,
     adapters_off,
     add_adapters,
     has_adapters,
@@ -112,7 +112,7 @@ def test_a_layer_computes_what_peft_computes(weights, autocast, tolerance, dropo
     products = []
     layer.base_layer.register_forward_hook(lambda *_: products.append(1))
     results = []
-    with adapters_dropped_out(model):
+    with adapter_dropout(model):
         for forward in (layer.forward, functools.partial(peft.tuners.lora.Linear.forward, layer)):
             torch.manual_seed(0)
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

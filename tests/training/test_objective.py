@@ -189,8 +189,8 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ({"loss": "distill", "teacher": {"path": "a", "top_k": 2}}, r"top_k is ignored: the loss distill reads"),
         ({"shaping": {"distill": {}}}, r"shaping distill needs a teacher's log-probabilities"),
         ({"teacher": {"path": "a/b"}}, r"teacher is ignored.*got algorithm\.loss ppo and no shaping distill"),
-        ({"expert": {}}, "loss ppo has no place for tokens that the policy did not sample"),
-        ({"loss": "luffy", "expert": {"members": 8}}, "leaves no episode.*expected at most 7"),
+        ({"expert": {}}, "loss ppo cannot train on the tokens of algorithm.expert, which the policy did not sample"),
+        ({"loss": "luffy", "expert": {"members": 8}}, "plays all episodes of a group.*expected at most 7"),
         (
             {"loss": "luffy", "expert": {}, "correction": {"proximal": "behaviour"}},
             r"have no sampling probability mu.*got algorithm\.correction\.proximal behaviour",
@@ -201,9 +201,9 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ({"loss": "decoupled_ppo"}, r"apply it twice: got algorithm\.correction\.mode token"),
         (
             {"loss": "decoupled_ppo", "correction": {"mode": "off", "proximal": "behaviour"}},
-            "decoupled_ppo compares pi_old of the trainer with mu",
+            "decoupled_ppo compares the trainer's pi_old with mu",
         ),
-        ({"loss": "m2po", "correction": {"proximal": "loglinear"}}, "m2po compares pi_old of the trainer with mu"),
+        ({"loss": "m2po", "correction": {"proximal": "loglinear"}}, "m2po compares the trainer's pi_old with mu"),
         ({"filters": {"k1": {"limit": 1.0}}, "correction": {"proximal": "behaviour"}}, "k1 compares pi_old"),
         (
             {"loss": "sft", "advantage": "reinforce", "advantage_options": {"gamma": 0.5}},

@@ -148,7 +148,7 @@ def test_a_checkpoint_belongs_to_a_run_with_such_a_model(model, trajectories, tm
         trainer.checkpoint.save(folder)
     with pytest.raises(UsageError, match=r"checkpoint holds a process reward: got no trainer\.process_reward"):
         without.checkpoint.load(tmp_path / "with")
-    with pytest.raises(UsageError, match="checkpoint holds no implicit process reward model"):
+    with pytest.raises(UsageError, match="checkpoint does not contain a process reward model"):
         with_one.checkpoint.load(tmp_path / "without")
 
 

@@ -13,7 +13,7 @@ from support.models import EXPERTS, tiny_model
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.models.moe import ChosenExperts, routers
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.layout import PADDED, Layout, with_replay
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.prefix_tree import pack
@@ -119,7 +119,7 @@ def test_layers_that_are_computed_again_take_the_same_routes(mode):
     part, layout = sequences(model), with_replay(model, PADDED)
     found = []
     for enabled in (False, mode):
-        with gradients_recomputed(model, enabled=enabled):
+        with checkpoint_activations(model, enabled=enabled):
             score(model, part, temperature=1.0, pad_id=0, layout=layout).logp.sum().backward()
         found.append(gradients(model))
     for name, gradient in found[0].items():

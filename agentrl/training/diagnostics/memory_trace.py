@@ -30,7 +30,7 @@ from agentrl.errors import UsageError
 from agentrl.models.load import model_class
 from agentrl.models.lora import add_adapters
 from agentrl.models.scratch import scratch_model_config
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.logprobs import chunk_tokens, head_scores
 
 
@@ -247,7 +247,7 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, 
         model.config._attn_implementation = ATTENTION
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-        with gradients_recomputed(model, enabled=checkpointing), TensorMemory() as memory:
+        with checkpoint_activations(model, enabled=checkpointing), TensorMemory() as memory:
             for parameter in model.parameters():
                 memory.count(parameter)
                 if parameter.grad is not None:

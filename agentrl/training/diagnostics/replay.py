@@ -23,7 +23,7 @@ from agentrl.models.load import make_model
 from agentrl.models.lora import add_adapters
 from agentrl.models.threads import ThreadWorkers
 from agentrl.training.batch import StepBatch, step_batch
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.diagnostics.watch import UpdateNumbers, found_of, prepare_repeatable, repeatable
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.micro_batches import SumsByName
@@ -196,7 +196,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     optimizer = PolicyOptimizer(model, OptimizerSettings(learning_rate=0.0, total_updates=1))
     with (
         repeatable(enabled=config.trainer.deterministic),
-        gradients_recomputed(model, enabled=config.trainer.gradient_checkpointing),
+        checkpoint_activations(model, enabled=config.trainer.gradient_checkpointing),
         watched_modules(model) as modules,
     ):
         loss = gradient.accumulate(state["part"])
