@@ -35,7 +35,7 @@ def followed_launcher() -> bool:
 def serve(ranks: Ranks) -> None:
     """Run rank 0's calls until there are no more; an exception ends this rank, and with it the run."""
     calls: Mapping[str, Callable[..., object]] = {}
-    while (call := ranks.receive()) is not None:
+    while (call := ranks.next_call()) is not None:
         if call.name == BUILD:
             calls = {}  # what was built before is gone before there is more
             build, *arguments = call.arguments

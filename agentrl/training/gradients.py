@@ -182,7 +182,7 @@ class GradientPass:
             hooks=self._hooks,
         )
         self._count_tokens(result.work)
-        self._values.trainer_logp.copy_(self._policy.passes.ranks.filled(self._values.trainer_logp))
+        self._values.trainer_logp.copy_(self._policy.passes.ranks.fill_missing(self._values.trainer_logp))
         self.tally.merge(result.tally)
         self.kl_old = result.tally.means().get("train/kl_old", 0.0)
         self._updates += 1

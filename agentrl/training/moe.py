@@ -146,7 +146,7 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         weights = torch.arange(int(lengths.max())) < lengths[:, None]
     if layout.context is not None:
-        longest = layout.context.padded(weights.shape[1])
+        longest = layout.context.padded_length(weights.shape[1])
         weights = functional.pad(weights, (0, longest - weights.shape[1]))[:, layout.context.own(longest)]
     return weights.flatten().float().to(device)
 

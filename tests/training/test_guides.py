@@ -238,7 +238,7 @@ def whole_top(model, sequence):
 
 def test_a_teacher_with_too_small_a_vocabulary_is_refused(model, plain):
     config = AlgorithmConfig(**TOP_K, teacher={"path": "any", "top_k": 41})
-    with pytest.raises(UsageError, match="41 most probable tokens cannot be read: got a vocabulary of 40"):
+    with pytest.raises(UsageError, match="41 most probable tokens cannot be computed: got a vocabulary of 40"):
         trainer_for(model, config, teacher=teacher_of(model)).step(plain, temperature=1.0, pad_id=0)
 
 

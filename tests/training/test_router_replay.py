@@ -213,5 +213,5 @@ def test_an_unknown_way_of_weighing_is_refused():
     for router in routers(model):
         own = router.forward
         router.forward = lambda hidden, own=own: (lambda out: (out[0], out[1] ** 2 + 0.3, out[2]))(own(hidden))
-    with pytest.raises(ConfigError, match="does not know how this router weighs its experts"):
+    with pytest.raises(ConfigError, match="does not support the gates of this router"):
         with_replay(model, PADDED)
