@@ -24,8 +24,8 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import (
     adapter_dropout,
-    adapters_off,
     add_adapters,
+    disable_adapters,
     has_adapters,
     load_adapter,
 )
@@ -93,7 +93,7 @@ def test_adapters_change_nothing_until_they_are_trained():
     assert torch.equal(scores(model), plain)
     changed = scores(moved(model))
     assert not torch.allclose(changed, plain, atol=1e-2)
-    with adapters_off(model):
+    with disable_adapters(model):
         assert torch.equal(scores(model), plain)
     assert torch.equal(scores(model), changed)
 
@@ -243,14 +243,14 @@ def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"target_modules": ["nonsense"]}, r"target_modules fit no layer.*\['nonsense'\]"),
+        ({"target_modules": ["nonsense"]}, r"target_modules matches no layer.*\['nonsense'\]"),
         (
             {"target_modules": ["lm_head"]},
             r"output head \(lm_head\) cannot have an adapter.*model.lora.modules_to_save",
         ),
-        ({"target_modules": ["embed_tokens"]}, "embed_tokens is no linear layer"),
-        ({"target_modules": ["input_layernorm"]}, "one that cannot have an adapter"),
-        ({"modules_to_save": ["nonsense"]}, "modules_to_save fits no module: got nonsense"),
+        ({"target_modules": ["embed_tokens"]}, "embed_tokens is not a linear layer"),
+        ({"target_modules": ["input_layernorm"]}, "a layer that cannot have an adapter"),
+        ({"modules_to_save": ["nonsense"]}, "modules_to_save matches no module: got nonsense"),
     ],
 )
 def test_layers_that_cannot_be_adapted(lora, message):
@@ -268,11 +268,11 @@ def test_another_rank_than_the_file_has(tmp_path):
 def test_a_base_that_is_gone(tmp_path):
     model = adapted(base=tmp_path / "gone")
     save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
-    with pytest.raises(UsageError, match=r"base of an adapter is not there.*gone.*base_model_name_or_path"):
+    with pytest.raises(UsageError, match=r"base of an adapter was not found.*gone.*base_model_name_or_path"):
         load_model(tmp_path, dtype="float32")
     settings = tmp_path / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": None}))
-    with pytest.raises(UsageError, match="base of an adapter is not there: got none"):
+    with pytest.raises(UsageError, match="base of an adapter was not found: got none"):
         load_model(tmp_path, dtype="float32")
 
 

@@ -40,12 +40,12 @@ def test_dropout_is_off(model, tmp_path):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(UsageError, match=r"no such model folder: got .*nowhere"):
+    with pytest.raises(UsageError, match=r"model folder not found: got .*nowhere"):
         load_model(tmp_path / "nowhere", dtype="float32")
 
 
 def test_folder_without_a_model(tmp_path):
-    with pytest.raises(UsageError, match=r"holds no model.*config\.json"):
+    with pytest.raises(UsageError, match=r"no model found.*config\.json"):
         load_model(tmp_path, dtype="float32")
 
 
@@ -80,7 +80,7 @@ def change_weights(folder, change):
 def test_weights_that_the_files_lack_are_never_random(model, tmp_path, change, words, capfd):
     model.save_pretrained(tmp_path)
     change_weights(tmp_path, change)
-    with pytest.raises(UsageError, match="do not hold all of its weights") as caught:
+    with pytest.raises(UsageError, match="do not contain all of its weights") as caught:
         load_model(tmp_path, dtype="float32")
     assert words in str(caught.value)
     assert capfd.readouterr().err == ""

@@ -204,7 +204,10 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
             "decoupled_ppo compares the trainer's pi_old with mu",
         ),
         ({"loss": "m2po", "correction": {"proximal": "loglinear"}}, "m2po compares the trainer's pi_old with mu"),
-        ({"filters": {"k1": {"limit": 1.0}}, "correction": {"proximal": "behaviour"}}, "k1 compares pi_old"),
+        (
+            {"filters": {"k1": {"limit": 1.0}}, "correction": {"proximal": "behaviour"}},
+            "k1 compares the trainer's pi_old",
+        ),
         (
             {"loss": "sft", "advantage": "reinforce", "advantage_options": {"gamma": 0.5}},
             "advantage_options are ignored",

@@ -140,7 +140,7 @@ class LocalEngineActor(EngineHost):
 
     async def hear(self, layout: TensorLayout) -> None:
         """Keep what is broadcast next, until `take`."""
-        self._heard |= dict((await self._member.hear(layout)).tensors())
+        self._heard |= dict((await self._member.receive_bucket(layout)).tensors())
 
     async def take(self, version: int) -> None:
         """Serve what was heard.

@@ -72,9 +72,8 @@ class Sharder:
         for module in sharded_modules(model):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            module.set_reduce_scatter_unused_params(
-                True, recurse=False
-            )  # parts that only some ranks use: images, experts
+            # some ranks may not use some parts, such as the vision part or an expert
+            module.set_reduce_scatter_unused_params(True, recurse=False)
         setattr(model, _COMPUTES_IN, self._dtype)
         setattr(model, _WITHIN, MethodType(_apply, model))
         register_fsdp_forward_method(model, _WITHIN)

@@ -219,9 +219,8 @@ def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
     rows = [[(costs[index], [index]) for index in order[low : low + parts]] for low in range(0, len(order), parts)]
     heap = [(_spread(row), number, row) for number, row in enumerate(rows)]
     heapq.heapify(heap)
-    while (
-        len(heap) > 1
-    ):  # merge the rows that differ most: the most expensive part of one with the cheapest of the other
+    while len(heap) > 1:
+        # merge the two most uneven rows: the most expensive part of one with the cheapest of the other
         _, number, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
         pairs = zip(first, reversed(second), strict=True)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from agentrl.config.config import Checkpointing, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
-from agentrl.models.lora import adapters_off
+from agentrl.models.lora import disable_adapters
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard, within_forward
@@ -211,7 +211,7 @@ class ModelRunner:
             return dict(zip(indices, torch.split(numbers, [s.targets.numel() for s in part], dim=1), strict=True))
 
         found: dict[int, torch.Tensor] = {}
-        with adapters_off(model) if self._base_only else nullcontext():
+        with disable_adapters(model) if self._base_only else nullcontext():
             for numbers in self.passes.lanes.run(compute_part, [micro_batch.sequences for micro_batch in own]):
                 found.update(numbers)
             reshard(model)
