@@ -107,7 +107,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
-        """Copy weights, so that the trainer may change its tensors; raises `TrainingError` if memory or disk is full."""
+        """Copy weights, so that the trainer may change its tensors; raises `TrainingError` if there is no space."""
 
     async def close(self) -> None:
         """Release all resources. Idempotent."""

@@ -39,7 +39,7 @@ def _place(storage: Any) -> tuple[bytes, bytes, int]:
 
 
 def open_handle(run: Tensor) -> dict[str, Any]:
-    """Make a JSON handle with which another process opens `run`, uint8 [bytes] with its own storage; bytes are base64."""
+    """Make a JSON handle, with base64 bytes, to open `run`, uint8 [bytes] with its own storage, in another process."""
     storage: Any = run.untyped_storage()
     if not run.is_cuda:
         manager, name, size = _place(storage)

@@ -39,8 +39,8 @@ TOLERANCE: Mapping[str, ProbeTolerance] = {
     "float32": {"tolerance": 1e-3, "mean_tolerance": 1e-3},
     "bfloat16": {"tolerance": 2.0, "mean_tolerance": 0.25},
 }
-"""Differences explained by rounding, by the weights' number format. In bfloat16, a pretrained model with 30 layers had a
-mean difference of 0.07 and a maximum of 0.6, because random prompts are unlike its training data."""
+"""Differences explained by rounding, by the weights' number format. In bfloat16, a pretrained model with 30 layers had
+a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlike its training data."""
 
 
 ProbedEngine: TypeAlias = PolicyEngine | InferenceServer

@@ -214,7 +214,7 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ),
         ({"filters": {"k1": {}}}, "k1 needs the option limit"),
         ({"filters": {"k1": {"limit": 1.0, "off": "token"}}}, r"Did you mean 'of'"),
-        ({"filters": {"k1": {"limit": 1.0, "of": "turn"}}}, "option of is of a wrong type: got 'turn'"),
+        ({"filters": {"k1": {"limit": 1.0, "of": "turn"}}}, "option of has the wrong type: got 'turn'"),
         ({"advantage": "turn_discounted", "advantage_options": {"normalize_over": "turns"}}, "wrong type: got 'turns'"),
     ],
 )
@@ -229,7 +229,7 @@ def test_settings_that_clash_are_found_before_training(settings, message):
         ({"overlong": {"buffer": 100}}, "buffer is out of range: got 100"),
         ({"invalid": {}}, "invalid needs the option penalty"),
         ({"invalid": {"penalti": -1}}, "Did you mean 'penalty'"),
-        ({"kl": {"coef": 0.1, "target": 1.0}}, "target and horizon belong together"),
+        ({"kl": {"coef": 0.1, "target": 1.0}}, "target and horizon must be set together"),
         ({"pf_ppo": {"seed": 1}}, "pf_ppo does not take this option"),
     ],
 )

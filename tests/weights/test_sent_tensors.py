@@ -195,7 +195,7 @@ async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeyp
         raise RuntimeError("closed by the peer")
 
     member = GroupMember()
-    monkeypatch.setattr("agentrl.weights.collective._joined", broken)
+    monkeypatch.setattr("agentrl.weights.collective._join_as_worker", broken)
     with pytest.raises(EngineError, match="the trainer's group was not joined: got closed by the peer"):
         await member.join(SimpleNamespace(backend="gloo"))
     member._group = SimpleNamespace(broadcast=broken)
