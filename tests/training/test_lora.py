@@ -261,7 +261,7 @@ def test_layers_that_cannot_be_adapted(lora, message):
 def test_another_rank_than_the_file_has(tmp_path):
     model = adapted()
     save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
-    with pytest.raises(UsageError, match=r"not of this model and model.lora.*rank 2"):
+    with pytest.raises(UsageError, match=r"does not fit the model and model.lora.*rank 2"):
         load_adapter(adapted(LoraConfig(rank=2)), tmp_path)
 
 
@@ -280,5 +280,5 @@ def test_four_bits_need_a_gpu(tmp_path):
     tiny_model().save_pretrained(tmp_path)
     lora = {"quantize": "nf4"}
     config = Config(environment={"name": "maze"}, model={"path": str(tmp_path), "device": "cpu", "lora": lora})
-    with pytest.raises(ConfigError, match=r"quantize needs a GPU: got model.device cpu.*Leave model"):
+    with pytest.raises(ConfigError, match=r"quantize needs a GPU: got model.device cpu.*Remove model"):
         load_policy(config, str(tmp_path))

@@ -70,7 +70,7 @@ def change_weights(folder, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda weights: weights.pop(QUERY), f"got no {QUERY}, expected all that its config.json asks for"),
+        (lambda weights: weights.pop(QUERY), f"got no {QUERY}, expected all weights of the architecture"),
         (
             lambda weights: weights.update({QUERY: weights[QUERY][:-1].clone()}),
             f"got {QUERY} of shape [15, 16], not [16, 16]",
@@ -102,7 +102,7 @@ def test_logits_that_are_not_the_heads(model, tmp_path):
         load_model(tmp_path, dtype="float32")
 
 
-@pytest.mark.parametrize(("device", "message"), [("gpu7", "unknown device"), ("cuda:99", "not there")])
+@pytest.mark.parametrize(("device", "message"), [("gpu7", "unknown device"), ("cuda:99", "device not found")])
 def test_device(model, tmp_path, device, message):
     model.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=message):

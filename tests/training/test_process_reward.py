@@ -161,5 +161,5 @@ def test_a_model_and_who_reads_it_belong_together(model):
             Trainer(model, algorithm, TrainerConfig(**settings), seed=0, max_tokens=100)
     other = copy.deepcopy(model)
     other.config.vocab_size += 1
-    with pytest.raises(UsageError, match="process reward's model has another vocabulary"):
+    with pytest.raises(UsageError, match="vocabulary of the process reward's model differs"):
         trainer_for(model, {"process_reward": other, "process_reward_start": other})

@@ -204,7 +204,9 @@ def test_what_cannot_be_replayed_is_refused(trajectories):
         TrainerConfig(moe={"router_replay": True}, kernels="compiled")
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
         sequence.extend_routed_experts(np.full((len(sequence) - 1 - sequence.routed, 6), 1, dtype=np.uint8))
-    with pytest.raises(TrainingError, match=r"experts are not the model's: got 6 numbers per token.*expected 4"):
+    with pytest.raises(
+        TrainingError, match=r"experts do not fit the trainer's model: got 6 numbers per token.*expected 4"
+    ):
         step(trajectories, moe={"router_replay": True})
 
 
