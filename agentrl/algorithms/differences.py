@@ -25,7 +25,7 @@ MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD})
 
 
 def judges_itself(estimator: Callable[..., object]) -> bool:
-    """Return True if the estimator's own advantages show if the episodes of a group differ."""
+    """Return True if the estimator's own advantages decide if the episodes of a group differ."""
     needed = needed_inputs(estimator)
     return (compares_group.of(estimator) or Input.GREEDY_RETURN in needed) and not needed & MODELS
 

@@ -81,7 +81,7 @@ def whiten(values: torch.Tensor) -> torch.Tensor:
 
 
 def backward_sums(values: torch.Tensor, factors: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
-    """Compute x_k = values_k + factors_k x_{k+1} within each segment: all [n]; segments are consecutive members."""
+    """Compute x_k = values_k + factors_k x_{k+1} within each segment, whose members are consecutive: all [n]."""
     sums, owners, scales = values.tolist(), segment.tolist(), factors.tolist()
     for k in range(len(sums) - 2, -1, -1):
         if owners[k] == owners[k + 1]:

@@ -169,7 +169,7 @@ def _loading(path: str | Path) -> Iterator[None]:
         raise UsageError(
             "cannot load the model",
             got=f"{path} ({str(error).strip().splitlines()[0]})",
-            expected="a folder with a Hugging Face causal language model, or the name of one on the reachable hub",
+            expected="a Hugging Face causal language model: a folder, or a name on the hub, which must be reachable",
         ) from error
 
 

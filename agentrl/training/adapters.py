@@ -32,7 +32,7 @@ class TrainerFiles(Protocol):
     """Storage of a trainer's state."""
 
     def save(self, folder: Path) -> None:
-        """Write the state into an existing folder."""
+        """Write the state to an existing folder."""
 
     def load(self, folder: Path) -> None:
         """Restore a state that `save` wrote; the weights must be loaded first."""
@@ -48,7 +48,7 @@ class AdapterFiles:
         self._trainers = trainers
 
     def save(self, folder: Path) -> None:
-        """Write the states into an existing folder."""
+        """Write the states to an existing folder."""
         for name, trainer in self._trainers.items():
             trainer.checkpoint.save(_make_state_folder(folder, name))
 
@@ -145,8 +145,8 @@ def _ages(trajectories: Sequence[Trajectory], adapter: str, version: int) -> lis
 def join_reports(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[int]]) -> StepReport:
     """Join the reports of a step: each adapter's metrics under ``adapter/NAME/``, and the metrics over all adapters.
 
-    Over all adapters, counts are summed, norms and other maxima are the largest, and other metrics are means weighted
-    by the adapters' tokens.
+    Over all adapters, counts are summed, the largest of norms and other maxima is reported, and other metrics are means
+    weighted by the adapters' tokens.
 
     Args:
         reports: Reports by adapter.

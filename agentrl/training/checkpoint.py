@@ -109,7 +109,7 @@ class TrainerState:
             return self._signals[name].allocate_state(keys)
         if keys:
             raise UsageError(
-                f"the checkpoint holds a {name.replace('_', ' ')}",
+                f"the checkpoint contains a {name.replace('_', ' ')}",
                 got=f"no {PARTS[name]}",
                 hint=f"set {PARTS[name]} to the run's value",
             )

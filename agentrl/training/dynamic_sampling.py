@@ -29,7 +29,7 @@ class Learner:
 
 
 class DynamicSampling:
-    """Test of groups: a group is useful if at least one learner can learn from it.
+    """Test if at least one learner can learn from a group.
 
     Args:
         learners: The policy, or the adapters that learn.

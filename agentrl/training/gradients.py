@@ -69,7 +69,8 @@ def token_values(
 ) -> TokenValues:
     """Collect the values, and score pi_old where the first update's forward pass cannot provide it.
 
-    If the policy does not learn, because only the signals' models train, its single forward pass provides all of it.
+    If the policy does not learn, because only the signals' models train, its single forward pass provides all
+    log-probabilities.
     """
     device, teacher = policy.model.device, batch.teacher
     returns = batch.episodes.returns

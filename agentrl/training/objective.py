@@ -46,7 +46,7 @@ def _check_needs(kind: str, name: str, function: Callable[..., Any], *, also: fr
             f"the {kind} {name} needs inputs that this trainer does not have",
             got=f"no {' and no '.join(part.name.lower() for part in missing)}",
             expected=" and ".join(missing),
-            hint="it can be called as a function: see docs/algorithms.md",
+            hint="call it as a function instead: see docs/algorithms.md",
         )
 
 
@@ -297,7 +297,7 @@ class Objective:
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
     def mark_kept(self, tokens: LossInput) -> torch.Tensor:
-        """Mark the tokens of an update that train: bool [tokens]; `tokens` are all of them, and an expert's train."""
+        """Mark the tokens that train among all tokens of an update: bool [tokens]; an expert's tokens always train."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
         for name, keep in self._filters.items():
             kept = kept & _check_kept(name, keep(tokens), tokens)

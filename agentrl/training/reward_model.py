@@ -101,7 +101,7 @@ class RewardModel:
         self._pad_id = self._choose_pad()
 
     def rewards(self, texts: Sequence[str]) -> torch.Tensor:
-        """Compute the rewards of texts: float32 [texts]; gradients flow unless the caller turned them off."""
+        """Compute the rewards of texts: float32 [texts]; gradients flow if they are enabled."""
         rows = [self._encode(text)[-self._max_tokens :] for text in texts]
         longest = max(1, max(map(len, rows)))
         ids = torch.full((len(rows), longest), self._pad_id)

@@ -58,10 +58,10 @@ class RewardShaping:
         self([])  # checks the options before the first episode is played
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
-        """Shape the rewards of trajectories that all have one.
+        """Shape the rewards of trajectories, each of which must have a reward.
 
         The last turn gets the difference between the scorer's reward and the sum of the environment's turn rewards, and
-        the rewards that shapings give to whole episodes.
+        the rewards that shapings add to whole episodes.
 
         Raises:
             TrainingError: a shaping did not return finite rewards of the same turns.

@@ -262,12 +262,12 @@ class Trainer:
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Weight versions by adapter, if several adapters train; the policy's version is that of the run."""
+        """Weight versions by adapter; empty here, because a single policy has the run's version."""
         return {}
 
     @property
     def sampled_versions(self) -> Mapping[str, int]:
-        """Weight versions by adapter before the latest step."""
+        """Weight versions by adapter before the latest step; empty here."""
         return {}
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:

@@ -262,7 +262,7 @@ def test_a_checkpoint_of_another_critic_is_refused(model, trajectories, tmp_path
         trainer_for(copy.deepcopy(model), "shared").checkpoint.load(tmp_path)
     config = AlgorithmConfig()
     without = Trainer(copy.deepcopy(model), config, TrainerConfig(), seed=0, max_tokens=100)
-    with pytest.raises(UsageError, match=r"the checkpoint holds a critic: got no trainer\.critic"):
+    with pytest.raises(UsageError, match=r"the checkpoint contains a critic: got no trainer\.critic"):
         without.checkpoint.load(tmp_path)
     without.checkpoint.save(tmp_path)
     with pytest.raises(UsageError, match="another kind of critic: got a state of none"):

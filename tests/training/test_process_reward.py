@@ -146,7 +146,7 @@ def test_a_checkpoint_belongs_to_a_run_with_such_a_model(model, trajectories, tm
         run_step(trainer, trajectories)
         folder.mkdir()
         trainer.checkpoint.save(folder)
-    with pytest.raises(UsageError, match=r"checkpoint holds a process reward: got no trainer\.process_reward"):
+    with pytest.raises(UsageError, match=r"checkpoint contains a process reward: got no trainer\.process_reward"):
         without.checkpoint.load(tmp_path / "with")
     with pytest.raises(UsageError, match="checkpoint does not contain a process reward model"):
         with_one.checkpoint.load(tmp_path / "without")

@@ -138,7 +138,7 @@ class Ranks:
         whole = self.count // self.tensor_parallel
         if whole % replicas:
             raise ConfigError(
-                "trainer.fsdp.replicas must divide the number of ranks over trainer.tensor_parallel",
+                "trainer.fsdp.replicas must divide trainer.processes / trainer.tensor_parallel",
                 got=replicas,
                 expected=f"a divisor of {whole}",
             )

@@ -26,7 +26,7 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 @dataclass(frozen=True, slots=True)
 class PrefixNode:
-    """Node with the tokens `start` to `end` of a row; the tokens below it in the trie follow, up to `last`."""
+    """Node of the trie: the tokens `start` to `end` of a row; the tokens below it follow, up to `last`."""
 
     start: int
     end: int

@@ -31,7 +31,7 @@ class SignalSetup:
     shaping: RewardShaping
     optimizer: OptimizerSettings
     models: Mapping[str, PreTrainedModel]
-    """Models by signal name; a signal without an entry copies the policy."""
+    """Models by signal name; signals without an entry copy the policy, except for a teacher."""
 
 
 class SignalUpdates(Protocol):

@@ -123,7 +123,7 @@ class ProcessRewardModel(TokenSignal):
         """Allocate tensors for a saved state with these names.
 
         Raises:
-            UsageError: there are no names.
+            UsageError: `names` is empty.
         """
         if not names:
             raise UsageError(
