@@ -144,8 +144,8 @@ def step_batch(
 ) -> StepBatch:
     """Lay out trajectories that `select` has kept.
 
-    Their sampled tokens train, or the forced tokens of trajectories whose ids are in `experts`. With `routes`, sequences
-    keep the experts to which an engine routed their tokens.
+    Their sampled tokens train, or the forced tokens of trajectories whose ids are in `experts`. With `routes`,
+    sequences keep the experts to which an engine routed their tokens.
 
     Raises:
         LedgerError: a sampled token does not belong to a turn.
