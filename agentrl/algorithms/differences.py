@@ -24,7 +24,7 @@ MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD})
 """Inputs from separate models, which are computed only after the groups have been selected."""
 
 
-def judges_itself(estimator: Callable[..., object]) -> bool:
+def uses_own_advantages(estimator: Callable[..., object]) -> bool:
     """Return True if the estimator's own advantages decide if the episodes of a group differ."""
     needed = needed_inputs(estimator)
     return (compares_group.of(estimator) or Input.GREEDY_RETURN in needed) and not needed & MODELS
@@ -50,7 +50,7 @@ def groups_with_advantages(
     return torch.tensor(found)
 
 
-def groups_with_rewards_apart(episodes: EpisodeBatch) -> torch.Tensor:
+def groups_with_different_rewards(episodes: EpisodeBatch) -> torch.Tensor:
     """Mark the groups in which returns, or the rewards of turns with the same number, differ: bool [groups].
 
     The last turns of episodes are compared with each other, whatever their numbers, so that episodes with equal final

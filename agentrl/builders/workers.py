@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from agentrl.builders.trainers import BUILD
 from agentrl.training.distributed import Ranks, join
 from agentrl.training.distributed.group import leave
-from agentrl.training.distributed.launch import launched_ranks, meet_starter
+from agentrl.training.distributed.launch import join_starter, launched_ranks
 
 
 def followed_launcher() -> bool:
@@ -47,7 +47,7 @@ def serve(ranks: Ranks) -> None:
 def main() -> None:
     """Serve as a rank that `agentrl.training.distributed.launch` has started."""
     threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
-    serve(meet_starter())
+    serve(join_starter())
     leave()
     # not by return: threads of torch may still want the interpreter, which ends the process by abort where it is gone
     sys.stdout.flush()

@@ -66,10 +66,10 @@ def hidden_states(
     length = input_ids.shape[1]
     views = [view for row, own in enumerate(images) for view in find_views(own, 0, length, row=row)]
     positions = np.stack([rope_positions(own, 0, length) for own in images], axis=1)
-    return read(model, input_ids, views, torch.from_numpy(positions).to(input_ids.device), reader)
+    return forward_with_images(model, input_ids, views, torch.from_numpy(positions).to(input_ids.device), reader)
 
 
-def read(
+def forward_with_images(
     model: PreTrainedModel,
     input_ids: Tensor,
     views: Sequence[View],

@@ -275,14 +275,14 @@ class TrainerCheckpoint:
             self._save(folder)
 
     def _save(self, folder: Path) -> None:
-        if self._ranks.are_many:
+        if self._ranks.is_distributed:
             _save_shared(self._everything(), folder, self._ranks.control)
         else:
             save_state(self._everything(), folder / STATE_FILE)
 
     def _everything(self) -> dict[str, Any]:
         progress = self._progress()
-        if not self._ranks.are_many:
+        if not self._ranks.is_distributed:
             return {"optimizer": self.state.state_dict(), **progress}
         values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
         return {**self.state.named_state(), **values}
@@ -311,7 +311,12 @@ class TrainerCheckpoint:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended in one process
             ranks = self._ranks
-            load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+            load(
+                {**state, **values},
+                storage_reader=reader,
+                process_group=ranks.control,
+                no_dist=not ranks.is_distributed,
+            )
         self.state.load_named_state(state)
         self._restore({name.removeprefix(f"{_PROGRESS}/"): value for name, value in values.items()})
 
@@ -325,7 +330,7 @@ class TrainerCheckpoint:
         self._copy_of_state = _copy_to_cpu(self._everything())
 
     def _write(self, folder: Path) -> None:
-        if not self._ranks.are_many:
+        if not self._ranks.is_distributed:
             save_state(self._copy_of_state, folder / STATE_FILE)
             return
         with self._ranks.broadcast_call(

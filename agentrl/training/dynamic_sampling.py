@@ -20,8 +20,8 @@ from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learner:
-    """Learner of a group: the policy, or one of several adapters."""
+class GroupLearner:
+    """GroupLearner of a group: the policy, or one of several adapters."""
 
     algorithm: AlgorithmConfig
     roles: Set[str] | None = None
@@ -38,7 +38,7 @@ class DynamicSampling:
         ConfigError: an estimator does not take an option.
     """
 
-    def __init__(self, learners: Iterable[Learner]) -> None:
+    def __init__(self, learners: Iterable[GroupLearner]) -> None:
         self._objectives = [(Objective(learner.algorithm), learner.roles) for learner in learners]
         self._shaping = RewardShaping({}, max_tokens=1)
 

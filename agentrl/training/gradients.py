@@ -155,7 +155,7 @@ class GradientPass:
         self.model, self._policy, self._objective, self._hooks = policy.model, policy, objective, hooks
         self.batch, self._values = batch, values
         self._tokens: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
-        self._needs_grad = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
+        self._needs_grad = [learns and own for own in needs_gradient(objective, batch, values.advantage)]
         self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self.before: dict[str, Any] = {}
@@ -314,16 +314,16 @@ class GradientPass:
                 return loglinear(logp, mu, values.version[where], old_version=values.step_version)
 
 
-def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
+def needs_gradient(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
     """Return for each sequence if it has a gradient."""
     if not objective.zero_advantage_is_idle:
         return [True] * len(batch.sequences)
     return [bool(own.any()) for own in torch.split(advantage, batch.lengths)]
 
 
-def sequences_to_read(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
+def needs_forward_pass(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
     """Return for each sequence if it goes through the model: those with a gradient, or all sequences if none has one or
     the objective looks ahead.
     """
-    learning = learning_sequences(objective, batch, advantage)
+    learning = needs_gradient(objective, batch, advantage)
     return learning if any(learning) and not objective.looks_ahead else [True] * len(learning)

@@ -39,7 +39,7 @@ Routed = tuple[Tensor, Tensor]
 """Router logits of a layer, [tokens, experts], and the chosen experts, [tokens, chosen]."""
 
 
-class RouterBalance:
+class LoadBalancingLoss:
     """Pass hook that adds the load-balancing loss of a model's routers to the losses of micro-batches."""
 
     def __init__(self, model: PreTrainedModel, coefficient: float) -> None:
@@ -151,7 +151,7 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
     return weights.flatten().float().to(device)
 
 
-class RoutesCount:
+class RoutingDifferences:
     """Pass hook that counts differences of free and replayed routing, in the first update of a step only."""
 
     def __init__(self, replay: RouterReplay) -> None:
@@ -198,6 +198,6 @@ def moe_hooks(
         policy.replay_routes()
         for signal in signals:
             signal.replay_routes(policy)
-    balance = [RouterBalance(policy.model, config.router_balance)] if config.router_balance else []
+    balance = [LoadBalancingLoss(policy.model, config.router_balance)] if config.router_balance else []
     replay = policy.passes.layout.replay
-    return lambda: [*balance, *([] if replay is None else [RoutesCount(replay)])]
+    return lambda: [*balance, *([] if replay is None else [RoutingDifferences(replay)])]

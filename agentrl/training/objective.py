@@ -15,7 +15,7 @@ import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence
-from agentrl.algorithms.differences import groups_with_advantages, groups_with_rewards_apart, judges_itself
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_different_rewards, uses_own_advantages
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import (
     Input,
@@ -247,7 +247,7 @@ class Objective:
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
         self.compares_groups = compares_group.of(estimator)
-        self._judges_itself = judges_itself(estimator)
+        self._uses_own_advantages = uses_own_advantages(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
@@ -287,9 +287,9 @@ class Objective:
         Raises:
             TrainingError: the estimator failed.
         """
-        if self._judges_itself:
+        if self._uses_own_advantages:
             return groups_with_advantages(self.estimate, episodes)
-        return groups_with_rewards_apart(episodes)
+        return groups_with_different_rewards(episodes)
 
     def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
         """Compute the train/inference correction of whole sequences' tokens: see `agentrl.algorithms.correction`."""

@@ -74,7 +74,7 @@ class RewardModel:
             _check_head(path, config, new_head=new_head)
             new = OUTPUT if new_head else ()
             self.model: PreTrainedModel
-            if self.ranks.are_many:
+            if self.ranks.is_distributed:
                 self.model = load_sharded(
                     path,
                     dtype=dtype,
@@ -93,7 +93,7 @@ class RewardModel:
                 expected="a folder with a Hugging Face model and its tokenizer, or a name on the hub",
             ) from error
         self.model.eval()
-        if not self.ranks.are_many:
+        if not self.ranks.is_distributed:
             _move(self.model, device)
         self.source = ModelWeights(self.model, ranks=self.ranks, dtype=dtype)
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
@@ -125,7 +125,7 @@ class RewardModel:
 
     def save(self, folder: Path) -> None:
         """Write model and tokenizer; ranks that share the model take part."""
-        weights = self.source.weights() if self.ranks.are_many else None
+        weights = self.source.weights() if self.ranks.is_distributed else None
         save_model_folder(self.model, self.tokenizer, folder, weights=weights)
 
     def _choose_pad(self) -> int:

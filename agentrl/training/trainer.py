@@ -38,7 +38,7 @@ from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.gradients import GradientPass, sequences_to_read, token_values
+from agentrl.training.gradients import GradientPass, needs_forward_pass, token_values
 from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
@@ -217,7 +217,7 @@ class Trainer:
             estimate = replace(estimate, advantage=advantage)
             trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
             signals = [updates for updates in trained if updates is not None]
-            batch = replace(batch, needs_forward=sequences_to_read(self._objective, batch, estimate.advantage))
+            batch = replace(batch, needs_forward=needs_forward_pass(self._objective, batch, estimate.advantage))
             values = token_values(
                 batch,
                 estimate.advantage,

@@ -64,7 +64,7 @@ class ModelWeights:
         if self._adapted:
             return GatheredWeights(list(self._names), self._gather_from_ranks)
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        return GatheredWeights(list(tensors), self._gather_from_ranks) if self.ranks.are_many else tensors
+        return GatheredWeights(list(tensors), self._gather_from_ranks) if self.ranks.is_distributed else tensors
 
     def trained(self) -> Mapping[str, torch.Tensor]:
         """Return the trained tensors, by the model's own parameter names."""
@@ -81,7 +81,7 @@ class ModelWeights:
             return self._merge(self._adapted[own])
         if own in self._parameters:
             tensor = self._parameters[own].detach()
-            return whole(tensor.to(self._dtype) if self.ranks.are_many and not is_adapter(own) else tensor)
+            return whole(tensor.to(self._dtype) if self.ranks.is_distributed and not is_adapter(own) else tensor)
         found: torch.Tensor = self.model.state_dict()[own]
         return found
 
@@ -89,7 +89,7 @@ class ModelWeights:
         frozen = frozen_weight(layer).detach()
         up, down = (whole(tensor.detach()) for tensor in factors(layer))
         merged = whole(frozen).float() + product(layer, up=up, down=down)
-        return merged.to(self._dtype if self.ranks.are_many else frozen.dtype)
+        return merged.to(self._dtype if self.ranks.is_distributed else frozen.dtype)
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Compute the log-probability of each answer token after the prompt, at temperature 1."""
@@ -183,7 +183,7 @@ def save_policy_folder(
     if has_adapters(model):
         save_adapter_folder(model, tokenizer, folder, images, trained=source.trained())
     else:
-        weights = source.weights() if source.ranks.are_many else None
+        weights = source.weights() if source.ranks.is_distributed else None
         save_model_folder(model, tokenizer, folder, images, weights=weights)
 
 

@@ -46,7 +46,7 @@ def open_handle(run: Tensor) -> dict[str, Any]:
         return {"manager": manager.decode(), "name": name.decode(), "size": size}
     _, memory, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
     return {
-        "gpu": gpu_of(run),
+        "gpu": gpu_uuid(run),
         "memory": _base64(memory),
         "size": size,
         "offset": offset,
@@ -57,7 +57,7 @@ def open_handle(run: Tensor) -> dict[str, Any]:
     }
 
 
-def gpu_of(tensor: Tensor) -> str:
+def gpu_uuid(tensor: Tensor) -> str:
     """Return the UUID of the GPU that holds a tensor; GPU numbers may differ between processes."""
     return str(torch.cuda.get_device_properties(tensor.device).uuid)
 
@@ -85,7 +85,7 @@ class _HandlePickler(ForkingPickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_cuda:
             rebuild, arguments = REDUCTIONS.reduce_tensor(value)
-            return rebuild, (*arguments[:DEVICE_ARGUMENT], gpu_of(value), *arguments[DEVICE_ARGUMENT + 1 :])
+            return rebuild, (*arguments[:DEVICE_ARGUMENT], gpu_uuid(value), *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(value, torch.UntypedStorage):
             storage: Any = value
             place = _place(storage)

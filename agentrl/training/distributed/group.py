@@ -59,7 +59,7 @@ class Ranks:
         self._calling = threading.Lock()  # threads may call, e.g. to probe a returning server during training
 
     @property
-    def are_many(self) -> bool:
+    def is_distributed(self) -> bool:
         """True if there are several ranks, which hold the model in shards."""
         return self.count > 1
 
@@ -185,7 +185,7 @@ class Ranks:
 
     def collect(self, own: Sequence[T]) -> list[T]:
         """Gather the items of all ranks, in the order of ranks."""
-        if not self.are_many:
+        if not self.is_distributed:
             return list(own)
         found: list[Sequence[T]] = [[]] * self.count
         distributed.all_gather_object(found, own, group=self.control)
@@ -193,7 +193,7 @@ class Ranks:
 
     def fill_missing(self, values: torch.Tensor) -> torch.Tensor:
         """Combine values of which each rank knows some, with NaN for the others; the result is equal on all ranks."""
-        if not self.are_many:
+        if not self.is_distributed:
             return values
         known = torch.where(values.isnan(), -math.inf, values)
         distributed.all_reduce(known, distributed.ReduceOp.MAX)

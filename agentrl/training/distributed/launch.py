@@ -125,7 +125,7 @@ class StartedRanks(ABC):
         self._closing.set()
 
 
-def meet(host: str, port: int, *, rank: int, count: int) -> Ranks:
+def join_store(host: str, port: int, *, rank: int, count: int) -> Ranks:
     """Join the others, as a rank that was started."""
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=START_S))
     store.set(_there(rank), "there")
@@ -275,10 +275,10 @@ def launched_ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
-def meet_starter() -> Ranks:
+def join_starter() -> Ranks:
     """Join the others, as a process that `RankProcesses` has started."""
     port = int(os.environ[STORE_VARIABLE])
-    return meet(HOST, port, rank=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
+    return join_store(HOST, port, rank=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
 
 
 def _cause(code: int) -> str:

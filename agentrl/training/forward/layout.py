@@ -83,7 +83,7 @@ class Layout:
             lengths = [max(lengths)] * len(lengths)
         return sum(length * length for length in lengths) // 2
 
-    def read(
+    def hidden_states(
         self,
         model: PreTrainedModel,
         sequences: Sequence[ScoredSequence],
@@ -109,7 +109,7 @@ class Layout:
         wanted = [place[sequence.positions] for place, sequence in zip(row.places, sequences, strict=True)]
         return cast("torch.Tensor", output.last_hidden_state[0, torch.cat(wanted).to(device)])
 
-    def read_shared(
+    def shared_hidden_states(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute rows that several ranks share.
@@ -238,11 +238,11 @@ def _difference(model: PreTrainedModel) -> str | None:
         ScoredSequence(input_ids=own, positions=torch.arange(len(own)), targets=own)
         for own in (ids, torch.cat([ids[:9], ids[:5]]), ids.flip(0))
     ]
-    expected = within_forward(model, Layout().read, sequences, 0, None)
+    expected = within_forward(model, Layout().hidden_states, sequences, 0, None)
     before = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
-        found = within_forward(model, Layout(packed=True, share=2).read, sequences, 0, None)
+        found = within_forward(model, Layout(packed=True, share=2).hidden_states, sequences, 0, None)
     except (TypeError, UsageError) as error:
         model.config._attn_implementation = before
         return f"its layers do not pass arguments to attention ({error})"
@@ -271,7 +271,7 @@ def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
     routes = torch.arange(chosen, dtype=torch.uint8).repeat(_TRIED_TOKENS, layers)
     sequence = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
     with replay.count_differences() as count:
-        within_forward(model, Layout(replay=replay).read, [sequence], 0, None)
+        within_forward(model, Layout(replay=replay).hidden_states, [sequence], 0, None)
     reshard(model)
     if [differing.numel() for differing in count.differing] != [_TRIED_TOKENS] * layers:
         raise ConfigError(

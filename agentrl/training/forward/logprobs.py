@@ -226,13 +226,13 @@ def score(
         others: Further tokens to score at each target: int64 [targets, k]; not supported if ranks share rows.
     """
 
-    def read(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
+    def compute(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
         targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
         owner = None
         if layout.context is None:
-            hidden = layout.read(model, sequences, pad_id, image_processor)
+            hidden = layout.hidden_states(model, sequences, pad_id, image_processor)
         else:
-            hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
+            hidden, owner = layout.shared_hidden_states(model, sequences, pad_id, layout.context)
             targets = targets[owner == layout.context.rank]
         head = model.get_output_embeddings()
         inputs, weight = head_product(head, hidden)
@@ -258,7 +258,7 @@ def score(
         together = layout.context.gather_columns(torch.stack(found), owner)
         return tuple(own.clone() for own in together)  # FSDP does not accept views as outputs
 
-    logp, entropy, *rest = within_forward(model, read)
+    logp, entropy, *rest = within_forward(model, compute)
     top = rest.pop(0) if others is not None else None
     return TokenScores(logp=logp, entropy=entropy, top_logp=top, values=rest[0] if rest else None)
 
@@ -279,7 +279,7 @@ class TeacherLogprobs:
     """Log-probabilities of `top_ids`: float32 [targets, k]."""
 
 
-def read_top_tokens(
+def top_token_scores(
     model: PreTrainedModel,
     sequences: Sequence[ScoredSequence],
     *,
@@ -296,7 +296,7 @@ def read_top_tokens(
     """
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     head = model.get_output_embeddings()
-    hidden, weight = head_product(head, layout.read(model, sequences, pad_id, image_processor))
+    hidden, weight = head_product(head, layout.hidden_states(model, sequences, pad_id, image_processor))
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     chunk = chunk_tokens(weight.shape[0], layout.logits_megabytes)
     found = []

@@ -24,7 +24,7 @@ from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout, with_replay
-from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, read_top_tokens, score
+from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, score, top_token_scores
 from agentrl.training.forward.micro_batches import (
     Loss,
     MicroBatch,
@@ -140,8 +140,8 @@ class ModelRunner:
         """
         layout, images = self.passes.layout, self.passes.image_processor
         if (context := layout.context) is None:
-            return within_forward(self.model, layout.read, part, pad_id, images), lambda numbers: numbers
-        hidden, owner = within_forward(self.model, layout.read_shared, part, pad_id, context)
+            return within_forward(self.model, layout.hidden_states, part, pad_id, images), lambda numbers: numbers
+        hidden, owner = within_forward(self.model, layout.shared_hidden_states, part, pad_id, context)
         return hidden, lambda numbers: context.gather_columns(numbers[None], owner)[0]
 
     def logprobs(self, sequences: Sequence[ScoredSequence], *, temperature: float, pad_id: int) -> TokenScores:
@@ -175,7 +175,7 @@ class ModelRunner:
         def compute(part: Sequence[ScoredSequence]) -> torch.Tensor:
             found: torch.Tensor = within_forward(
                 self.model,
-                read_top_tokens,
+                top_token_scores,
                 part,
                 top_k=top_k,
                 temperature=temperature or 1.0,

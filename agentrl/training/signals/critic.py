@@ -111,7 +111,9 @@ class Critic(TokenSignal):
         """Return the state with the weights, moments and numbers of updates."""
         return self
 
-    def read(self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True) -> torch.Tensor:
+    def micro_batch_values(
+        self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True
+    ) -> torch.Tensor:
         """Compute V before each target token of a micro-batch, sequence after sequence: float32 [targets]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
             hidden, collected = self.runner.hidden_states(sequences, pad_id)
@@ -120,7 +122,7 @@ class Critic(TokenSignal):
 
     def values(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
         """Compute the values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
-        return self.runner.forward(sequences, lambda part: self.read(part, pad_id)[None], rows=1)[0]
+        return self.runner.forward(sequences, lambda part: self.micro_batch_values(part, pad_id)[None], rows=1)[0]
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Return weights, moments and numbers of updates by name: ``head/…``, and ``trunk/…`` for its own model."""
@@ -248,7 +250,9 @@ class CriticStep:
 
     def _own_loss(self, indices: list[int], tally: SumsByName) -> torch.Tensor:
         critic, sequences = self._critic, [self._batch.sequences[i] for i in indices]
-        values = critic.read(sequences, self._batch.pad_id, trains_trunk=critic.trunk_optimizer is not None)
+        values = critic.micro_batch_values(
+            sequences, self._batch.pad_id, trains_trunk=critic.trunk_optimizer is not None
+        )
         where = self._batch.token_index(indices).to(values.device)
         return self._targets.loss(values, where, self._weights, tally)
 
@@ -259,7 +263,7 @@ class CriticStep:
     def update(self) -> None:
         """Apply the gradients of the last `accumulate`."""
         critic, ranks = self._critic, self._critic.runner.passes.ranks
-        if ranks.are_many:
+        if ranks.is_distributed:
             for parameter in critic.head.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 distributed.all_reduce(parameter.grad)
