@@ -204,7 +204,7 @@ class CollectiveTransport(Transport):
         return group
 
     async def close(self) -> None:
-        """Leave all working groups, together with the servers; a broken one is left to its server, which may hang in it."""
+        """Leave all working groups, together with the servers. Broken ones are left to their servers, which may hang."""
         groups = dict(self._groups)
         self._groups.clear()
         leaving = (server.leave_group(group.info) for server, group in groups.items())
