@@ -204,7 +204,7 @@ class CollectiveTransport(Transport):
         return group
 
     async def close(self) -> None:
-        """Leave all working groups, together with the servers. Broken ones are left to their servers, which may hang."""
+        """Leave all working groups, together with the servers; broken ones are left to servers, which may hang in them."""
         groups = dict(self._groups)
         self._groups.clear()
         leaving = (server.leave_group(group.info) for server, group in groups.items())
