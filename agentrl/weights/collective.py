@@ -204,7 +204,10 @@ class CollectiveTransport(Transport):
         return group
 
     async def close(self) -> None:
-        """Leave all working groups, together with the servers; broken ones are left to servers, which may hang in them."""
+        """Leave all working groups, together with the servers.
+
+        Broken groups are left to their servers, which may hang in them.
+        """
         groups = dict(self._groups)
         self._groups.clear()
         leaving = (server.leave_group(group.info) for server, group in groups.items())
