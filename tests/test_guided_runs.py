@@ -194,7 +194,7 @@ def test_a_reward_model_learns_from_a_runs_pairs_and_scores_the_next(tiny_run):
     parts = line["reward/component/reward_model"] + 0.5 * line["reward/component/environment"]
     assert line["reward/mean"] == pytest.approx(parts)
     policy = tiny_run(f"agent.reward_model.path={played.folder.path}", "trainer.steps=1", name="policy")
-    with pytest.raises(UsageError, match=r"is no reward model.*ForCausalLM"):
+    with pytest.raises(UsageError, match=r"is not a reward model.*ForCausalLM"):
         train(policy)
 
 

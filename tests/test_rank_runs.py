@@ -76,7 +76,7 @@ def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path, monkeypatch):
     monkeypatch.setattr("agentrl.training.distributed.launch.PROGRAM", "json.no_such_program")
     processes = RankProcesses(2, logs=tmp_path)
     try:
-        said = r"(?s)rank 1 of the trainer ended.*exit code 1, after it said:.*No module named json.no_such_program"
+        said = r"(?s)rank 1 of the trainer ended.*exit code 1, with the output:.*No module named json.no_such_program"
         with pytest.raises(TrainingError, match=said):
             processes.start()
     finally:

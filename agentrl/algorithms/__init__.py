@@ -1,1 +1,1 @@
-"""Advantage estimators, losses and corrections: pure functions of tensors."""
+"""Advantage estimators, losses, corrections and reward shapings: pure functions of tensors."""

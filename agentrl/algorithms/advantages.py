@@ -1,6 +1,8 @@
-"""Advantages of an episode against the other members of its group; every token of the episode gets the same.
+"""Advantage estimators without a critic.
 
-Estimators by turns compare those taken in the same state, or in the same group; others sum discounted returns-to-go.
+Group estimators compare an episode with the other members of its group; all tokens of the episode get the same
+advantage. Turn estimators compare turns taken in the same state or in the same group. Others use discounted
+returns-to-go.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from agentrl.algorithms.options import Depth, Discount, NotNegative
 from agentrl.algorithms.segments import (
     STD_EPSILON,
     backward_sums,
-    centred,
     deviation,
     segment_mean,
     segment_sizes,
     segment_std,
     segment_sum,
     standardize,
+    subtract_mean,
     whiten,
 )
 from agentrl.algorithms.traits import Input, compares_group, needs
-from agentrl.algorithms.types import EpisodeBatch, given
+from agentrl.algorithms.types import EpisodeBatch, require
 from agentrl.errors import TrainingError
 from agentrl.reward import LEAST_DIFFERENCE
 
@@ -43,8 +45,8 @@ def dr_grpo(episodes: EpisodeBatch) -> torch.Tensor:
 
 @compares_group
 def rloo(episodes: EpisodeBatch) -> torch.Tensor:
-    """A = R - mean of the others = n / (n - 1) (R - mean_g): [tokens] (RLOO, arXiv 2402.14740)."""
-    return episodes.to_tokens(against_others(episodes.returns, episodes))
+    """A = R - mean of the other members = n / (n - 1) (R - mean_g): [tokens] (RLOO, arXiv 2402.14740)."""
+    return episodes.to_tokens(subtract_mean_of_others(episodes.returns, episodes))
 
 
 @compares_group
@@ -67,10 +69,10 @@ def opo(episodes: EpisodeBatch) -> torch.Tensor:
 
 @compares_group
 def gpg(episodes: EpisodeBatch) -> torch.Tensor:
-    """A = alpha (R - mean_g), alpha = episodes / episodes whose R is not mean_g: [tokens] (GPG, arXiv 2504.02546)."""
+    """A = alpha (R - mean_g), alpha = episodes / episodes with R != mean_g: [tokens] (GPG, arXiv 2504.02546)."""
     advantage = centred_returns(episodes)
-    teaching = int((advantage != 0).sum())
-    return episodes.to_tokens(advantage * (advantage.numel() / max(teaching, 1)))
+    informative = int((advantage != 0).sum())
+    return episodes.to_tokens(advantage * (advantage.numel() / max(informative, 1)))
 
 
 @compares_group
@@ -84,7 +86,7 @@ def maxrl(episodes: EpisodeBatch) -> torch.Tensor:
         raise TrainingError(
             "maxrl divides by the mean return of a group",
             got=f"a return of {float(episodes.returns.min()):g}",
-            expected="returns of 0 or more, after shaping",
+            expected="returns of at least 0, after shaping",
         )
     mean = segment_mean(episodes.returns, episodes.group, episodes.groups)[episodes.group]
     return episodes.to_tokens(torch.where(mean > 0, centred_returns(episodes) / torch.where(mean > 0, mean, 1.0), 0.0))
@@ -109,10 +111,10 @@ def grpo_passk(episodes: EpisodeBatch) -> torch.Tensor:
 def gdpo(episodes: EpisodeBatch, *, weights: Mapping[str, float] | None = None) -> torch.Tensor:
     """A = sum_c w_c (C_c - mean_g) / (std_g + 1e-6), whitened over the episodes: [tokens] (GDPO, arXiv 2601.05242).
 
-    ``weights`` are w_c by name, 1 where not given; a weight of 0 leaves a component out.
+    ``weights`` are w_c by name, by default 1; a weight of 0 excludes a component.
 
     Raises:
-        TrainingError: there are no components, or a weight is given to one that does not exist.
+        TrainingError: an episode has no components or lacks one, or a weight names an unknown component.
     """
     given, named = episodes.components, dict(weights or {})
     _check_components(given, named)
@@ -130,20 +132,20 @@ def _check_components(given: Mapping[str, torch.Tensor], weights: Mapping[str, f
     raise TrainingError(
         "gdpo normalises every component of the reward",
         got=f"episodes without {partial[0]!r}" if partial else f"the components {', '.join(given) or '(none)'}",
-        expected=f"one named {unknown[0]!r}" if unknown else "the same components in every episode, one or more",
-        hint="name several reward functions in agent.reward, or let the environment give reward_components",
+        expected=f"one named {unknown[0]!r}" if unknown else "the same components in every episode, at least one",
+        hint="list several reward functions in agent.reward, or return reward_components from the environment",
     )
 
 
 def centred_returns(episodes: EpisodeBatch) -> torch.Tensor:
-    """R - mean_g: [episodes]."""
-    return centred(episodes.returns, episodes.group, episodes.groups)
+    """Compute R - mean_g: [episodes]."""
+    return subtract_mean(episodes.returns, episodes.group, episodes.groups)
 
 
-def against_others(values: torch.Tensor, episodes: EpisodeBatch) -> torch.Tensor:
-    """Values minus the mean of the group's other members: [episodes]; 0 for a group of one."""
+def subtract_mean_of_others(values: torch.Tensor, episodes: EpisodeBatch) -> torch.Tensor:
+    """Subtract the mean of the group's other members from values: [episodes]; 0 for a group of one."""
     size = segment_sizes(episodes.group, episodes.groups)[episodes.group]
-    return centred(values, episodes.group, episodes.groups) * size / (size - 1).clamp(min=1)
+    return subtract_mean(values, episodes.group, episodes.groups) * size / (size - 1).clamp(min=1)
 
 
 def reinforce(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
@@ -154,25 +156,25 @@ def reinforce(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
 def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     """A = whitened G_t = r_t + gamma G_{t+1} over sampled tokens: [tokens] (REINFORCE++, arXiv 2501.03262).
 
-    A turn's reward falls on its last token. Whitening is over the sampled tokens of the batch.
+    A turn's reward belongs to its last token. Whitening is over the sampled tokens of the batch.
     """
     return whiten(token_returns(episodes, episodes.token_rewards(), gamma))
 
 
 @needs(Input.GREEDY_RETURN)
 def remax(episodes: EpisodeBatch) -> torch.Tensor:
-    """A = R minus the return of a greedy rollout of the same task: [tokens] (ReMax, arXiv 2310.10505)."""
-    baseline = given(episodes.greedy_return, Input.GREEDY_RETURN)[episodes.group]
+    """A = R - return of a greedy rollout of the same task: [tokens] (ReMax, arXiv 2310.10505)."""
+    baseline = require(episodes.greedy_return, Input.GREEDY_RETURN)[episodes.group]
     return episodes.to_tokens(deviation(episodes.returns, baseline, episodes.group, episodes.groups))
 
 
 def turn_returns(episodes: EpisodeBatch, gamma: float) -> torch.Tensor:
-    """G_k = s_k + gamma G_{k+1} within each episode: [turns]."""
+    """Compute G_k = s_k + gamma G_{k+1} within each episode: [turns]."""
     return backward_sums(episodes.turn_reward, torch.full_like(episodes.turn_reward, gamma), episodes.turn_episode)
 
 
 def token_returns(episodes: EpisodeBatch, rewards: torch.Tensor, gamma: float) -> torch.Tensor:
-    """G_t = r_t + gamma G_{t+1} within each episode, in the order of time: [tokens] from rewards [tokens]."""
+    """Compute G_t = r_t + gamma G_{t+1} within each episode, in the order of time: [tokens] from rewards [tokens]."""
     order = episodes.time_order
     returns = torch.empty_like(rewards)
     returns[order] = backward_sums(rewards[order], torch.full_like(rewards, gamma), episodes.token_episode[order])
@@ -185,11 +187,11 @@ def gigpo(
 ) -> torch.Tensor:
     """A = A_episode + omega A_step: [tokens] (GiGPO, arXiv 2505.10978, section 4).
 
-    A_episode is that of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with those of
-    all turns of its group that were taken in the same state: G_k minus their mean, over their standard deviation. A
-    state that was seen once gives 0. Without ``normalize`` neither part is divided by a deviation.
+    A_episode is the advantage of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with
+    those of all turns of its group that were taken in the same state: G_k minus their mean, divided by their standard
+    deviation. A_step is 0 for a state that occurs once. Without ``normalize``, nothing is divided by a deviation.
     """
-    step = _among(turn_returns(episodes, gamma), episodes.turn_state, normalize)
+    step = _compare(turn_returns(episodes, gamma), episodes.turn_state, normalize)
     whole = grpo(episodes) if normalize else dr_grpo(episodes)
     return whole + omega * step[episodes.token_turn]
 
@@ -204,16 +206,16 @@ def hgpo(
     gamma: Discount = 0.95,
     normalize: bool = True,
 ) -> torch.Tensor:
-    """A = sum_h w_h A_h, h = 0..H: G_k among turns that share the last h states, too: [tokens] (arXiv 2602.22817).
+    """A = sum_h w_h A_h, h = 0..H: G_k among turns with the same state and last h states: [tokens] (arXiv 2602.22817).
 
-    At depth h a turn is compared with the turns of its group that were taken in the same state after the same h states:
-    A_h is G_k minus their mean, over their deviation (that of all members, dividing by n). w_h is proportional to
-    (h + 2)^alpha over the depths at which the turn differs from others; a depth at which it stands alone, or has fewer
-    than h states behind it, does not count. This is the recipe of the authors' code (verl-agent, ``recipe/hgpo``),
-    which counts the state itself as the first of the context.
+    At depth h, a turn is compared with the turns of its group that were taken in the same state after the same h
+    states: A_h is G_k minus their mean, divided by their standard deviation (with divisor n). w_h is proportional to
+    (h + 2)^alpha over the depths at which A_h is not 0; a depth at which no other turn matches, or the turn has fewer
+    than h states before it, does not count. This follows the authors' code (verl-agent, ``recipe/hgpo``), which counts
+    the state itself as the first of the context.
 
-    ``depth`` is H. With ``omega``, A is that of `grpo` plus omega times the above, as in `gigpo`; the authors leave
-    `grpo` out. Without ``normalize`` nothing is divided by a deviation.
+    ``depth`` is H. With ``omega``, A is the advantage of `grpo` plus omega times the sum above, as in `gigpo`; the
+    authors do not add `grpo`. Without ``normalize``, nothing is divided by a deviation.
     """
     returns = turn_returns(episodes, gamma)
     total, weights = torch.zeros_like(returns), torch.zeros_like(returns)
@@ -222,7 +224,7 @@ def hgpo(
         known = context >= 0
         advantage = torch.zeros_like(returns)
         if bool(known.any()):
-            advantage[known] = _among(returns[known], context[known], normalize, unbiased=False)
+            advantage[known] = _compare(returns[known], context[known], normalize, unbiased=False)
         total, weights = total + weight * advantage, weights + weight * (advantage != 0)
     step = (total / torch.where(weights > 0, weights, 1.0))[episodes.token_turn]
     if omega is None:
@@ -246,12 +248,13 @@ def turn_discounted(
     if normalize_over == "turn_index":
         number = turn_numbers(episodes)
         group = group * (int(number.max()) + 1) + number
-    return _among(turn_returns(episodes, gamma), group, normalize=True)[episodes.token_turn]
+    return _compare(turn_returns(episodes, gamma), group, normalize=True)[episodes.token_turn]
 
 
 def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
-    """For h = 0..depth, the number of the last h + 1 states at each turn, equal where they are; -1 where an episode has
-    not seen as many: int64 [turns] each.
+    """Number the sequences of the last h + 1 states at each turn, for h = 0..depth: int64 [turns] each.
+
+    Equal sequences have equal numbers; turns with fewer states have -1.
     """
     found, number = [episodes.turn_state], turn_numbers(episodes)
     for h in range(1, depth + 1):
@@ -263,15 +266,15 @@ def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
 
 
 def turn_numbers(episodes: EpisodeBatch) -> torch.Tensor:
-    """Number of each turn within its episode, from 0: int64 [turns]."""
+    """Number the turns within each episode, from 0: int64 [turns]."""
     index = torch.arange(episodes.turn_episode.numel(), device=episodes.turn_episode.device)
     sizes = torch.bincount(episodes.turn_episode, minlength=episodes.returns.numel())
     return index - (sizes.cumsum(0) - sizes)[episodes.turn_episode]
 
 
-def _among(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, unbiased: bool = True) -> torch.Tensor:
-    """Returns against those of their segment: [turns]."""
+def _compare(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, unbiased: bool = True) -> torch.Tensor:
+    """Compare returns with the others of their segment: [turns]."""
     count = int(segment.max()) + 1
     if normalize:
         return standardize(returns, segment, count, unbiased=unbiased)
-    return centred(returns, segment, count)
+    return subtract_mean(returns, segment, count)

@@ -1,7 +1,7 @@
-"""From token losses to one number: a weight per token, so that the step's loss is their weighted sum.
+"""Aggregation of token losses: a weight per token, so that the step's loss is their weighted sum.
 
-The weights are computed once, from the tokens of the whole optimizer step. A micro-batch adds its own part of the sum,
-and cutting the step differently changes nothing.
+The weights are computed once, from the tokens of the whole optimizer step. Each micro-batch adds its part of the sum,
+so the result does not depend on the division into micro-batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 
 
 class Aggregation(enum.StrEnum):
-    """Rule by which token losses become the loss of a step."""
+    """Rule that combines token losses into the loss of a step."""
 
     TOKEN_MEAN = "token-mean"
     SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"
@@ -27,26 +27,26 @@ class Aggregation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOwners:
-    """To what each token that carries loss belongs; int64 [tokens] each, over the whole optimizer step."""
+    """Sequence, trajectory and group of each token with a loss; int64 [tokens] each, over the whole optimizer step."""
 
     sequence: torch.Tensor
     trajectory: torch.Tensor
     group: torch.Tensor
 
     def select(self, index: torch.Tensor) -> TokenOwners:
-        """The owners of some of the tokens: index int64 [selected]."""
+        """Select the owners of some tokens by an index, int64 [selected]."""
         return TokenOwners(sequence=self.sequence[index], trajectory=self.trajectory[index], group=self.group[index])
 
 
 def token_weights(aggregation: Aggregation, owners: TokenOwners, *, norm_length: int | None = None) -> torch.Tensor:
-    """Weight of each token's loss: float64 [tokens].
+    """Compute the weight of each token's loss: float64 [tokens].
 
     ``token-mean``: 1 / N_tok. ``seq-mean-token-mean``: 1 / (N_seq length of the sequence). ``seq-mean-token-sum``:
     1 / N_seq, and with ``-norm`` 1 / (N_seq norm_length). ``traj-mean-token-mean`` and ``prompt-mean``: a mean over
-    trajectories or groups of the mean over their tokens. Lengths and counts are those of the tokens given.
+    trajectories or groups of the mean over their tokens. Lengths and counts are those of the given tokens.
 
     Raises:
-        ConfigError: ``seq-mean-token-sum-norm`` without its constant length.
+        ConfigError: ``seq-mean-token-sum-norm`` is used without `norm_length`.
     """
     match aggregation:
         case Aggregation.TOKEN_MEAN:

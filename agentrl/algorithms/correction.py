@@ -1,6 +1,7 @@
-"""Train/inference correction: weights from rho = pi_old / mu, trainer against engine.
+"""Train/inference correction: weights from rho = pi_old / mu, the ratio of trainer and engine.
 
-Filters reject tokens by the distance of trainer and engine, or by certainty; KL estimators and entropies are here, too.
+Filters reject tokens by the distance of trainer and engine, or by entropy. This module also has KL estimators and the
+entropy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from agentrl.algorithms.options import NotNegative, Share
 from agentrl.algorithms.segments import segment_mean, segment_sum, top_shares
 from agentrl.algorithms.traits import Input, needs
-from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, given, log_ratio
+from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, log_ratio, require
 from agentrl.errors import ConfigError
 
 TOKEN_CAP = 2.0
@@ -32,20 +33,20 @@ class CorrectionMode(enum.StrEnum):
 
     @property
     def drops_tokens(self) -> bool:
-        """Tokens may leave the loss, so that pi_old must be known before anything is counted."""
+        """True if tokens may leave the loss, so that pi_old must be known before the denominators are computed."""
         return self is CorrectionMode.ICEPOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Weights of tokens; all tensors are [tokens] and carry no gradient."""
+    """Weights of tokens; all tensors are [tokens] without gradient."""
 
     weights: torch.Tensor
-    """0 for a dropped token."""
+    """Weight of each token; 0 for a dropped token."""
     kept: torch.Tensor
-    """Bool; a dropped token is in no denominator either."""
+    """Mask of tokens that are not dropped: bool; dropped tokens do not count in denominators."""
     truncated: torch.Tensor
-    """Bool: the weight reached its cap, or the token was dropped."""
+    """Mask of tokens whose weight reached its cap, or that were dropped: bool."""
 
 
 def correction(
@@ -57,7 +58,7 @@ def correction(
     cap: float | None = None,
     band: tuple[float, float] | None = None,
 ) -> Correction:
-    """The weights of a mode.
+    """Compute the correction weights of a mode.
 
     ``token``: min(rho_t, C), C = 2. ``sequence``: min(product of rho over the sequence, C), C = 5. ``icepop``: rho_t
     inside [0.5, 5], else 0 for that token only. ``off``: 1.
@@ -97,7 +98,7 @@ Unit = Literal["token", "sequence"]
 def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """abs(q) at most `limit`, or abs(mean q) for whole sequences: bool [tokens].
 
-    ``of`` is ``token`` to reject single tokens, or ``sequence`` to reject all tokens of a sequence, by its mean.
+    With ``of: token``, single tokens are rejected; with ``of: sequence``, all tokens of a sequence by its mean.
     """
     return _distance(tokens, _difference(tokens), of).abs() <= limit
 
@@ -117,7 +118,7 @@ def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) 
     """Sequences whose geometric mean of pi_old / mu, exp(mean q), is in the band, 0.99 to 1.01: bool [tokens].
 
     Raises:
-        ConfigError: the band is none.
+        ConfigError: the band is not 0 <= low < high.
     """
     low, high = band
     if not 0 <= low < high:
@@ -128,16 +129,17 @@ def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) 
 
 @needs(Input.ENTROPY)
 def top_entropy(tokens: LossInput, *, share: Share = 0.2) -> torch.Tensor:
-    """The share of tokens, 20 %, at which the proximal policy was most uncertain: bool [tokens] (arXiv 2506.01939).
+    """The share of tokens, 20 %, with the highest entropy under the proximal policy: bool [tokens] (arXiv 2506.01939).
 
-    Tokens whose entropy ties with that of the last one are all kept: the members of a group share their first token's.
+    Tokens that tie with the last place are all kept; for example, the first tokens of a group's members have equal
+    entropy.
     """
-    entropy = given(tokens.entropy, Input.ENTROPY)
+    entropy = require(tokens.entropy, Input.ENTROPY)
     return top_shares(entropy, min(max(1, round(share * entropy.numel())), entropy.numel())) > 0
 
 
 def _difference(tokens: LossInput) -> torch.Tensor:
-    """Give q of each token, not bounded, so that a mean is the sequence's own: [tokens]."""
+    """Compute q = log pi_old - log mu of each token, unbounded, so that means over sequences are exact: [tokens]."""
     return (tokens.old_logp - tokens.behaviour_logp).detach()
 
 
@@ -150,10 +152,11 @@ def _distance(tokens: LossInput, values: torch.Tensor, of: Unit) -> torch.Tensor
 def loglinear(
     logp: torch.Tensor, behaviour_logp: torch.Tensor, version: torch.Tensor, *, old_version: int
 ) -> torch.Tensor:
-    """Log pi_old = log mu + a (log pi - log mu), a = (v_old - v_mu) / (v_pi - v_mu): [tokens], without gradient.
+    """Estimate log pi_old = log mu + a (log pi - log mu), a = (v_old - v_mu) / (v_pi - v_mu): [tokens], no gradient.
 
-    Weights are taken to have moved evenly from the version that sampled a token, v_mu, to the one in training,
-    v_pi = v_old + 1; v_old is that at the start of the step (AReaL). ``version`` is v_mu of each token: [tokens].
+    This assumes that log-probabilities changed linearly from the version that sampled the token, v_mu, to the version
+    in training, v_pi = v_old + 1, where v_old is the version at the start of the step (AReaL). ``version`` is v_mu of
+    each token: [tokens].
     """
     age = (old_version - version).to(logp.dtype)
     return (behaviour_logp + age / (age + 1) * (logp - behaviour_logp)).detach()
@@ -167,13 +170,13 @@ class Mismatch:
     """Mean |pi_old - mu|."""
     prob_abs_max: float
     k3: float
-    """KL(mu, pi_old), estimated by mean(rho - log rho - 1)."""
+    """Estimate mean(rho - log rho - 1) of KL(mu, pi_old)."""
     effective_sample_size: float
-    """(sum rho)^2 / (n sum rho^2): 1 when trainer and engine agree."""
+    """Effective sample size (sum rho)^2 / (n sum rho^2): 1 if trainer and engine agree."""
 
 
 def mismatch(old_logp: torch.Tensor, behaviour_logp: torch.Tensor) -> Mismatch:
-    """Compare log-probabilities of the same tokens: [tokens] each, at least one."""
+    """Compare the trainer's and the engine's log-probabilities of the same tokens: [tokens] each, at least one."""
     old, behaviour = old_logp.double(), behaviour_logp.double()
     difference = (old.exp() - behaviour.exp()).abs()
     log_rho = log_ratio(old, behaviour)
@@ -187,7 +190,7 @@ def mismatch(old_logp: torch.Tensor, behaviour_logp: torch.Tensor) -> Mismatch:
 
 
 LARGEST_K3 = 10.0
-"""Upper bound of the value of k3 at a token, as in verl; without it one token of 20 nats outweighs a whole step."""
+"""Upper bound of k3 at a token, as in verl; otherwise a single token with 20 nats would dominate a whole step."""
 
 
 class KLEstimator(enum.StrEnum):
@@ -203,11 +206,11 @@ class KLEstimator(enum.StrEnum):
 
 
 def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: torch.Tensor) -> torch.Tensor:
-    """KL(pi, ref) at each token, from x = log ref - log pi, clamped to [-20, 20]: [tokens].
+    """Estimate KL(pi, ref) at each token, from x = log ref - log pi, clamped to [-20, 20]: [tokens].
 
-    k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1, at most 10; above that k3 has no gradient. On tokens that the policy
-    sampled, the gradient of k2 is an unbiased estimate of the divergence's. That of k3 is an estimate of the gradient
-    of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852).
+    k1 = -x, k2 = x^2 / 2, and k3 = exp(x) - x - 1, at most 10 and without gradient above. On tokens that the policy
+    sampled, the gradient of k2 is an unbiased estimate of the gradient of the divergence. The gradient of k3 estimates
+    that of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852).
     """
     x = log_ratio(reference_logp, logp)
     k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=LARGEST_K3)
@@ -225,6 +228,6 @@ def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: to
 
 
 def entropy(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """-sum p log p in nats: log-probabilities [..., vocabulary] to [...]; an impossible token adds 0."""
+    """Compute -sum p log p in nats: [...] from log-probabilities [..., vocabulary]; a token with p = 0 adds 0."""
     information: torch.Tensor = torch.special.entr(log_probabilities.exp())
     return information.sum(-1)

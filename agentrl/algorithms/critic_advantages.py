@@ -1,7 +1,7 @@
 """Advantages from a critic's values: generalized advantage estimation over tokens, over turns, and over both.
 
-Observation tokens are not among the tokens here, so that discounts count what was sampled. Rewards and values of a turn
-without sampled tokens go to the turn before it; see `EpisodeBatch.token_rewards`. An episode ends with a value of 0.
+Observation tokens are not included, so that discounts apply only to sampled tokens. The reward of a turn without
+sampled tokens goes to the turn before it; see `EpisodeBatch.token_rewards`. The value after an episode's end is 0.
 
 `value` is the critic's loss.
 """
@@ -15,28 +15,29 @@ import torch
 from agentrl.algorithms.options import Discount, Positive
 from agentrl.algorithms.segments import backward_sums, segment_sum, whiten
 from agentrl.algorithms.traits import Input, needs, takes
-from agentrl.algorithms.types import EpisodeBatch, Estimate, TokenLoss, given
+from agentrl.algorithms.types import EpisodeBatch, Estimate, TokenLoss, require
 
 
 @needs(Input.VALUES)
 def gae(episodes: EpisodeBatch, *, gamma: Discount = 1.0, gae_lambda: Discount = 0.95) -> Estimate:
     """A = whitened L_t = delta_t + gamma lambda L_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t (arXiv 1506.02438).
 
-    The critic learns L + V, before whitening.
+    The critic's target is L + V, before whitening.
     """
-    values = given(episodes.values, Input.VALUES)
+    values = require(episodes.values, Input.VALUES)
     sums = _token_sums(episodes, values, gamma, torch.full_like(values, gae_lambda))
     return Estimate(advantage=whiten(sums), value_target=sums + values)
 
 
 @needs(Input.VALUES)
 def gae_turn(episodes: EpisodeBatch, *, gamma_turn: Discount = 1.0, lambda_turn: Discount = 0.95) -> Estimate:
-    """`gae` over turns: one value per turn, at its first token, and its reward s_k (VAGEN, arXiv 2510.16907).
+    """`gae` over turns, with the value at a turn's first token and its reward s_k (VAGEN, arXiv 2510.16907).
 
-    Every token of a turn gets the turn's advantage; whitening is over tokens. The critic learns at the first tokens.
+    Every token of a turn gets the turn's advantage; whitening is over tokens. The critic trains only on the first
+    tokens of turns.
     """
-    values = given(episodes.values, Input.VALUES)
-    turns = _SpokenTurns(episodes)
+    values = require(episodes.values, Input.VALUES)
+    turns = _SampledTurns(episodes)
     before = values[turns.first]
     sums = turns.sums(turns.rewards, before, gamma_turn, lambda_turn)
     target = torch.full_like(values, torch.nan)
@@ -53,14 +54,14 @@ def bi_level(
     gamma_turn: Discount = 1.0,
     lambda_turn: Discount = 0.95,
 ) -> Estimate:
-    """`gae` over turns gives L at the last token of each, and `gae` over tokens leads it back to the turn's first.
+    """`gae` over turns for L at each turn's last token, then `gae` over tokens back to its first (arXiv 2510.16907).
 
-    A turn's value is that at its last token, so that with discounts of 1 the advantage of every token is the return
-    from there on minus its own value (bi-level GAE of VAGEN, arXiv 2510.16907). Whitened over tokens; the critic learns
-    L + V.
+    This is the bi-level GAE of VAGEN. A turn's value is the value at its last token, so that with discounts of 1 the
+    advantage of a token is the return from there on minus its value. Advantages are whitened over tokens; the critic's
+    target is L + V.
     """
-    values = given(episodes.values, Input.VALUES)
-    turns, rewards = _SpokenTurns(episodes), episodes.token_rewards()
+    values = require(episodes.values, Input.VALUES)
+    turns, rewards = _SampledTurns(episodes), episodes.token_rewards()
     last = rewards[turns.last]
     between = last + turns.following(turns.rewards - last)
     ends = turns.sums(between, values[turns.last], gamma_turn, lambda_turn)
@@ -78,9 +79,9 @@ def bi_level(
 def vapo(episodes: EpisodeBatch, *, gamma: Discount = 1.0, alpha: Positive = 0.05) -> Estimate:
     """`gae` with lambda = 1 - 1 / (alpha len) for the policy and lambda = 1 for the critic (VAPO, arXiv 2504.05118).
 
-    len is the number of the episode's sampled tokens; below 1 / alpha of them lambda is 0.
+    len is the number of the episode's sampled tokens; if it is below 1 / alpha, lambda is 0.
     """
-    values = given(episodes.values, Input.VALUES)
+    values = require(episodes.values, Input.VALUES)
     length = episodes.to_tokens(episodes.episode_tokens).to(values.dtype)
     adaptive = (1 - 1 / (alpha * length)).clamp(min=0.0)
     sums = _token_sums(episodes, values, gamma, adaptive)
@@ -89,7 +90,7 @@ def vapo(episodes: EpisodeBatch, *, gamma: Discount = 1.0, alpha: Positive = 0.0
 
 
 def _token_sums(episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_lambda: torch.Tensor) -> torch.Tensor:
-    """L_t: [tokens]; gae_lambda [tokens]."""
+    """Compute L_t: [tokens]; gae_lambda is [tokens]."""
     order = episodes.time_order
     owner, ordered = episodes.token_episode[order], values[order]
     delta = episodes.token_rewards()[order] + gamma * _following(ordered, owner) - ordered
@@ -99,55 +100,55 @@ def _token_sums(episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_
 
 
 def _following(values: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
-    """The value after each one within its segment, 0 after the last: [n]."""
+    """Shift values by one within segments, so that each gets the next value, and the last 0: [n]."""
     following = values.roll(-1)
     ends = segment != segment.roll(-1)
     ends[-1] = True
     return torch.where(ends, 0.0, following)
 
 
-class _SpokenTurns:
-    """The turns that have sampled tokens, numbered from 0 in the order of time; those without are as if never taken."""
+class _SampledTurns:
+    """Turns with sampled tokens, numbered from 0 in the order of time; turns without are excluded."""
 
     def __init__(self, episodes: EpisodeBatch) -> None:
         lengths, last = episodes.turn_tokens, episodes.last_tokens()
-        spoken = lengths > 0
-        self.last = last[spoken]
-        """Index of the last token: int64 [spoken]."""
-        self.first = (last - lengths + 1)[spoken]
-        self.episode = episodes.turn_episode[spoken]
-        self.of_token = (spoken.cumsum(0) - 1)[episodes.token_turn]
+        sampled = lengths > 0
+        self.last = last[sampled]
+        """Index of the last token: int64 [sampled turns]."""
+        self.first = (last - lengths + 1)[sampled]
+        self.episode = episodes.turn_episode[sampled]
+        self.of_token = (sampled.cumsum(0) - 1)[episodes.token_turn]
         """Turn of each token: int64 [tokens]."""
         self.rewards = segment_sum(episodes.token_rewards(), self.of_token, self.last.numel())
-        """[spoken]"""
+        """Reward of each turn: [sampled turns]."""
 
     def following(self, values: torch.Tensor) -> torch.Tensor:
-        """Shift values to the turn before, 0 after an episode's last: [spoken]."""
+        """Return the next turn's value for each turn, 0 for an episode's last: [sampled turns]."""
         return _following(values, self.episode)
 
     def sums(self, rewards: torch.Tensor, values: torch.Tensor, gamma: float, gae_lambda: float) -> torch.Tensor:
-        """L_k = delta_k + gamma lambda L_{k+1}: [spoken]."""
+        """Compute L_k = delta_k + gamma lambda L_{k+1}: [sampled turns]."""
         delta = rewards + gamma * self.following(values) - values
         return backward_sums(delta, torch.full_like(delta, gamma * gae_lambda), self.episode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueInput:
-    """Tokens that a critic learns from; all tensors are [tokens]."""
+    """Tokens on which a critic trains; all tensors are [tokens]."""
 
     values: torch.Tensor
-    """v of the current critic; the gradient flows through it."""
+    """Values v of the current critic, with gradient."""
     old_values: torch.Tensor
-    """V at the start of the step."""
+    """Values V at the start of the step."""
     targets: torch.Tensor
-    """G."""
+    """Targets G."""
 
 
 @takes("a critic's values (ValueInput)")
 def value(tokens: ValueInput, *, clip: float | None = 0.5) -> TokenLoss:
     """1/2 max((v - G)^2, (clip(v, V - eps, V + eps) - G)^2), eps = 0.5: [tokens] (arXiv 1707.06347's baselines).
 
-    ``clip`` is eps; ``None`` leaves values unbounded.
+    ``clip`` is eps; ``None`` disables the clip.
     """
     plain = (tokens.values - tokens.targets).square()
     if clip is None:

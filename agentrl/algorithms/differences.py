@@ -1,12 +1,12 @@
-"""Differences within groups: whether what an estimator compares tells the episodes of a group apart.
+"""Differences within groups: tests if an estimator tells the episodes of a group apart.
 
-estimator                                      a group's episodes differ where
+estimator compares                             a group's episodes differ if
 ---------------------------------------------  ----------------------------------------------------------
-compares the members of a group, or with a     it gives some token an advantage: a component (`gdpo`), the
-greedy rollout                                 return from a state on (`gigpo`, `hgpo`) or from a turn on
+members of a group, or with a greedy rollout   some token has an advantage: from a component (`gdpo`), the
+                                               return from a state on (`gigpo`, `hgpo`) or from a turn on
                                                (`turn_discounted`), or the whole return
-compares nothing, or a critic's or a process   the returns differ, or the rewards of some turn do
-reward model's values
+nothing, or values of a critic or a process    the returns differ, or the rewards of some turn do
+reward model
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agentrl.algorithms.types import EpisodeBatch, Estimate
 from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
 
 MODELS = frozenset({Input.VALUES, Input.PROCESS_REWARD})
-"""Inputs that a model of their own gives, after the episodes were chosen."""
+"""Inputs from separate models, which are computed only after the groups have been selected."""
 
 
-def judges_itself(estimator: Callable[..., object]) -> bool:
-    """Return True if the estimator's own advantages say whether the episodes of a group differ."""
+def uses_own_advantages(estimator: Callable[..., object]) -> bool:
+    """Return True if the estimator's own advantages decide if the episodes of a group differ."""
     needed = needed_inputs(estimator)
     return (compares_group.of(estimator) or Input.GREEDY_RETURN in needed) and not needed & MODELS
 
@@ -33,28 +33,28 @@ def judges_itself(estimator: Callable[..., object]) -> bool:
 def groups_with_advantages(
     estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate], episodes: EpisodeBatch
 ) -> torch.Tensor:
-    """Return in which groups an estimator gives an advantage to any token: bool [groups].
+    """Mark the groups in which an estimator gives any token an advantage: bool [groups].
 
-    Each group is estimated alone, so that whitening over the batch does not give a group advantages that has none.
+    Each group is estimated separately, so that whitening over the batch does not create advantages.
     """
     found = []
     for number in range(episodes.groups):
-        alone = episodes.of_group(number)
-        if alone.token_turn.numel() == 0:
+        group = episodes.select_group(number)
+        if group.token_turn.numel() == 0:
             found.append(False)
             continue
-        given = estimate(alone)
-        advantage = given.advantage if isinstance(given, Estimate) else given
-        bound = LEAST_DIFFERENCE + ROUNDING * float(alone.returns.abs().max())
+        result = estimate(group)
+        advantage = result.advantage if isinstance(result, Estimate) else result
+        bound = LEAST_DIFFERENCE + ROUNDING * float(group.returns.abs().max())
         found.append(float(advantage.abs().max()) > bound)
     return torch.tensor(found)
 
 
-def groups_with_rewards_apart(episodes: EpisodeBatch) -> torch.Tensor:
-    """Return in which groups returns differ, or the rewards of turns with the same number: bool [groups].
+def groups_with_different_rewards(episodes: EpisodeBatch) -> torch.Tensor:
+    """Mark the groups in which returns, or the rewards of turns with the same number, differ: bool [groups].
 
-    The last turn of each episode is compared with the last ones of the others, whatever their numbers: episodes that
-    earn the same at their end are alike, however long they took.
+    The last turns of episodes are compared with each other, whatever their numbers, so that episodes with equal final
+    rewards count as equal, whatever their lengths.
     """
     count, turns = episodes.returns.numel(), episodes.turn_episode
     sizes = torch.bincount(turns, minlength=count)

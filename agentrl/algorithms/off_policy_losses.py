@@ -1,6 +1,6 @@
-"""Losses for tokens that are far from the policy: old ones, an expert's, and regressions instead of surrogates.
+"""Losses for off-policy data: stale tokens, an expert's tokens, and regressions instead of surrogates.
 
-Some learn from demonstrated tokens, a teacher, pairs of trajectories, or outcomes (implicit process rewards, PRIME).
+Some learn from demonstrations, a teacher, pairs of trajectories, or outcomes (implicit process rewards, PRIME).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from agentrl.algorithms.advantages import against_others, rloo, token_returns
+from agentrl.algorithms.advantages import rloo, subtract_mean_of_others, token_returns
 from agentrl.algorithms.correction import KLEstimator, kl_divergence
 from agentrl.algorithms.options import Discount, Positive
 from agentrl.algorithms.policy_losses import ppo
@@ -24,7 +24,7 @@ from agentrl.algorithms.traits import (
     needs,
     takes,
 )
-from agentrl.algorithms.types import EpisodeBatch, LossInput, TokenLoss, given, log_ratio, unclipped
+from agentrl.algorithms.types import EpisodeBatch, LossInput, TokenLoss, log_ratio, require, unclipped
 
 
 @advantage_weighted
@@ -55,10 +55,10 @@ def luffy(
 ) -> TokenLoss:
     """-A f(pi), f(x) = x / (x + 0.1), at an expert's tokens, without a clip; `ppo` at the policy's own.
 
-    LUFFY, arXiv 2504.14945, section 3.3. The expert's episodes are members of the group: one in eight.
-    ``shaping`` is the number that is added to x; the other options are those of `ppo`.
+    LUFFY, arXiv 2504.14945, section 3.3. In the paper, one of eight members of a group is an expert's episode.
+    ``shaping`` is the term added to x in the denominator; the other options are those of `ppo`.
     """
-    expert = given(tokens.expert, Input.EXPERT)
+    expert = require(tokens.expert, Input.EXPERT)
     own = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     probability = tokens.logp.exp()
     guided = -tokens.advantage * probability / (probability + shaping)
@@ -70,19 +70,19 @@ def luffy(
 def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:
     """(log pi / pi_ref - eta (R - 1/2))^2 of whole sequences, R the share of opponents beaten (SPPO, arXiv 2405.00675).
 
-    Every token carries its sequence's value.
+    Every token has its sequence's value.
     """
-    difference = tokens.logp - given(tokens.reference_logp, Input.REFERENCE)
+    difference = tokens.logp - require(tokens.reference_logp, Input.REFERENCE)
     total = segment_sum(difference, tokens.sequence, tokens.sequences)[tokens.sequence]
     return unclipped((total - eta * (tokens.episode_return - 0.5)).square())
 
 
 LEAST_REST = 1e-6
-"""Probability of the tokens that are not among the most probable ones, at least: rounding may leave none."""
+"""Minimum total probability of all tokens that are not among the most probable ones; rounding could make it 0."""
 
 
 def successes(tokens: LossInput, *, above: float | None = None) -> torch.Tensor:
-    """The tokens of episodes with a return above a number, or all: bool [tokens]."""
+    """Choose the tokens of episodes with a return greater than `above`, or all: bool [tokens]."""
     if above is None:
         return torch.ones_like(tokens.logp, dtype=torch.bool)
     return tokens.episode_return > above
@@ -94,7 +94,7 @@ def sft(tokens: LossInput, *, above: float | None = None) -> TokenLoss:
     """-log pi, the cross-entropy of demonstrated tokens.
 
     With ``above``, only episodes with a greater return train: rejection-sampling fine-tuning (RFT, arXiv 2308.01825).
-    What is left out is in no denominator.
+    Other tokens do not count in denominators.
     """
     kept = successes(tokens, above=above) if tokens.chosen is None else tokens.chosen
     return TokenLoss(values=torch.where(kept, -tokens.logp, 0.0), clipped=~kept)
@@ -104,7 +104,7 @@ def sft(tokens: LossInput, *, above: float | None = None) -> TokenLoss:
 @ignores_advantage
 def distill(tokens: LossInput) -> TokenLoss:
     """KL(pi, teacher) at the student's own tokens: the value of k1, the gradient of k2 (GKD, arXiv 2306.13649)."""
-    return unclipped(kl_divergence(KLEstimator.K1_PLUS, tokens.logp, given(tokens.teacher_logp, Input.TEACHER)))
+    return unclipped(kl_divergence(KLEstimator.K1_PLUS, tokens.logp, require(tokens.teacher_logp, Input.TEACHER)))
 
 
 @needs(Input.TEACHER_TOP)
@@ -112,35 +112,36 @@ def distill(tokens: LossInput) -> TokenLoss:
 def distill_top_k(tokens: LossInput) -> TokenLoss:
     """KL(teacher, pi) over the teacher's k most probable tokens and all others as one (GKD, arXiv 2306.13649).
 
-    sum_v p(v) (log p(v) - log pi(v)), v being these tokens, and the rest of the vocabulary with what they leave: 0 only
-    where the policy gives each of them what the teacher does. With all tokens it is the forward KL.
+    The loss is sum_v p(v) (log p(v) - log pi(v)), where v is one of these tokens, or the rest of the vocabulary as one
+    event. It is 0 only if teacher and policy agree on all these probabilities. If k is the whole vocabulary, it is the
+    forward KL.
     """
-    teacher = with_rest(given(tokens.teacher_top_logp, Input.TEACHER_TOP))
-    own = with_rest(given(tokens.top_logp, Input.TEACHER_TOP))
+    teacher = with_rest(require(tokens.teacher_top_logp, Input.TEACHER_TOP))
+    own = with_rest(require(tokens.top_logp, Input.TEACHER_TOP))
     return unclipped((teacher.exp() * (teacher - own)).sum(-1))
 
 
 def with_rest(logp: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities [tokens, k] of some tokens, and of all others together: [tokens, k + 1]."""
+    """Append the log-probability of all other tokens to those of some: [tokens, k + 1] from [tokens, k]."""
     known = logp.exp().sum(-1, keepdim=True).clamp(max=1 - LEAST_REST)
     return torch.cat([logp, torch.log1p(-known)], dim=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferencePairs:
-    """Log-probabilities of trajectories, summed over their sampled tokens, in pairs; all [pairs]."""
+    """Pairs of log-probabilities of trajectories, summed over their sampled tokens; all [pairs]."""
 
     chosen_logp: torch.Tensor
-    """log pi of the better one; the gradient flows through it."""
+    """log pi of the better trajectory, with gradient."""
     rejected_logp: torch.Tensor
-    """log pi of the worse one; the gradient flows through it."""
+    """log pi of the worse trajectory, with gradient."""
     chosen_reference_logp: torch.Tensor
     rejected_reference_logp: torch.Tensor
 
 
 @takes("pairs of trajectories (PreferencePairs)")
 def dpo(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
-    """-log sigmoid(beta (log pi / pi_ref of the better - that of the worse)): [pairs] (DPO, arXiv 2305.18290)."""
+    """-log sigmoid(beta (x_better - x_worse)), x = log(pi / pi_ref): [pairs] (DPO, arXiv 2305.18290)."""
     better = pairs.chosen_logp - pairs.chosen_reference_logp
     worse = pairs.rejected_logp - pairs.rejected_reference_logp
     return -functional.logsigmoid(beta * (better - worse))
@@ -148,35 +149,35 @@ def dpo(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
 
 @takes("pairs of a demonstration and the previous policy's own trajectory (PreferencePairs)")
 def spin(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
-    """`dpo` of demonstrations against what the previous policy, the reference, did: [pairs] (arXiv 2401.01335)."""
+    """`dpo` of demonstrations against samples of the previous policy, the reference: [pairs] (arXiv 2401.01335)."""
     return dpo(pairs, beta=beta)
 
 
 @needs(Input.PROCESS_REWARD)
 @compares_group
 def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
-    """A = `rloo` of R + return-to-go of (p_t - the others' mean p): [tokens] (PRIME, arXiv 2502.01456, equation 5).
+    """A = `rloo` + return-to-go of (p_t - mean p of the other members): [tokens] (PRIME, arXiv 2502.01456, equation 5).
 
-    p_t is the implicit process reward of a token; each other member counts by the mean over its tokens, whatever its
-    length.
+    p_t is the implicit process reward of a token. The mean over other members weighs each member's mean over its tokens
+    equally, whatever its length.
     """
-    process = given(episodes.process_reward, Input.PROCESS_REWARD)
+    process = require(episodes.process_reward, Input.PROCESS_REWARD)
     own = segment_mean(process, episodes.token_episode, episodes.returns.numel())
-    others = own - against_others(own, episodes)
+    others = own - subtract_mean_of_others(own, episodes)
     return rloo(episodes) + token_returns(episodes, process - episodes.to_tokens(others), gamma)
 
 
 def implicit_reward(rm_logp: torch.Tensor, reference_logp: torch.Tensor, *, beta: Positive = 0.05) -> torch.Tensor:
-    """p_t = beta log(pi_rm / pi_ref): [tokens] from log-probabilities [tokens]."""
+    """Compute p_t = beta log(pi_rm / pi_ref): [tokens] from log-probabilities [tokens]."""
     return beta * (rm_logp - reference_logp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAnswers:
-    """Input of a reward model's loss: its tokens' log-probabilities, and which episodes succeeded."""
+    """Input of a process reward model's loss: log-probabilities of tokens, and outcomes of episodes."""
 
     rm_logp: torch.Tensor
-    """log pi_rm: [tokens]; the gradient flows through it."""
+    """log pi_rm, with gradient: [tokens]."""
     reference_logp: torch.Tensor
     """log pi_ref: [tokens]."""
     episode: torch.Tensor
@@ -187,7 +188,7 @@ class ScoredAnswers:
 
 @takes("the answers that a reward model has scored (ScoredAnswers)")
 def prime_reward_model(answers: ScoredAnswers, *, beta: Positive = 0.05) -> torch.Tensor:
-    """-log sigmoid of the outcome's logit sum_t p_t: [episodes] (PRIME, arXiv 2502.01456, equation 4)."""
+    """Binary cross-entropy of the outcome with logit sum_t p_t: [episodes] (PRIME, arXiv 2502.01456, equation 4)."""
     reward = implicit_reward(answers.rm_logp, answers.reference_logp, beta=beta)
     logit = segment_sum(reward, answers.episode, answers.success.numel())
     return functional.binary_cross_entropy_with_logits(logit, answers.success.to(logit.dtype), reduction="none")

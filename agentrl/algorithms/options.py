@@ -1,7 +1,4 @@
-"""Options of estimators and losses: their keyword-only parameters, checked before a run starts.
-
-Options may have ranges, outside of which `check_options` refuses them.
-"""
+"""Options of estimators and losses: their keyword-only parameters, whose types and ranges are checked before a run."""
 
 from __future__ import annotations
 
@@ -24,25 +21,25 @@ Depth: TypeAlias = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClipRange:
-    """Ratios are kept in [1 - low, 1 + high]."""
+    """Range [1 - low, 1 + high] of ratios."""
 
     low: float
     high: float
 
     def clip(self, ratio: torch.Tensor) -> torch.Tensor:
-        """The ratio, bounded on both sides."""
+        """Clamp ratios to the range."""
         return ratio.clamp(1.0 - self.low, 1.0 + self.high)
 
     def outside(self, ratio: torch.Tensor) -> torch.Tensor:
-        """Bool: the ratio is not in the range."""
+        """Return True where a ratio is outside the range."""
         return (ratio < 1.0 - self.low) | (ratio > 1.0 + self.high)
 
 
 def clip_range(clip: float | None, clip_low: float | None, clip_high: float | None, *, default: ClipRange) -> ClipRange:
-    """The range from one symmetric number or from two; a side that is not given takes the default.
+    """Make a clip range from one symmetric number or from two; a missing side has the default.
 
     Raises:
-        ConfigError: both a symmetric and an asymmetric number, or a negative one.
+        ConfigError: symmetric and asymmetric numbers are combined, or a number is negative.
     """
     sides = {"clip_low": clip_low, "clip_high": clip_high}
     given = {name: value for name, value in sides.items() if value is not None}
@@ -50,7 +47,7 @@ def clip_range(clip: float | None, clip_low: float | None, clip_high: float | No
         raise ConfigError(
             "the loss has a symmetric and an asymmetric clip",
             got=f"clip={clip} and {', '.join(f'{name}={value}' for name, value in given.items())}",
-            expected="clip alone, or clip_low and clip_high",
+            expected="either clip, or clip_low and clip_high",
         )
     if any(value is not None and value < 0 for value in (clip, clip_low, clip_high)):
         raise ConfigError("a clip is negative", got=min(v for v in (clip, clip_low, clip_high) if v is not None))
@@ -65,15 +62,15 @@ def _first(*values: float | None) -> float:
 
 
 OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
-"""Errors of pydantic at numbers that are numbers."""
+"""Pydantic's types of errors for numbers outside their range."""
 
 
 def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as keyword arguments of `function`, converted to the types of its keyword-only parameters.
+    """Check options of `function`, and convert them to the types of its keyword-only parameters.
 
     Raises:
-        ConfigError: an option that the function does not take (with the nearest name), of a wrong type, missing, or
-            in conflict with another (symmetric and asymmetric clip), or outside its range.
+        ConfigError: an option is unknown (the message suggests the nearest name), missing, of the wrong type, outside
+            its range, or in conflict with another (symmetric and asymmetric clip).
     """
     parameters = {
         name: parameter
@@ -92,7 +89,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> d
     bound = checked.get("dual_clip")
     if bound is not None and bound < 1:
         raise ConfigError(
-            f"{name}: dual_clip bounds ratios above 1", got=bound, expected="at least 1, or null for no bound"
+            f"{name}: dual_clip must bound ratios above 1", got=bound, expected="at least 1, or null for no bound"
         )
     return checked
 
@@ -120,10 +117,12 @@ def _convert(function: str, option: str, value: Any, parameter: inspect.Paramete
                 expected=first["msg"].removeprefix("Input should be "),
             ) from error
         raise ConfigError(
-            f"{function}: option {option} is of a wrong type", got=repr(value), expected=_named(parameter.annotation)
+            f"{function}: option {option} has the wrong type",
+            got=repr(value),
+            expected=_describe_type(parameter.annotation),
         ) from error
 
 
-def _named(annotation: Any) -> str:
+def _describe_type(annotation: Any) -> str:
     plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     return inspect.formatannotation(plain)

@@ -27,8 +27,8 @@ def ppo(
 ) -> TokenLoss:
     """max(-A r, -A clip(r, 1 - lo, 1 + hi)), and min(that, -A c) where A < 0 (arXiv 1707.06347, 1912.09729).
 
-    ``clip`` is lo and hi in one number, 0.2 when neither it nor a side (``clip_low``, ``clip_high``) is given;
-    ``dual_clip`` is c, and ``None`` leaves negative advantages unbounded.
+    ``clip`` sets lo and hi to the same value, ``clip_low`` and ``clip_high`` set one each; both are 0.2 by default.
+    ``dual_clip`` is c; ``None`` disables the bound for negative advantages.
     """
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
     return clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
@@ -51,8 +51,8 @@ def dapo(
 def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """The PPO clip on s = exp(mean_t d_t) of each sequence, lo = 3e-4, hi = 4e-4 (GSPO-token, arXiv 2507.18071).
 
-    Each token's gradient goes through sg(s) pi / sg(pi), and each keeps its own advantage. Where the mean of d is above
-    10, s stays at exp(10) and has no gradient, as in verl: nothing else bounds it where A < 0.
+    Each token's gradient flows through sg(s) pi / sg(pi), and each token keeps its own advantage. If the mean of d
+    exceeds 10, s is exp(10) without gradient, as in verl: nothing else bounds it where A < 0.
     """
     bounds = clip_range(None, clip_low, clip_high, default=GSPO_CLIP)
     loss = clipped_surrogate(_sequence_ratio(tokens, tokens.logp - tokens.old_logp), tokens.advantage, bounds)
@@ -63,8 +63,8 @@ def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float |
 def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """-sg(clip(r, 1 - lo, 1 + hi)) A log pi, with lo = 1 (no lower bound) and hi = 4 (CISPO, arXiv 2506.13585).
 
-    MiniMax-M1 tunes hi and does not publish it. The bound 1 + hi = 5 is that of ScaleRL (arXiv 2510.13786), which TRL's
-    documentation recommends, too. A bound near 1 takes weight from the rare tokens that the loss is made to keep.
+    MiniMax-M1 tunes hi and does not publish it. The bound 1 + hi = 5 is from ScaleRL (arXiv 2510.13786); TRL's
+    documentation recommends it, too. A bound near 1 reduces the weight of the rare tokens that the loss should keep.
     """
     bounds = clip_range(None, clip_low, clip_high, default=CISPO_CLIP)
     ratio = tokens.ratio.detach()
@@ -81,7 +81,7 @@ def reinforce(tokens: LossInput) -> TokenLoss:
 def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: 1.0 for A > 0, 1.05 for A < 0 (SAPO, arXiv 2511.20347).
 
-    A ratio of 1 has the gradient of PPO; distant ratios fade instead of being cut off.
+    At a ratio of 1 the gradient is that of PPO; for distant ratios it decreases smoothly instead of being clipped.
     """
     tau = torch.full_like(tokens.logp, tau_negative).masked_fill(tokens.advantage > 0, tau_positive)
     return unclipped(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
@@ -91,9 +91,9 @@ def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Posit
 def gmpo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """-A s, s = exp(mean_t c_t), c_t = d_t clipped to at most hi where A > 0, at least -lo where A < 0; both 0.4.
 
-    GMPO, arXiv 2507.20673. Each token keeps its own advantage, and its gradient goes through sg(s) exp(c - sg(c)): with
-    one advantage in a sequence that is the gradient of -A s, and with several none is averaged away. The mean of c is
-    bounded by 10 as in `gspo`.
+    GMPO, arXiv 2507.20673. Each token keeps its own advantage, and its gradient flows through sg(s) exp(c - sg(c)). If
+    all advantages of a sequence are equal, that is the gradient of -A s; different advantages are not averaged. The
+    mean of c is at most 10, as in `gspo`.
     """
     bounds = clip_range(None, clip_low, clip_high, default=GMPO_CLIP)
     difference = tokens.logp - tokens.old_logp
@@ -116,7 +116,7 @@ def decoupled_ppo(
 ) -> TokenLoss:
     """min(rho, 5) times `ppo`, rho = pi_old / mu: always weighted (arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
-    ``cap`` is the greatest weight; the other options are those of `ppo`.
+    ``cap`` is the maximum weight; the other options are those of `ppo`.
     """
     loss = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     rho = log_ratio(tokens.old_logp, tokens.behaviour_logp).exp().detach()
@@ -133,7 +133,7 @@ def vapo(
 ) -> TokenLoss:
     """`dapo`, and 0.1 times -log pi at tokens of episodes with R > 0 (VAPO, arXiv 2504.05118, section 4.3).
 
-    ``positive_weight`` is the weight of that language-modelling loss, counted over all tokens; the other options are
+    ``positive_weight`` is the weight of this language-modelling loss, aggregated over all tokens; the other options are
     those of `dapo`.
     """
     loss = dapo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
@@ -142,14 +142,15 @@ def vapo(
 
 
 def _mean_log_ratio(tokens: LossInput, log_ratios: torch.Tensor) -> torch.Tensor:
-    """Mean of the log-ratios of each token's sequence, without gradient: [tokens] from log-ratios [tokens]."""
+    """Compute the mean log-ratio of each token's sequence, without gradient: [tokens] from log-ratios [tokens]."""
     return segment_mean(log_ratios.detach(), tokens.sequence, tokens.sequences)[tokens.sequence]
 
 
 def _sequence_ratio(tokens: LossInput, log_ratios: torch.Tensor) -> torch.Tensor:
-    """Geometric mean of the ratios of each token's sequence: [tokens]; each token's gradient is that of its own ratio.
+    """Compute the geometric mean of the ratios of each token's sequence: [tokens].
 
-    Single log-ratios are not bounded: two of opposite signs cancel, however large they are. Their mean is.
+    Each token's gradient is that of its own ratio. Single log-ratios are not bounded, because large ones with opposite
+    signs cancel; their mean is.
     """
     mean = _mean_log_ratio(tokens, log_ratios)
     return (mean + log_ratios - log_ratios.detach()).clamp(max=MEAN_LOG_RATIO_LIMIT).exp()
@@ -162,7 +163,7 @@ def _is_capped(tokens: LossInput, log_ratios: torch.Tensor) -> torch.Tensor:
 def clipped_surrogate(
     ratio: torch.Tensor, advantage: torch.Tensor, bounds: ClipRange, *, dual_clip: float | None = None
 ) -> TokenLoss:
-    """max(-A r, -A clip(r)), bounded by -A c where A < 0: all [tokens]."""
+    """Compute max(-A r, -A clip(r)), bounded by -A c where A < 0: all [tokens]."""
     plain, bounded = -advantage * ratio, -advantage * bounds.clip(ratio)
     values, clipped = torch.maximum(plain, bounded), bounded > plain
     if dual_clip is not None:
@@ -176,7 +177,7 @@ SMALLEST_PROBABILITY = 1e-7
 
 
 def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
-    """Choose the top share of tokens, at least one, by (A - mean A)(log pi - mean log pi): 0 to 1, [tokens].
+    """Choose a share of tokens, at least one, with the largest (A - mean A)(log pi - mean log pi): 0 to 1, [tokens].
 
     Tokens that tie for the last places share them evenly.
     """
@@ -188,7 +189,7 @@ def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
 def kl_cov(tokens: LossInput, *, share: Share = 2e-4, coef: NotNegative = 1.0) -> TokenLoss:
     """-A r, plus coef abs(d) at the top share of tokens by covariance (KL-Cov, arXiv 2505.22617, section 4.2).
 
-    ``share`` is of the tokens of an update; d is log pi - log pi_old.
+    ``share`` is the share of an update's tokens; d is log pi - log pi_old.
     """
     chosen = top_covariance(tokens, share=share) if tokens.chosen is None else tokens.chosen
     difference = log_ratio(tokens.logp, tokens.old_logp)
@@ -207,10 +208,10 @@ def random_in_band(
     cov_high: float = 5.0,
     seed: int = 0,
 ) -> torch.Tensor:
-    """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: 0 to 1, [tokens].
+    """Draw a random share of tokens, at least one, with a covariance in [cov_low, cov_high]: 0 to 1, [tokens].
 
-    Tokens that `ppo` clips anyway are not drawn. The others are drawn in the order of covariance, and anew in every
-    update; tokens of equal covariance share evenly what is drawn of them. So the order of the tokens does not matter.
+    Tokens that `ppo` clips are not drawn. Every update draws again, over the tokens sorted by covariance. Tokens with
+    equal covariance share evenly the places drawn among them, so that the order of tokens does not matter.
     """
     covariance = token_covariance(tokens)
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
@@ -242,10 +243,10 @@ def clip_cov(
 ) -> TokenLoss:
     """`ppo`, with the loss of a random share of tokens in a covariance band set to 0 (Clip-Cov, arXiv 2505.22617).
 
-    As in the authors' code, the share is drawn from tokens that the clip of `ppo` leaves alone.
+    As in the authors' code, the tokens are drawn from those that `ppo` does not clip.
 
-    ``share`` is of all tokens of an update; the band, ``cov_low`` to ``cov_high``, is of (A - mean A)(log pi - mean log
-    pi). ``seed`` is added to that of the choice, which follows from ``run.seed`` and the number of the update.
+    ``share`` is the share of all tokens of an update; ``cov_low`` and ``cov_high`` bound (A - mean A)(log pi - mean log
+    pi). ``seed`` is added to the seed of the draw, which depends on ``run.seed`` and the number of the update.
     """
     chosen = tokens.chosen
     if chosen is None:
@@ -262,33 +263,33 @@ def dppo(
 ) -> TokenLoss:
     """-A r, 0 where (A > 0 and pi - mu > delta_high) or (A < 0 and mu - pi > delta_low) (DPPO, arXiv 2602.04879).
 
-    A rare token may then gain many times its probability, and a frequent one no more than delta. The thresholds are
-    those of the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
+    A rare token may thus gain many times its probability, and a frequent one at most delta. The thresholds are those of
+    the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
 
-    ``delta_low`` and ``delta_high`` are the greatest loss and gain of probability that still train; ``cap`` is the
-    greatest weight r of a token's gradient: large, because truncation biases (section 5.4); 20 as in verl.
+    ``delta_low`` and ``delta_high`` are the maximum loss and gain of probability at which a token trains. ``cap`` is
+    the maximum weight r of a token's gradient: 20 as in verl, large because truncation adds bias (section 5.4).
     """
     pi, mu = tokens.logp.detach().exp(), tokens.behaviour_logp.exp()
-    return _kept_inside(tokens, pi - mu > delta_high, mu - pi > delta_low, cap)
+    return _drop_outside(tokens, pi - mu > delta_high, mu - pi > delta_low, cap)
 
 
 @advantage_weighted
 def dppo_binary_kl(
     tokens: LossInput, *, delta_low: NotNegative = 0.05, delta_high: NotNegative = 0.05, cap: Positive = 20.0
 ) -> TokenLoss:
-    """`dppo` by KL(mu, pi) of "this token or another": dropped where it is above 0.05 in A's direction."""
+    """`dppo` with the binary KL(mu, pi) of "this token or another": 0 where it exceeds 0.05 in A's direction."""
     pi, mu = (
         logp.exp().clamp(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
         for logp in (tokens.logp.detach(), tokens.behaviour_logp)
     )
     divergence = mu * (mu / pi).log() + (1 - mu) * ((1 - mu) / (1 - pi)).log()
-    return _kept_inside(tokens, (pi > mu) & (divergence > delta_high), (pi < mu) & (divergence > delta_low), cap)
+    return _drop_outside(tokens, (pi > mu) & (divergence > delta_high), (pi < mu) & (divergence > delta_low), cap)
 
 
 def low_second_moment(tokens: LossInput, *, tau: Positive = 0.04) -> torch.Tensor:
-    """The most tokens whose mean of (log pi_old - log mu)^2 is below tau, smallest first: bool [tokens].
+    """Choose as many tokens as possible, smallest first, with a mean (log pi_old - log mu)^2 below tau: bool [tokens].
 
-    Tokens that tie are kept or left out together, so that the order of the tokens does not matter.
+    Tied tokens are kept or dropped together, so that the order of tokens does not matter.
     """
     moment = log_ratio(tokens.old_logp, tokens.behaviour_logp).square()
     ordered, order = moment.sort(stable=True)
@@ -302,23 +303,23 @@ def low_second_moment(tokens: LossInput, *, tau: Positive = 0.04) -> torch.Tenso
 @chooses(low_second_moment, drops=True)
 @advantage_weighted
 def m2po(tokens: LossInput, *, tau: Positive = 0.04) -> TokenLoss:
-    """-A r, without the tokens of the largest (log pi_old - log mu)^2: the mean of the rest is below tau = 0.04.
+    """-A r, without the tokens with the largest (log pi_old - log mu)^2: the mean of the rest is below tau = 0.04.
 
-    M2PO, arXiv 2510.01161. What is dropped is in no denominator. With correction ``token`` the ratio is pi / mu, as in
-    the paper.
+    M2PO, arXiv 2510.01161. Dropped tokens do not count in denominators. With the correction ``token``, the ratio is
+    pi / mu, as in the paper.
     """
     kept = low_second_moment(tokens, tau=tau) if tokens.chosen is None else tokens.chosen
     return TokenLoss(values=torch.where(kept, -tokens.advantage * tokens.ratio, 0.0), clipped=~kept)
 
 
 def token_covariance(tokens: LossInput) -> torch.Tensor:
-    """(A - mean A)(log pi - mean log pi), over the tokens given: [tokens]."""
+    """Compute (A - mean A)(log pi - mean log pi) over the given tokens: [tokens]."""
     logp = tokens.logp.detach()
     return (tokens.advantage - tokens.advantage.mean()) * (logp - logp.mean())
 
 
-def _kept_inside(tokens: LossInput, above: torch.Tensor, below: torch.Tensor, cap: float) -> TokenLoss:
-    """-A min(r, cap), with the gradient -A min(r, cap), and 0 for dropped tokens."""
+def _drop_outside(tokens: LossInput, above: torch.Tensor, below: torch.Tensor, cap: float) -> TokenLoss:
+    """Compute -A min(r, cap), which is also its derivative by log pi, and 0 for dropped tokens."""
     dropped = ((tokens.advantage > 0) & above) | ((tokens.advantage < 0) & below)
     ratio = tokens.ratio.detach()
     weighted = ratio.clamp(max=cap) * (tokens.logp - tokens.logp.detach()).exp()

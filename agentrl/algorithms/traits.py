@@ -1,4 +1,4 @@
-"""Traits that a trainer may assume of an estimator or a loss, declared where the function is defined."""
+"""Traits of estimators and losses on which a trainer relies; they are declared where a function is defined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 class Input(enum.StrEnum):
-    """Input that a step has only where something provides it; the value is its name in messages."""
+    """Optional input of a step; the value is its name in messages."""
 
     VALUES = "a critic's values"
     GREEDY_RETURN = "a greedy rollout of each task"
@@ -26,18 +26,19 @@ class Input(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenSelector:
-    """Choice of a loss among all tokens of an update, before it is computed."""
+    """Choice of a loss among all tokens of an update, made before the loss is computed."""
 
     choose: Callable[..., Any]
-    """[tokens] from a `LossInput` of the whole update, bool or (without `drops`) from 0 to 1; its options are some of
-    the loss's."""
+    """Function from a `LossInput` of the whole update to [tokens], bool or (without `drops`) from 0 to 1; its options
+    are a subset of the loss's."""
     drops: bool
-    """What is not chosen leaves the loss and its denominators. The choice then reads no current policy."""
+    """True if tokens that are not chosen leave the loss and its denominators; the choice must not depend on the current
+    policy then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trait:
-    """A mark on a function: decorate the function with it, and ask for it with `of`."""
+    """A mark on functions: used as a decorator, and read with `of`."""
 
     name: str
 
@@ -47,18 +48,18 @@ class Trait:
         return function
 
     def of(self, function: Callable[..., Any]) -> bool:
-        """Return True if a function was marked."""
+        """Return True if a function has the mark."""
         return getattr(function, self.name, False)
 
 
 compares_group = Trait("compares_group")
-"""The estimator needs two members in a group; the trainer leaves out and counts groups of one."""
+"""Mark of an estimator that needs at least two members in a group; the trainer skips and counts groups of one."""
 advantage_weighted = Trait("advantage_weighted")
-"""The loss is 0, with gradient 0, where the advantage is; the trainer may then skip such sequences."""
+"""Mark of a loss that is 0, with gradient 0, where the advantage is 0; the trainer may skip such sequences."""
 ignores_advantage = Trait("ignores_advantage")
-"""The loss reads no advantage, so that an estimator's options would be ignored."""
+"""Mark of a loss that does not read advantages, so that an estimator's options would be ignored."""
 weighs_behaviour = Trait("weighs_behaviour")
-"""The loss holds the weight pi_old / mu itself, so that a correction would apply it twice."""
+"""Mark of a loss that already contains the weight pi_old / mu, so that a correction would apply it twice."""
 
 
 def _mark(name: str, value: object) -> Callable[[Marked], Marked]:
@@ -70,17 +71,17 @@ def _mark(name: str, value: object) -> Callable[[Marked], Marked]:
 
 
 def needs(*inputs: Input) -> Callable[[Marked], Marked]:
-    """Mark a function that cannot do without optional parts of its input."""
+    """Mark a function with the optional inputs that it needs."""
     return _mark("needs", frozenset(inputs))
 
 
 def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
-    """Return the inputs that a function was marked with `needs` for."""
+    """Return the optional inputs that a function needs."""
     return getattr(function, "needs", frozenset())
 
 
 def chooses(choose: Callable[..., Any], *, drops: bool) -> Callable[[Marked], Marked]:
-    """Mark a loss that chooses among all tokens of an update; see `Choice`."""
+    """Mark a loss that chooses among all tokens of an update; see `TokenSelector`."""
     return _mark("choice", TokenSelector(choose, drops))
 
 
@@ -90,10 +91,10 @@ def choice_of(loss: Callable[..., Any]) -> TokenSelector | None:
 
 
 def takes(what: str) -> Callable[[Marked], Marked]:
-    """Mark a loss that is no function of a `LossInput`: of what, in words."""
+    """Mark a loss that takes another input than a `LossInput`; `what` describes it in messages."""
     return _mark("takes", what)
 
 
 def other_input(loss: Callable[..., Any]) -> str | None:
-    """Return what a loss takes instead of a `LossInput`, if it was marked with `takes`."""
+    """Return the description of a loss's input if it is not a `LossInput`."""
     return getattr(loss, "takes", None)

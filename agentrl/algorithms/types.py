@@ -1,6 +1,6 @@
-"""Inputs and results of advantage estimators and policy losses: episodes as index tensors, tokens one by one.
+"""Inputs and results of advantage estimators and policy losses: episodes as index tensors, and single tokens.
 
-An optional part of an input is there, or asking for it is a clear error.
+A function reads an optional part of its input with `require`, which raises a clear error if the part is missing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from agentrl.errors import TrainingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeBatch:
-    """Episodes, their turns, and the sampled tokens of those turns, over the whole step.
+    """Episodes of a step, with their turns and sampled tokens.
 
-    Only what trains is here: episodes with a reward, and of each token sequence the sampled tokens, so that no mask is
-    needed. Numbers are float64, because a standard deviation near 0 is compared with 1e-6.
+    It contains only what trains: episodes with a reward, and only the sampled tokens of each sequence, so that no mask
+    is needed. Numbers are float64, because standard deviations near 0 are compared with 1e-6.
 
-    Two episodes of one group; the first took two turns of 2 and 1 tokens, the second one turn of 3 tokens:
+    Two episodes of one group; the first has two turns of 2 and 1 tokens, the second one turn of 3 tokens:
 
     >>> episodes = EpisodeBatch(
     ...     returns=torch.tensor([1.0, 0.0]), group=torch.tensor([0, 0]),
@@ -38,26 +38,29 @@ class EpisodeBatch:
     """
 
     returns: torch.Tensor
-    """R: [episodes], after shaping."""
+    """Return R of each episode, after shaping: [episodes]."""
     group: torch.Tensor
     """Group of each episode: int64 [episodes], from 0."""
     turn_reward: torch.Tensor
-    """s_k: [turns], after shaping; an episode's turns add up to its return. Ordered by episode, then by time."""
+    """Reward s_k of each turn, after shaping: [turns], ordered by episode, then by time.
+
+    The rewards of an episode's turns add up to its return.
+    """
     turn_episode: torch.Tensor
     """Episode of each turn: int64 [turns]."""
     turn_state: torch.Tensor
-    """State in which each turn was taken: int64 [turns], from 0; equal only within a group."""
+    """State in which each turn was taken: int64 [turns], from 0; different groups have different states."""
     token_turn: torch.Tensor
-    """Turn of each sampled token: int64 [tokens]. The tokens of a turn are neighbours, in the order of sampling."""
+    """Turn of each sampled token: int64 [tokens]. The tokens of a turn are consecutive, in the order of sampling."""
     token_reward: torch.Tensor | None = None
-    """The part of the turns' rewards that falls on single tokens (KL in the reward): [tokens]. What is left of a turn's
-    reward falls on its last token."""
+    """Part of the turns' rewards that belongs to single tokens (KL in the reward): [tokens]. The rest of a turn's
+    reward belongs to its last token."""
     values: torch.Tensor | None = None
-    """V before each token, by a critic: [tokens]."""
+    """Value V before each token, from a critic: [tokens]."""
     greedy_return: torch.Tensor | None = None
     """Return of a greedy (temperature 0) rollout of each group's task: [groups]."""
     components: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Named parts of the reward, before shaping: [episodes] each."""
+    """Components of the reward by name, before shaping: [episodes] each."""
     process_reward: torch.Tensor | None = None
     """Implicit process reward of each token (`agentrl.algorithms.off_policy_losses`): [tokens]."""
 
@@ -83,24 +86,24 @@ class EpisodeBatch:
 
     @property
     def time_order(self) -> torch.Tensor:
-        """Indices of the tokens by episode, then by time: int64 [tokens]. Branches need not be stored in that order."""
+        """Indices of the tokens by episode, then by time: int64 [tokens]; branches may be stored in another order."""
         return torch.argsort(self.token_turn, stable=True)
 
     def to_tokens(self, values: torch.Tensor) -> torch.Tensor:
-        """Give every token the value of its episode: [episodes] to [tokens]."""
+        """Assign each token the value of its episode: [tokens] from [episodes]."""
         return values[self.token_episode]
 
     def last_tokens(self) -> torch.Tensor:
-        """Index of the last token of each turn: int64 [turns]; -1 for a turn without tokens."""
+        """Find the index of the last token of each turn: int64 [turns]; -1 for a turn without tokens."""
         index = torch.arange(self.token_turn.numel(), device=self.token_turn.device)
         last = index.new_full((self.turn_reward.numel(),), -1)
         return last.scatter_reduce(0, self.token_turn, index, "amax")
 
     def token_rewards(self) -> torch.Tensor:
-        """r_t: [tokens].
+        """Compute the reward r_t of each token: [tokens].
 
-        A turn without tokens leaves its reward to the last token before it. What an episode was given before its first
-        token is the doing of none.
+        The reward of a turn without tokens belongs to the last token before it. Rewards before an episode's first token
+        are dropped.
         """
         own = torch.zeros_like(self.token_turn, dtype=self.turn_reward.dtype)
         if self.token_reward is not None:
@@ -108,12 +111,12 @@ class EpisodeBatch:
         rest = self.turn_reward - segment_sum(own, self.token_turn, self.turn_reward.numel())
         last = self.last_tokens()
         turns = torch.arange(last.numel(), device=last.device)
-        speaker = torch.where(last >= 0, turns, -1).cummax(0).values
-        heard = (speaker >= 0) & (self.turn_episode[speaker] == self.turn_episode)
-        return own.index_add(0, last[speaker[heard]], rest[heard])
+        previous = torch.where(last >= 0, turns, -1).cummax(0).values  # latest turn with tokens
+        same_episode = (previous >= 0) & (self.turn_episode[previous] == self.turn_episode)
+        return own.index_add(0, last[previous[same_episode]], rest[same_episode])
 
-    def of_group(self, group: int) -> EpisodeBatch:
-        """Return the episodes of one group alone."""
+    def select_group(self, group: int) -> EpisodeBatch:
+        """Select the episodes of one group."""
         episode = self.group == group
         turn = episode[self.turn_episode]
         token = turn[self.token_turn]
@@ -131,7 +134,7 @@ class EpisodeBatch:
         )
 
     def with_token_reward(self, reward: torch.Tensor) -> EpisodeBatch:
-        """The same episodes with `reward` [tokens] on top, which turns and returns include."""
+        """Add `reward`, [tokens], to the rewards of tokens, turns and episodes."""
         turns = segment_sum(reward, self.token_turn, self.turn_reward.numel())
         return dataclasses.replace(
             self,
@@ -143,12 +146,12 @@ class EpisodeBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Result of an estimator with a critic; one without gives the advantage alone."""
+    """Result of an estimator with a critic; other estimators return only the advantage."""
 
     advantage: torch.Tensor
-    """[tokens]"""
+    """Advantage of each token: [tokens]."""
     value_target: torch.Tensor | None = None
-    """G, which the critic learns: [tokens]; NaN at tokens that it learns nothing from."""
+    """Target G of the critic: [tokens]; NaN at tokens on which it does not train."""
 
 
 LOG_RATIO_LIMIT = 20.0
@@ -160,50 +163,49 @@ MEAN_LOG_RATIO_LIMIT = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInput:
-    """Sampled tokens of whole sequences (one micro-batch); all tensors are [tokens] where nothing else is said.
+    """Sampled tokens of whole sequences (one micro-batch); tensors are [tokens] unless stated otherwise.
 
-    A loss is given the tokens that train. Those that a filter or the correction rejects are not among them, so that no
-    ratio, mean or share of a sequence depends on a rejected token.
+    A loss gets only the tokens that train. Tokens that a filter or the correction rejects are not included, so that no
+    ratio, mean or share of a sequence depends on them.
     """
 
     logp: torch.Tensor
-    """log pi of the current policy; the gradient flows through it."""
+    """log pi of the current policy, with gradient."""
     old_logp: torch.Tensor
-    """log pi_old of the proximal policy: the trainer's own, at the start of the step."""
+    """log pi_old of the proximal policy: the trainer's, at the start of the step."""
     behaviour_logp: torch.Tensor
-    """log mu of the behaviour policy: what the engine returned when it sampled."""
+    """log mu of the behaviour policy, as the engine returned it with the sampled token."""
     advantage: torch.Tensor
     episode_return: torch.Tensor
-    """R of the episode that the token belongs to, after shaping."""
+    """Return R of the token's episode, after shaping."""
     sequence: torch.Tensor
     """Sequence of each token: int64, from 0 to `sequences` - 1; no sequence is split over two inputs."""
     sequences: int
     reference_logp: torch.Tensor | None = None
     """log pi_ref of a frozen policy."""
     teacher_logp: torch.Tensor | None = None
-    """log-probability that a teacher gives the token."""
+    """Log-probability of the token under a teacher."""
     teacher_top_logp: torch.Tensor | None = None
-    """log-probabilities that a teacher gives the k tokens that it finds most probable in the token's place: [tokens,
-    k]."""
+    """Log-probabilities, under a teacher, of its k most probable tokens at the position: [tokens, k]."""
     top_logp: torch.Tensor | None = None
-    """log pi of these tokens: [tokens, k]; the gradient flows through it."""
+    """log pi of the teacher's k most probable tokens, with gradient: [tokens, k]."""
     expert: torch.Tensor | None = None
-    """Bool: an expert wrote the token; its log mu and log pi_old mean nothing."""
+    """Mask of tokens that an expert wrote, whose log mu and log pi_old have no meaning: bool."""
     entropy: torch.Tensor | None = None
-    """Entropy of the proximal policy at the token, in nats; filters read it."""
+    """Entropy of the proximal policy at the token, in nats, for filters."""
     chosen: torch.Tensor | None = None
-    """The loss's own choice among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, or from 0 to 1
-    where tokens that tie share a place. Without it the tokens given are taken for all."""
+    """Choice of the loss among all tokens of the update (`agentrl.algorithms.traits.chooses`): bool, or from 0 to 1
+    where tied tokens share a place. If it is ``None``, the loss chooses among the given tokens."""
     draw: int = 0
-    """Seed of a loss's random choices: another one in every update, the same on all ranks and in all micro-batches."""
+    """Seed of a loss's random choices: different in every update, equal on all ranks and in all micro-batches."""
 
     @property
     def ratio(self) -> torch.Tensor:
-        """Return r = exp(log pi - log pi_old), clamped: [tokens]."""
+        """Ratio r = exp(log pi - log pi_old), with the log-ratio clamped: [tokens]."""
         return log_ratio(self.logp, self.old_logp).exp()
 
     def select(self, index: torch.Tensor) -> LossInput:
-        """Some of the tokens: index int64 [selected], or bool [tokens]."""
+        """Select tokens by an index, int64 [selected], or a mask, bool [tokens]."""
         parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
         chosen = {name: part[index] for name, part in parts.items() if isinstance(part, torch.Tensor)}
         return LossInput(**{**parts, **chosen})
@@ -211,32 +213,30 @@ class LossInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLoss:
-    """The loss of each token, before correction weights and aggregation."""
+    """Loss of each token, before correction weights and aggregation."""
 
     values: torch.Tensor
-    """[tokens], to be minimised."""
+    """Values to be minimised: [tokens]."""
     clipped: torch.Tensor
-    """Bool [tokens]: a clip took the token's gradient away or bounded its weight."""
+    """Mask of tokens whose gradient a clip removed or whose weight it bounded: bool [tokens]."""
 
 
 def log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """Log of a ratio of probabilities, clamped to [-20, 20] so that its exponential is finite."""
+    """Compute the log of a ratio of probabilities, clamped to [-20, 20] so that its exponential is finite."""
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def unclipped(values: torch.Tensor) -> TokenLoss:
-    """A loss without a clip."""
+    """Make a `TokenLoss` without a clip."""
     return TokenLoss(values=values, clipped=torch.zeros_like(values, dtype=torch.bool))
 
 
-def given(part: torch.Tensor | None, what: Input) -> torch.Tensor:
-    """The tensor.
+def require(part: torch.Tensor | None, what: Input) -> torch.Tensor:
+    """Return an optional part of an input.
 
     Raises:
-        TrainingError: it was not provided.
+        TrainingError: the part is missing.
     """
     if part is None:
-        raise TrainingError(
-            "a part of the step is missing that the algorithm needs", got=f"no {what.name.lower()}", expected=what
-        )
+        raise TrainingError("the step lacks an input of the algorithm", got=f"no {what.name.lower()}", expected=what)
     return part

@@ -22,7 +22,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import AdapterVersions, PolicyEngine
 from agentrl.errors import UsageError
 from agentrl.models.load import load_model
-from agentrl.models.lora import adapter_folder, adapters_in, base_of, lora_of, with_adapter
+from agentrl.models.lora import adapter_folder, adapters_in, find_base, read_lora_config, with_adapter
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policies import RoleAdapters
 from agentrl.rollout.turns import derive_seed
@@ -71,11 +71,11 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
         lora = config.model.lora
         assert lora is not None
         if folder is not None and not section.trained:
-            lora = lora_of(folder)
-        elif folder is not None and lora_of(folder).scale != lora.scale:
+            lora = read_lora_config(folder)
+        elif folder is not None and read_lora_config(folder).scale != lora.scale:
             raise UsageError(
                 f"adapters.{name}.path has an adapter with another scale",
-                got=f"alpha / rank of {lora_of(folder).scale:g}",
+                got=f"alpha / rank of {read_lora_config(folder).scale:g}",
                 expected=f"{lora.scale:g}, from model.lora",
             )
         seed = derive_seed(config.run.seed, "adapter", name)
@@ -84,7 +84,7 @@ def load_adapters(config: Config, base_path: str, saved: Path | None) -> Adapter
 
 
 def _check_base(name: str, folder: Path, base_path: str) -> None:
-    own = base_of(folder)
+    own = find_base(folder)
     if own != base_path and not _same_weights(Path(own), Path(base_path)):
         raise UsageError(
             f"adapters.{name}.path is an adapter of another base model",
@@ -262,7 +262,7 @@ async def open_adapters(
             expected=", ".join(config.named_adapters),
             hint="choose a run or a checkpoint with these adapters",
         )
-    base = base_of(adapter_folder(Path(path), next(iter(config.named_adapters))))
+    base = find_base(adapter_folder(Path(path), next(iter(config.named_adapters))))
     models = await asyncio.to_thread(load_adapters, config, base, Path(path))
     versions = AdapterVersions()
     roles = RoleAdapters(by_role=roles_of_adapters(config), versions=versions)

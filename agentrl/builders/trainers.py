@@ -102,7 +102,7 @@ def _load_signal_models(
     lora, start = config.model.lora, reference_path or model_path
     is_free = lora is not None and not lora.modules_to_save  # without its adapters, the policy is the initial model
     models = {}
-    if reads_reference(config.algorithm) and not is_free and (reference_path is not None or ranks.are_many):
+    if reads_reference(config.algorithm) and not is_free and (reference_path is not None or ranks.is_distributed):
         models["reference"] = _load(config, start, ranks).requires_grad_(False)
     if (critic := config.trainer.critic) is not None and critic.kind == "own":
         models["critic"] = load_policy(config, critic.path or start, ranks=ranks)
@@ -167,7 +167,7 @@ def load_policy(
     base = base_path or model_path
     adapter = model_path if base_path is not None and is_adapter_folder(model_path) else None
     adapt = partial(_adapt, config=config, base=base, adapter=adapter, ranks=ranks)
-    if ranks.are_many:
+    if ranks.is_distributed:
         return _load(config, base, ranks, adapt)
     model = load_model(base, dtype=config.model.dtype, device=config.model.device, quantize=lora.quantize)
     adapt(model)
@@ -176,7 +176,7 @@ def load_policy(
 
 def _adapt(model: PreTrainedModel, *, config: Config, base: str, adapter: str | None, ranks: Ranks) -> None:
     assert config.model.lora is not None
-    device = ranks.device(config.model.device) if ranks.are_many else None
+    device = ranks.device(config.model.device) if ranks.is_distributed else None
     add_adapters(model, config.model.lora, base=base, seed=config.run.seed, device=device)
     if adapter is not None:
         load_adapter(model, adapter)
@@ -187,7 +187,7 @@ def _load(
 ) -> PreTrainedModel:
     """Load a model from its files, whole or sharded."""
     section = config.model
-    if not ranks.are_many:
+    if not ranks.is_distributed:
         return load_model(path, dtype=section.dtype, device=section.device)
     device = ranks.device(section.device)
     fsdp = config.trainer.fsdp

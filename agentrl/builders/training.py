@@ -44,7 +44,7 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.adapters import AdapterTrainers
 from agentrl.training.distributed import Ranks
-from agentrl.training.dynamic_sampling import DynamicSampling, Learner
+from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import AdaptersWeights, ModelWeights, TrainedWeights
 from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
@@ -247,8 +247,10 @@ def _build_adapters(
 def _judge_groups(config: Config) -> Callable[[Group], bool]:
     """Return the function that tells if a group has a learning signal for the policy or one of several adapters."""
     adapters = trained_roles(config)
-    learners = [Learner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters]
-    sampling = DynamicSampling(learners or [Learner(algorithm=config.algorithm)])
+    learners = [
+        GroupLearner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters
+    ]
+    sampling = DynamicSampling(learners or [GroupLearner(algorithm=config.algorithm)])
     return lambda group: sampling.teaches(group.trainable, extras_of([group]))
 
 
@@ -338,10 +340,10 @@ def _local_engine(
 ) -> EngineParts:
     assert isinstance(config.engine, LocalEngineConfig), "an engine with servers needs a pool"
     trainer, source = built.trainer, built.source
-    shared = config.rollout.max_staleness == 0 and not trainer.ranks.are_many
+    shared = config.rollout.max_staleness == 0 and not trainer.ranks.is_distributed
     model = trainer.model
     if not shared:
-        model = load() if trainer.ranks.are_many else copy.deepcopy(trainer.model)
+        model = load() if trainer.ranks.is_distributed else copy.deepcopy(trainer.model)
     engine = LocalEngine(
         model,
         config.engine,

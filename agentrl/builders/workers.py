@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from agentrl.builders.trainers import BUILD
 from agentrl.training.distributed import Ranks, join
 from agentrl.training.distributed.group import leave
-from agentrl.training.distributed.launch import launched_ranks, meet_starter
+from agentrl.training.distributed.launch import join_starter, launched_ranks
 
 
 def serve_launched_rank() -> bool:
@@ -35,7 +35,7 @@ def serve_launched_rank() -> bool:
 def serve(ranks: Ranks) -> None:
     """Run rank 0's calls until shutdown; an exception ends this rank and the run."""
     calls: Mapping[str, Callable[..., object]] = {}
-    while (call := ranks.receive()) is not None:
+    while (call := ranks.next_call()) is not None:
         if call.name == BUILD:
             calls = {}  # frees the previous parts before new ones are built
             build, *arguments = call.arguments
@@ -47,7 +47,7 @@ def serve(ranks: Ranks) -> None:
 def main() -> None:
     """Serve as a rank that `agentrl.training.distributed.launch` has started."""
     threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
-    serve(meet_starter())
+    serve(join_starter())
     leave()
     # exit without interpreter shutdown: threads of torch that still use the interpreter would abort the process
     sys.stdout.flush()

@@ -130,7 +130,7 @@ def _show(planned: MemoryPlan, limit: int) -> None:
         when = f" (in the {item.when} only)" if item.when else ""
         table.add_row(item.name, shown_bytes(item.bytes), item.how + when)
     table.add_row(Text("peak", style="bold"), shown_bytes(planned.total), f"of {shown_bytes(limit)}")
-    for item in planned.elsewhere:
+    for item in planned.off_device:
         table.add_row(item.name, shown_bytes(item.bytes), item.how)
     out.print(table)
     out.print(

@@ -1,1 +1,1 @@
-"""The model that is trained: loading, adapters, quantization, compilation, export, and small ones from nothing."""
+"""The trained model: loading, adapters, quantization, fast matrix products, GGUF conversion, new small models."""

@@ -1,4 +1,4 @@
-"""Conversion of GGUF files, as llama.cpp and Ollama use them, to Hugging Face models that can be trained and served."""
+"""Conversion of GGUF files (llama.cpp, Ollama) to Hugging Face models, which can be trained and served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.initialization import no_init_weights
 
 from agentrl.errors import UsageError
-from agentrl.models.load import model_class, reports_left_out
+from agentrl.models.load import model_class, silence_load_reports
 from agentrl.registry import Extra
 
 GGUF = Extra(name="gguf", module="gguf")
@@ -19,10 +19,10 @@ MAGIC = b"GGUF"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the two matrices in a GGUF file."""
 COPY_TOLERANCE = 0.1
-"""Largest relative difference (Frobenius norm) of two matrices that count as quantized copies of one: 5 and 8 bits of a
-matrix differ by 0.04, the matrices of a model that was trained with both by about 1."""
+"""Maximum relative difference (Frobenius norm) of quantized copies of one matrix. Copies in 5 and 8 bits differ by
+0.04; separately trained matrices differ by about 1."""
 HALF_PRECISION_BITS = 8.0
-"""A file with fewer bits per weight loses nothing that matters when it is stored in bfloat16."""
+"""Bits per weight below which storing the weights in bfloat16 loses no relevant precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,35 +30,35 @@ class LoadedGguf:
     """Contents of a GGUF file."""
 
     model: PreTrainedModel
-    """On the CPU, with dequantized weights in the format that was asked for."""
+    """Model on the CPU, with dequantized weights in the requested format."""
     tokenizer: PreTrainedTokenizerFast
-    """With the file's chat template."""
+    """Tokenizer with the file's chat template."""
     bits_per_weight: float
-    """Mean over all tensors of the file."""
+    """Mean number of bits per weight over all tensors of the file."""
     retied: float | None
-    """Relative difference of embedding and output head in the file, if they are copies of one matrix and were tied."""
+    """Relative difference of embedding and output head in the file, if they were tied as copies of one matrix."""
 
 
 def load_gguf(file: Path, *, dtype: Literal["auto", "float32", "bfloat16"] = "auto") -> LoadedGguf:
     """Load the model and the tokenizer of a GGUF file.
 
-    A file may hold an output head beside the embedding though the model ties them: quantization tools store the two in
-    different formats. Such copies are tied again, to the one with more bits.
+    Quantization tools may store tied weights twice, as embedding and as output head, in different formats. Such copies
+    are tied again; the one with more bits is kept.
 
     Args:
         file: Path of the file.
         dtype: Number format of the model; ``auto`` is bfloat16 for files with fewer than 8 bits per weight.
 
     Raises:
-        UsageError: there is no such file, it is not a GGUF file, transformers does not support its architecture, or the
-            extra is not installed.
+        UsageError: the file does not exist, is not a GGUF file, or has an architecture that transformers does not
+            support, or the extra is not installed.
     """
     _check_magic(file)
     GGUF.load()
-    GGUF.load("accelerate")  # transformers loads GGUF files with it
+    GGUF.load("accelerate")  # required by transformers to load GGUF files
     try:
         bits = _bits_by_tensor(file)
-        with reports_left_out():
+        with silence_load_reports():
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             kind = model_class(config)
             found = kind.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
@@ -95,7 +95,7 @@ def _bits_by_tensor(file: Path) -> _Bits:
 
 
 def _tie_copies(model: PreTrainedModel, bits: dict[str, float]) -> float | None:
-    """Tie embedding and output head if the file holds both and they differ only by quantization; return by how much."""
+    """Tie embedding and output head if the file has both and they are quantized copies; return their difference."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if head is None or not {EMBEDDING, HEAD} <= bits.keys() or embedding.weight.shape != head.weight.shape:
         return None
@@ -111,7 +111,7 @@ def _tie_copies(model: PreTrainedModel, bits: dict[str, float]) -> float | None:
 
 
 def _without_source(kind: Any, found: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """Copy a model that was read from a GGUF file: transformers refuses to save one that knows where it comes from."""
+    """Copy a model without its reference to the GGUF file, with which transformers would refuse to save it."""
     settings = {key: value for key, value in found.config.to_dict().items() if key != "quantization_config"}
     config = found.config.__class__.from_dict(settings)
     with no_init_weights():
@@ -123,8 +123,8 @@ def _without_source(kind: Any, found: PreTrainedModel, dtype: torch.dtype) -> Pr
 
 def _check_magic(file: Path) -> None:
     if not file.is_file():
-        raise UsageError("there is no such file", got=file, expected="a GGUF file")
+        raise UsageError("file not found", got=file, expected="a GGUF file")
     with file.open("rb") as opened:
-        begins = opened.read(len(MAGIC))
-    if begins != MAGIC:
-        raise UsageError(f"{file} is not a GGUF file", got=f"a file that begins with {begins!r}", expected=f"{MAGIC!r}")
+        start = opened.read(len(MAGIC))
+    if start != MAGIC:
+        raise UsageError(f"{file} is not a GGUF file", got=f"a file that starts with {start!r}", expected=f"{MAGIC!r}")

@@ -1,6 +1,6 @@
-"""Loading a causal language model to train, with or without eyes.
+"""Loading of causal language models and vision-language models for training.
 
-Frozen weights may be in 4 bits, for adapters (QLoRA, https://arxiv.org/abs/2305.14314).
+With adapters, the frozen weights may be in 4 bits (QLoRA, https://arxiv.org/abs/2305.14314).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.config.number_format import cpu_has_bfloat16
 from agentrl.errors import ConfigError, UsageError
-from agentrl.models.lora import base_of, check_one_model, is_adapter_folder, merged_into
+from agentrl.models.lora import check_one_model, find_base, is_adapter_folder, merge_adapter
 from agentrl.models.memory import keep_freed_memory
 from agentrl.models.products import use_fast_products
 from agentrl.models.vision import MODEL_TYPES
@@ -36,14 +36,14 @@ _log = logging.getLogger(__name__)
 BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
 
 
-def _quantized_loading(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Give the arguments of ``from_pretrained`` that load a model in 4 bits."""
+def _quantization_options(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return the arguments of ``from_pretrained`` that load a model in 4 bits."""
     if device.type != "cuda":
         raise ConfigError(
             "model.lora.quantize needs a GPU",
             got=f"model.device {device.type}",
             expected="cuda",
-            hint="leave model.lora.quantize out: adapters train on the CPU without it",
+            hint="remove model.lora.quantize: adapters train on the CPU without it",
         )
     BITSANDBYTES.load()
     settings = BitsAndBytesConfig(
@@ -56,9 +56,10 @@ def _quantized_loading(quantize: Literal["nf4"], *, dtype: torch.dtype, device: 
 
 
 LOGIT_CHANGES = ("logit_scale", "logits_scaling")
-"""Config keys of models that change the head's output in a way unknown here; log-probabilities would be wrong."""
+"""Keys of a model's config that scale the head's output, which is not supported: log-probabilities would be wrong."""
 
-SHOWN = 4
+LISTED_TENSORS = 4
+"""Maximum number of missing tensors that an error names."""
 
 
 def load_model(
@@ -68,64 +69,65 @@ def load_model(
     device: str = "auto",
     quantize: Literal["nf4"] | None = None,
 ) -> PreTrainedModel:
-    """A Hugging Face causal language model with dropout off, so that two forward passes agree.
+    """Load a Hugging Face causal language model, with dropout disabled so that two forward passes agree.
 
     Args:
-        path: A folder, or a name on the Hugging Face hub. An adapter's folder gives its base with the adapter merged.
+        path: Folder, or name on the Hugging Face hub. For an adapter's folder, its base is loaded and the adapter
+            merged.
         dtype: Number format of the weights.
-        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one.
-        quantize: Keep the weights in 4 bits, for adapters.
+        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` uses a GPU if one is available.
+        quantize: Format of 4-bit weights, for adapters; ``None`` keeps the weights in `dtype`.
 
     Raises:
-        ConfigError: weights in 4 bits on another device than a GPU.
-        UsageError: no such folder or name, not a causal language model, or a device that is not there.
+        ConfigError: 4-bit weights are requested on a device other than a GPU.
+        UsageError: the folder, name or device does not exist, or the model is not a causal language model.
     """
     if is_adapter_folder(path):
-        return merged_into(load_model(base_of(path), dtype=dtype, device=device), path)
+        return merge_adapter(load_model(find_base(path), dtype=dtype, device=device), path)
     check_one_model(path)
     target = _device(device)
     if dtype == "bfloat16" and target.type == "cpu" and not cpu_has_bfloat16():
         _warn_of_slow_products()
     format_ = getattr(torch, dtype)
-    options = {} if quantize is None else _quantized_loading(quantize, dtype=format_, device=target)
+    options = {} if quantize is None else _quantization_options(quantize, dtype=format_, device=target)
     with _loading(path):
         config = _config(path)
-        with reports_left_out():
-            loaded, told = model_class(config).from_pretrained(
+        with silence_load_reports():
+            loaded, report = model_class(config).from_pretrained(
                 path,
                 config=config,
                 dtype=format_,
                 attn_implementation=_attention(config),
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused here, with their names
+                ignore_mismatched_sizes=True,  # check_complete refuses them by name
                 **options,
             )
-    check_complete(path, told)
-    model = _prepared(path, loaded)
+    check_complete(path, report)
+    model = _prepare(path, loaded)
     return model if options else model.to(target)
 
 
 @functools.cache
 def _warn_of_slow_products() -> None:
     _log.warning(
-        "this processor has no instructions for bfloat16: products may take fifty times as long as in float32; "
-        "model.dtype=auto takes the faster format"
+        "this processor has no bfloat16 instructions: matrix products may take fifty times as long as in float32; "
+        "model.dtype=auto chooses the faster format"
     )
 
 
 def make_model(path: str | Path) -> PreTrainedModel:
-    """The model that `load_model` loads, in float32 and with whatever values its parameters begin with."""
+    """Make the model that `load_model` loads, in float32 and with newly initialised parameters."""
     with _loading(path):
         config = _config(path)
         model: PreTrainedModel = model_class(config).from_config(
             config, dtype=torch.float32, attn_implementation=_attention(config)
         )
-    return _prepared(path, model)
+    return _prepare(path, model)
 
 
 @contextmanager
-def reports_left_out() -> Iterator[None]:
-    """Inside the block transformers writes no table of what a file lacks: `check_complete` says that."""
+def silence_load_reports() -> Iterator[None]:
+    """Suppress transformers' table of missing tensors in this block; `check_complete` reports them."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
@@ -134,21 +136,26 @@ def reports_left_out() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def check_complete(path: str | Path, told: Mapping[str, Any], *, new: tuple[str, ...] = ()) -> None:
-    """Check that every tensor of a model came from its files (`told` is transformers' loading info), but for new ones.
+def check_complete(path: str | Path, report: Mapping[str, Any], *, new: tuple[str, ...] = ()) -> None:
+    """Check that all tensors of a model came from its files, except those with a name that starts with one of `new`.
 
-    The others have random values; names of tensors that may be new begin with one of `new`.
+    `report` is transformers' loading info. Missing tensors have random values.
+
+    Raises:
+        UsageError: a tensor is missing or has another shape.
     """
-    resized = {name: f"{name} of shape {list(found)}, not {list(own)}" for name, found, own in told["mismatched_keys"]}
-    absent = sorted({*told["missing_keys"], *resized})
-    wrong = [resized.get(name, f"no {name}") for name in absent if not name.startswith(new)]
+    resized = {
+        name: f"{name} of shape {list(found)}, not {list(own)}" for name, found, own in report["mismatched_keys"]
+    }
+    missing = sorted({*report["missing_keys"], *resized})
+    wrong = [resized.get(name, f"no {name}") for name in missing if not name.startswith(new)]
     if wrong:
-        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        more = f" and {len(wrong) - LISTED_TENSORS} more" if len(wrong) > LISTED_TENSORS else ""
         raise UsageError(
-            f"the files of the model {path} do not hold all of its weights",
-            got=f"{', '.join(wrong[:SHOWN])}{more}",
-            expected="all that its config.json asks for",
-            hint="copy or download it again; weights that are missing would be random",
+            f"the files of the model {path} do not contain all of its weights",
+            got=f"{', '.join(wrong[:LISTED_TENSORS])}{more}",
+            expected="all weights of the architecture in its config.json",
+            hint="copy or download the model again; missing weights would be random",
         )
 
 
@@ -162,7 +169,7 @@ def _loading(path: str | Path) -> Iterator[None]:
         raise UsageError(
             "cannot load the model",
             got=f"{path} ({str(error).strip().splitlines()[0]})",
-            expected="a folder with a Hugging Face causal language model, or a name on the hub that can be reached",
+            expected="a Hugging Face causal language model: a folder, or a name on the hub, which must be reachable",
         ) from error
 
 
@@ -171,21 +178,21 @@ def _config(path: str | Path) -> Any:
 
 
 def model_class(config: Any) -> Any:
-    """Choose the class of transformers that makes the model of a config."""
+    """Choose the class of transformers for a config."""
     return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
 
 
 def _attention(config: Any) -> str:
-    """SDPA, which cannot cap scores: models that do compute them one by one."""
+    """Choose the attention implementation: SDPA, or eager attention for models that cap scores."""
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
 
 
-def _prepared(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
+def _prepare(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
     _check_logits(path, model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "jitter_noise"):  # of a router, in training mode
+        if hasattr(module, "jitter_noise"):  # noise of a router in training mode
             module.jitter_noise = 0.0
     use_fast_products(model)
     if model.device.type == "cpu":
@@ -199,9 +206,9 @@ def _check_folder(path: str | Path) -> None:
     if not looks_local:
         return
     if not folder.is_dir():
-        raise UsageError("there is no such model folder", got=folder, hint="check model.path")
+        raise UsageError("model folder not found", got=folder, hint="check model.path")
     if not (folder / "config.json").is_file():
-        raise UsageError("the folder holds no model", got=folder, expected="a config.json and weights in it")
+        raise UsageError("no model found in the folder", got=folder, expected="a folder with a config.json and weights")
 
 
 def _check_logits(path: str | Path, model: PreTrainedModel) -> None:
@@ -219,15 +226,13 @@ def _device(name: str) -> torch.device:
     except RuntimeError as error:
         raise UsageError("unknown device", got=repr(name), expected="auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(
-            "the device is not there", got=name, expected=f"one of {torch.cuda.device_count()} GPUs, or cpu"
-        )
+        raise UsageError("device not found", got=name, expected=f"one of {torch.cuda.device_count()} GPUs, or cpu")
     return device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """A GPU as torch sees it."""
+    """A GPU that torch can use."""
 
     device: str
     name: str
@@ -235,7 +240,7 @@ class Accelerator:
 
 
 def accelerators() -> list[Accelerator]:
-    """The GPUs that torch can use; empty on a machine without, or with a torch built for the CPU."""
+    """List the GPUs that torch can use; none if the machine has none or torch was built for the CPU."""
     if not torch.cuda.is_available():
         return []
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
@@ -246,12 +251,12 @@ def accelerators() -> list[Accelerator]:
 
 
 def torch_build() -> str:
-    """Torch's version and what it was built for, for example ``2.9.1 for CUDA 12.8``."""
+    """Return torch's version and build target, for example ``2.9.1 for CUDA 12.8``."""
     cuda = torch.version.cuda
     return f"{torch.__version__} for {f'CUDA {cuda}' if cuda else 'the CPU'}"
 
 
 def use_gpu(position: int) -> None:
-    """Let ``cuda`` mean the GPU of this position among those that the process may use, where there are some."""
+    """Select the GPU at this position among those visible to the process as ``cuda``, if there are any."""
     if torch.cuda.is_available():
         torch.cuda.set_device(position)

@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a model that otherwise stays as it is.
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a frozen model.
 
-A layer computes W x + scale B (A x) with W frozen. peft puts A and B into it; the rest of what training needs is here.
+A layer computes W x + scale B (A x) with W frozen. peft adds A and B to the layer; this module does the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agentrl.registry import Extra
 PEFT = Extra(name="lora", module="peft")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = "default"
-"""Of the adapter, among those that peft could put into a layer."""
+"""Name of the adapter in peft, which supports several per layer."""
 _FILE_PREFIX = "base_model.model."
 
 
@@ -43,18 +43,18 @@ def add_adapters(
     device: torch.device | None = None,
     head: bool = False,
 ) -> None:
-    """Freeze a model, and put adapters into its layers that change nothing yet.
+    """Freeze a model, and add adapters to its layers that do not change its output yet.
 
     Args:
-        model: Changed in place; parameters may be without memory (meta).
-        config: Which, and how large.
-        base: Where the frozen weights come from, for readers of the adapter's files.
-        seed: Decides A; B is 0.
-        device: Of the adapters; the model's when left out.
-        head: Whether `config.target_modules` may name the output head; for training in one process.
+        model: Model, changed in place; its parameters may be on the meta device.
+        config: Layers and sizes of the adapters.
+        base: Folder or name of the frozen weights, which is written to the adapter's files.
+        seed: Seed of the random A; B is 0.
+        device: Device of the adapters; by default, the model's.
+        head: True if `config.target_modules` may name the output head; only for training in one process.
 
     Raises:
-        ConfigError: no such layers, or ones that cannot have an adapter.
+        ConfigError: the layers do not exist, or cannot have an adapter.
         UsageError: the extra is not installed.
     """
     peft = PEFT.load()
@@ -69,11 +69,11 @@ def add_adapters(
     try:
         with _quiet():
             peft.inject_adapter_in_model(settings, model)
-    except ValueError as error:  # peft lists the whole model
+    except ValueError as error:  # peft's message lists the whole model
         raise ConfigError(
-            "model.lora.target_modules fit no layer, or one that cannot have an adapter",
+            "model.lora.target_modules matches no layer, or a layer that cannot have an adapter",
             got=config.target_modules,
-            expected="ends of names of linear layers such as q_proj, or all-linear",
+            expected="suffixes of names of linear layers such as q_proj, or all-linear",
         ) from error
     _check_layers(model, head=head)
     generator = torch.Generator().manual_seed(seed)
@@ -88,10 +88,10 @@ def add_adapters(
 
 @functools.cache
 def _fused_layer() -> type[nn.Module]:
-    """Return peft's linear layer with a forward that reads and writes its output [tokens, out] once.
+    """Make a subclass of peft's linear layer whose forward pass reads and writes the output [tokens, out] only once.
 
-    peft computes W x + scale * (B (A x)) in three passes over the output, in float32 where the adapter is. Here the
-    scale is applied to A x [tokens, rank], and B's product is added as it is computed, in the dtype of x.
+    peft computes W x + scale * (B (A x)) in three passes over the output, with the adapter's part in float32. Here the
+    scale is applied to A x [tokens, rank], and B's product is fused with the addition, in the dtype of x.
     """
     peft_linear: Any = PEFT.load("peft.tuners.lora").Linear
 
@@ -115,27 +115,27 @@ def _check_layers(model: PreTrainedModel, *, head: bool) -> None:
         if layer is output and not head:
             raise ConfigError(
                 f"the output head ({name}) cannot have an adapter: log-probabilities are computed from its weights",
-                hint=f"leave it out of model.lora.target_modules, or set model.lora.modules_to_save=[{name}]",
+                hint=f"remove it from model.lora.target_modules, or set model.lora.modules_to_save=[{name}]",
             )
         if _NAME not in layer.lora_A:
-            raise ConfigError(f"{name} is no linear layer", expected="linear layers in model.lora.target_modules")
+            raise ConfigError(f"{name} is not a linear layer", expected="linear layers in model.lora.target_modules")
 
 
 def _fill(layer: Any, generator: torch.Generator, device: torch.device) -> None:
-    """Give A its random values, the same on all devices, and B zeros; float32 each."""
+    """Initialise A with random values that do not depend on the device, and B with zeros, in float32."""
     down, up = layer.lora_A[_NAME], layer.lora_B[_NAME]
-    bound = 1 / math.sqrt(down.weight.shape[1])  # as torch's linear layers begin
+    bound = 1 / math.sqrt(down.weight.shape[1])  # the default of torch's linear layers
     values = torch.empty(down.weight.shape).uniform_(-bound, bound, generator=generator)
     down.weight = nn.Parameter(values.to(device))
     up.weight = nn.Parameter(torch.zeros(up.weight.shape, device=device))
 
 
 def _train_whole(model: PreTrainedModel, wanted: list[str]) -> Iterator[str]:
-    """Train some modules themselves; gives the names under which others find them, two for a tied head."""
+    """Make whole modules trainable; yield their names, two for tied weights."""
     for end in wanted:
         if not any(_ends_with(name, end) for name, _ in model.named_modules()):
             raise ConfigError(
-                "model.lora.modules_to_save fits no module", got=end, expected="the end of a module's name"
+                "model.lora.modules_to_save matches no module", got=end, expected="a suffix of a module's name"
             )
     for name, module in model.named_modules():
         if any(_ends_with(name, end) for end in wanted):
@@ -156,25 +156,25 @@ def is_adapter(name: str) -> bool:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
-    """The layers with an adapter, by their names in the base."""
+    """Find the layers with an adapter, by their names in the base."""
     return {name: m for name, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer")}
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return True if `add_adapters` has changed a model."""
+    """Return True if a model has adapters."""
     return bool(adapted_layers(model))
 
 
 def base_is_reference(model: nn.Module) -> bool:
-    """Return True if a model without its adapters is what it was before training."""
+    """Return True if a model without its adapters equals the model before training."""
     return has_adapters(model) and all(is_adapter(name) for name, p in model.named_parameters() if p.requires_grad)
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Let a model compute with its frozen weights alone inside the block.
+def disable_adapters(model: nn.Module) -> Iterator[None]:
+    """Compute without adapters in this block.
 
-    peft's own switch would also stop parameters from being trained, which shards do not forgive.
+    peft's own switch also changes `requires_grad`, which sharded parameters do not support.
     """
     layers = adapted_layers(model).values()
     for layer in layers:
@@ -187,8 +187,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def adapters_dropped_out(model: nn.Module) -> Iterator[None]:
-    """Let the adapters' dropout work inside the block."""
+def adapter_dropout(model: nn.Module) -> Iterator[None]:
+    """Enable the adapters' dropout in this block."""
     layers = adapted_layers(model).values()
     for layer in layers:
         layer.lora_dropout.train()
@@ -200,24 +200,24 @@ def adapters_dropped_out(model: nn.Module) -> Iterator[None]:
 
 
 def base_names(model: nn.Module) -> dict[str, str]:
-    """The names of a model's tensors with their names in the base; adapters have none."""
+    """Map names of tensors in the base to their names in the model with adapters; adapter tensors are excluded."""
     known = {*(name for name, _ in model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
     names = (name for name in model.state_dict() if name in known and not is_adapter(name))
     return {name.replace(".base_layer.", "."): name for name in names}
 
 
 def product(layer: Any, *, up: Tensor, down: Tensor) -> Tensor:
-    """Compute what a layer's adapter adds to its weights: scale B A, float32."""
+    """Compute the product scale B A that a layer's adapter adds to its weights, in float32."""
     return cast("Tensor", layer.scaling[_NAME] * (up.float() @ down.float()))
 
 
 def factors(layer: Any) -> tuple[Tensor, Tensor]:
-    """B and A of a layer."""
+    """Return B and A of a layer."""
     return layer.lora_B[_NAME].weight, layer.lora_A[_NAME].weight
 
 
 def frozen_weight(layer: Any) -> Tensor:
-    """The base's weights of a layer, also where they are kept in 4 bits."""
+    """Return the base weights of a layer; 4-bit weights are dequantized."""
     weight: Tensor = layer.base_layer.weight
     if hasattr(weight, "quant_state"):
         dequantized: Tensor = PEFT.load("peft.utils.integrations").dequantize_module_weight(layer.base_layer)
@@ -226,10 +226,10 @@ def frozen_weight(layer: Any) -> Tensor:
 
 
 def head_product(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Give inputs and weights whose product is that of a model's output head, with its adapter if it has one.
+    """Return inputs and weights whose product is the output of a model's head, including its adapter, if any.
 
-    An adapter widens both by its rank: W h + scale B (A h) is [W, B] [h, scale A h], which rounds as the layer itself
-    does. ``hidden`` is [n, width]; the weights are [vocabulary, width], or wider.
+    With an adapter, both are wider by its rank: W h + scale B (A h) equals [W, B] [h, scale A h], with the same
+    rounding as in the layer. ``hidden`` is [n, width]; the weights are [vocabulary, width] or wider.
     """
     if not hasattr(head, "lora_A") or head.disable_adapters:
         return hidden, head.weight
@@ -240,22 +240,22 @@ def head_product(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def trained_names(model: nn.Module) -> list[str]:
-    """Names of the parameters that are trained, as the model has them; a tied one has two."""
+    """List the names of the trained parameters in the model; a tied parameter has two."""
     return [name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
 
 
 def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter's tensors, those of `trained_names` in one piece, as peft does."""
+    """Write an adapter's whole tensors, by the names of `trained_names`, in peft's format."""
     cast("Any", model).peft_config[_NAME].save_pretrained(folder)
     values = {_file_name(name): tensors[name].detach().cpu().contiguous() for name in trained_names(model)}
     save_file({name: value.clone() for name, value in values.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
-    """Read what `save_adapter` wrote into a model with the same adapters.
+    """Load an adapter that `save_adapter` wrote into a model with the same adapters.
 
     Raises:
-        UsageError: the files are of other adapters.
+        UsageError: the files contain other adapters.
     """
     found = load_file(Path(folder) / ADAPTER_WEIGHTS)
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -263,7 +263,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
     fits = found.keys() == wanted.keys() and all(found[name].shape == p.shape for name, p in wanted.items())
     if not fits:
         raise UsageError(
-            "the adapter is not of this model and model.lora",
+            "the adapter does not fit the model and model.lora",
             got=f"{len(found)} tensors in {folder}",
             expected=f"{len(wanted)} tensors of rank {cast('Any', model).peft_config[_NAME].r}",
         )
@@ -277,48 +277,48 @@ def _file_name(name: str) -> str:
 
 
 ADAPTERS = "adapters"
-"""Holds the folders of several adapters, in that of a model."""
+"""Subfolder of a model's folder with the folders of several adapters."""
 
 
 def adapter_folder(model: Path, name: str) -> Path:
-    """Return the folder of one of several adapters of a model's folder."""
+    """Return the folder of one of several adapters in a model's folder."""
     return model / ADAPTERS / name
 
 
 def adapters_in(model: str | Path) -> list[str]:
-    """Return the names of the adapters in a model's folder, where there are several."""
+    """List the adapters in a model's folder that contains several; empty for other folders."""
     return sorted(file.parent.name for file in (Path(model) / ADAPTERS).glob(f"*/{ADAPTER_CONFIG}"))
 
 
 def check_one_model(path: str | Path) -> None:
-    """Check that a folder does not hold several adapters.
+    """Check that a folder does not contain several adapters.
 
     Raises:
-        UsageError: it does; names one of them.
+        UsageError: it contains several adapters; the message names one.
     """
     if names := adapters_in(path):
         raise UsageError(
-            f"{path} holds several adapters",
+            f"{path} contains several adapters",
             got=", ".join(names),
             expected="one model",
-            hint=f"name one of them: {adapter_folder(Path(path), names[0])}",
+            hint=f"use one of them: {adapter_folder(Path(path), names[0])}",
         )
 
 
-def lora_of(folder: str | Path) -> LoraConfig:
-    """Read which adapters a folder holds.
+def read_lora_config(folder: str | Path) -> LoraConfig:
+    """Read the config of the adapter in a folder.
 
     Raises:
-        UsageError: kinds that `add_adapters` does not make.
+        UsageError: `add_adapters` does not support this kind of adapter.
     """
     found = json.loads((Path(folder) / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     targets = found.get("target_modules")
     others = [key for key in ("use_dora", "use_rslora", "modules_to_save", "rank_pattern") if found.get(key)]
     if found.get("peft_type") != "LORA" or others or not isinstance(targets, list):
         raise UsageError(
-            f"{folder} holds other adapters than agentrl trains",
+            f"{folder} contains a kind of adapter that agentrl does not train",
             got=", ".join([str(found.get("peft_type")), *others]),
-            expected="plain LoRA on modules that are named by their ends",
+            expected="plain LoRA, with modules listed by suffixes of their names",
         )
     return LoraConfig(rank=found["r"], alpha=found["lora_alpha"], target_modules=sorted(targets))
 
@@ -326,18 +326,18 @@ def lora_of(folder: str | Path) -> LoraConfig:
 def with_adapter(
     base: PreTrainedModel, config: LoraConfig, *, path: str, seed: int, folder: str | Path | None = None
 ) -> PreTrainedModel:
-    """Make a model of a frozen one's tensors, with modules of its own around them and a new adapter in these.
+    """Make a model with an adapter that shares the tensors of a frozen model but has its own modules.
 
     Args:
-        base: Its parameters and buffers are shared.
-        config: The adapter.
-        path: Where the base comes from, for readers of the adapter's files.
-        seed: Decides A; B is 0.
-        folder: Holds values of the adapter, instead.
+        base: Model whose parameters and buffers are shared.
+        config: Layers and sizes of the adapter.
+        path: Folder or name of the base, which is written to the adapter's files.
+        seed: Seed of the random A; B is 0.
+        folder: Folder with an adapter to load; ``None`` for a new one.
 
     Raises:
-        ConfigError: no such layers, or ones that cannot have an adapter.
-        UsageError: the files are of other adapters.
+        ConfigError: the layers do not exist, or cannot have an adapter.
+        UsageError: the files contain another adapter.
     """
     shared = {id(tensor): tensor for tensor in [*base.parameters(), *base.buffers()]}
     model: PreTrainedModel = copy.deepcopy(base, memo=shared)
@@ -348,31 +348,35 @@ def with_adapter(
 
 
 def is_adapter_folder(path: str | Path) -> bool:
-    """Return True if a folder holds an adapter, and not a whole model."""
+    """Return True if a folder contains an adapter instead of a whole model."""
     return (Path(path) / ADAPTER_CONFIG).is_file()
 
 
-def base_of(folder: str | Path) -> str:
+def find_base(folder: str | Path) -> str:
     """Find the base of an adapter's folder: a folder, or a name on the Hugging Face hub.
 
     Raises:
-        UsageError: the adapter does not say it, it is gone, or the extra is not installed.
+        UsageError: the adapter does not name its base, the base does not exist, or the extra is not installed.
     """
     found = PEFT.load().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
     if not found or (Path(found).is_absolute() and not Path(found).is_dir()):
         raise UsageError(
-            "the base of an adapter is not there",
+            "the base of an adapter was not found",
             got=f"{found or 'none'} in {Path(folder) / ADAPTER_CONFIG}",
             expected="the folder or name of the model that the adapter was trained on",
-            hint="write the right one there, under base_model_name_or_path",
+            hint="correct base_model_name_or_path in that file",
         )
     return str(found)
 
 
-def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
-    """A model with an adapter of its files added to its weights: as plain as before; any adapter that peft knows."""
+def merge_adapter(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """Merge any adapter that peft supports into a model's weights; the result has no adapters.
+
+    Raises:
+        UsageError: the adapter does not fit the model.
+    """
     was_tied = model.config.get_text_config().tie_word_embeddings
-    if was_tied and _adapts_head(model, folder):  # what is added to the head must not change the embedding
+    if was_tied and _adapts_head(model, folder):  # the head's adapter must not change the embedding
         head = model.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())
         model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
@@ -383,7 +387,7 @@ def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
         raise UsageError(
             "the adapter does not fit its base",
             got=f"{folder} ({str(error).strip().splitlines()[0]})",
-            expected=f"an adapter of {type(model).__name__} as {model.name_or_path} is",
+            expected=f"an adapter of the {type(model).__name__} {model.name_or_path}",
         ) from error
     if was_tied:
         _tie(merged)
@@ -391,7 +395,7 @@ def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
 
 
 def _adapts_head(model: PreTrainedModel, folder: str | Path) -> bool:
-    """Return True if an adapter is also one of the output head."""
+    """Return True if an adapter changes the output head."""
     head = model.get_output_embeddings()
     name = next(name for name, module in model.named_modules() if module is head)
     targets = getattr(PEFT.load().PeftConfig.from_pretrained(str(folder)), "target_modules", None) or ()
@@ -401,18 +405,18 @@ def _adapts_head(model: PreTrainedModel, folder: str | Path) -> bool:
 
 
 def _tie(model: PreTrainedModel) -> None:
-    """Let an embedding and a head that were trained apart, and are equal, be one again; else they are two for good."""
+    """Tie embedding and head again if they are equal; otherwise leave them untied."""
     text = model.config.get_text_config()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    is_one = torch.equal(head.weight, embedding.weight)
-    if is_one:
+    are_equal = torch.equal(head.weight, embedding.weight)
+    if are_equal:
         head.weight = embedding.weight
-    text.tie_word_embeddings = model.config.tie_word_embeddings = is_one
+    text.tie_word_embeddings = model.config.tie_word_embeddings = are_equal
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what peft warns of: a name in transformers that has changed, and tied weights, which are dealt with."""
+    """Suppress peft's warnings about a renamed name in transformers, and about tied weights, which are handled here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "(Model has `tie_word_embeddings=True`|Input and output embeddings)")

@@ -1,4 +1,4 @@
-"""Memory of this machine: how much there is, and how tensors on the CPU get theirs."""
+"""Memory of this machine: its limit, and the allocation of tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 LARGEST_KEPT = 32 << 20
-"""Bytes of the largest block that comes from the heap: glibc allows no more."""
+"""Size in bytes of the largest block that is allocated from the heap; the maximum that glibc allows."""
 KEPT = (2 << 30) - 1
-"""Free bytes at the end of the heap that are kept."""
+"""Maximum number of free bytes at the end of the heap that are not returned to the kernel."""
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def memory_limit() -> int:
-    """Bytes of memory that this process may use."""
+    """Return the number of bytes of memory that this process may use."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
     return physical if limit == "max" else min(physical, int(limit))
@@ -25,10 +25,10 @@ def memory_limit() -> int:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of freed tensors for the next ones; does nothing without glibc.
+    """Keep the memory of freed tensors in this process for new tensors; without glibc, this does nothing.
 
-    glibc gives large blocks back to the kernel when they are freed, and gets them anew for the next operation, page by
-    page and filled with zeros: a fifth of a training step of a model of 135 million parameters in float32.
+    By default, glibc returns large freed blocks to the kernel and requests zeroed pages again for the next operation.
+    That takes a fifth of the training step of a float32 model with 135 million parameters.
     """
     if not sys.platform.startswith("linux"):
         return

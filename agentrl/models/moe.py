@@ -1,4 +1,4 @@
-"""The routers of a mixture of experts: which modules they are, and which experts they choose."""
+"""Routers of mixture-of-experts models: finding them, and recording the experts that they choose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from agentrl.routed_experts import RoutedExperts, small
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
-    """Routers in the order of layers: what transformers records as such, and gives logits first and experts last."""
+    """Find the routers of a model, in the order of layers.
+
+    They are the modules whose outputs transformers records as router logits: logits first, chosen experts last.
+    """
     for part in model.modules():
         recorder = getattr(part, "_can_record_outputs", None) or {}
         kind = getattr(recorder.get("router_logits"), "target_class", None)
@@ -22,7 +25,7 @@ def routers(model: nn.Module) -> list[nn.Module]:
 
 
 class ChosenExperts:
-    """Remembers which experts the routers of a model chose in the latest forward pass of each thread."""
+    """Recorder of the experts that a model's routers chose in each thread's latest forward pass."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         self._latest = threading.local()
@@ -30,15 +33,15 @@ class ChosenExperts:
             router.register_forward_hook(self._hook(number))
 
     def _hook(self, number: int) -> Any:
-        def remember(module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        def record(module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
             if number == 0:
                 self._latest.chosen = []
             self._latest.chosen.append(output[-1])
 
-        return remember
+        return record
 
     def take(self) -> RoutedExperts:
-        """Of the tokens of the pass, which is forgotten."""
+        """Return and clear the experts of this thread's latest pass."""
         chosen = torch.cat(self._latest.chosen, dim=1).cpu().numpy()
         del self._latest.chosen
         return small(chosen)

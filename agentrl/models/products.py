@@ -1,9 +1,9 @@
-"""Products with weight matrices on the CPU by oneDNN, where it computes them faster than what torch would ask.
+"""Matrix products on the CPU by oneDNN, where it is faster than torch's default library.
 
-In float32 that is on processors of AMD: with AVX-512 about twice as fast as MKL, which keeps its best code for its
-maker's; with AVX2 alone only with weights that were laid out for it once, and few rows (1.3 to 2.7 times). In bfloat16
-it is what torch asks anyway, and a laid out weight is faster still. Which one is asked depends on the processor alone,
-so that a run repeats itself. The results differ by rounding.
+In float32 it is faster on AMD processors. With AVX-512, it is about twice as fast as MKL, whose best code runs only on
+Intel processors. With only AVX2, it is faster for few rows and weights that were packed in its layout once (1.3 to 2.7
+times). In bfloat16 oneDNN is torch's default, and packed weights are faster still. The choice depends only on the
+processor, so that runs are repeatable; results differ by rounding.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.nn import functional
 from agentrl.config.number_format import CPU_INFO
 
 SMALLEST = 1 << 16
-"""Entries of a matrix from which on the time of its product is worth a detour through Python."""
+"""Minimum number of entries of a matrix for which a faster product outweighs the overhead of Python."""
 
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Return True on a processor whose products in float32 oneDNN computes faster, of weights as they are."""
+    """Return True if oneDNN is faster on this processor in float32, with weights in torch's layout."""
     return packing_is_faster() and "avx512f" in _processor()
 
 
 @functools.cache
 def packing_is_faster() -> bool:
-    """Return True on a processor whose products in float32 oneDNN computes faster, of weights laid out for it."""
+    """Return True if oneDNN is faster on this processor in float32, with packed weights."""
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return "AuthenticAMD" in _processor() and has_onednn
 
@@ -44,7 +44,7 @@ def _processor() -> str:
 
 
 def product(left: Tensor, weight: Tensor) -> Tensor:
-    """Return ``left @ weight.T`` by oneDNN: float32 [n, in] and [out, in] on the CPU, both contiguous."""
+    """Compute ``left @ weight.T`` with oneDNN: contiguous float32 [n, in] and [out, in] on the CPU."""
     found: Tensor = torch.ops.mkldnn._linear_pointwise(left, weight, None, "none", [], "")
     return found
 
@@ -68,7 +68,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute what `torch.nn.functional.linear` computes, by oneDNN where that is faster."""
+    """Compute `torch.nn.functional.linear`, with oneDNN where it is faster."""
     if not _is_for_onednn(inputs, weight):
         return functional.linear(inputs, weight, bias)
     rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
@@ -94,31 +94,31 @@ def _is_for_onednn(inputs: Tensor, weight: Tensor) -> bool:
 
 HEAD_DTYPE = "head_dtype"
 FLOAT32_HEAD: dict[str, Any] = {HEAD_DTYPE: "float32", "enable_lm_head_fp32": True}
-"""Entries of a model's config.json for logits in float32: vLLM, the trainer and the local engine read the first, SGLang
-the second."""
+"""Entries of a model's config.json for float32 logits: the first for vLLM, the trainer and the local engine, the second
+for SGLang."""
 BLOCK = 8192
-"""Rows of a weight that exist in float32 at once."""
+"""Number of rows of a weight that are converted to float32 at once."""
 
 
 def has_float32_head(config: Any) -> bool:
-    """Return True if a model's config asks for logits in float32."""
+    """Return True if a model's config requests float32 logits."""
     return getattr(config.get_text_config(), HEAD_DTYPE, None) == "float32" or (
         getattr(config, HEAD_DTYPE, None) == "float32"
     )
 
 
 def float32_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute ``rows @ weight.T + bias`` in float32, of operands in any format; without gradients.
+    """Compute ``rows @ weight.T + bias`` in float32 from operands in any format, without gradients.
 
-    On a GPU the product of bfloat16 operands ends in float32; on a CPU the weight is converted block by block.
+    On a GPU, the product of bfloat16 operands has a float32 result; on a CPU, the weight is converted block by block.
 
     Args:
-        rows: [n, in].
-        weight: [out, in].
-        bias: [out].
+        rows: Input: [n, in].
+        weight: Weight: [out, in].
+        bias: Bias, if any: [out].
 
     Returns:
-        float32 [n, out].
+        The product: float32 [n, out].
     """
     if rows.device.type == "cuda" and rows.dtype is weight.dtype and rows.dtype is not torch.float32:
         found = torch.mm(rows, weight.t(), out_dtype=torch.float32)
@@ -134,7 +134,7 @@ def float32_linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 
 
 class PackedProduct:
-    """A product with a copy of a weight [out, in], laid out once for oneDNN where that is faster; for inference."""
+    """Product with a weight [out, in], packed once in oneDNN's layout where that is faster; for inference."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self._bias = bias
@@ -144,25 +144,25 @@ class PackedProduct:
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight) if self._packed else weight
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Compute [n, out] of [n, in]."""
+        """Compute the product: [n, out] from [n, in]."""
         if not self._packed:
             return functional.linear(rows, self._weight, self._bias)
         return self._linear(rows, self._weight, self._bias, "none", [], "")
 
     def silu(self, rows: Tensor) -> Tensor:
-        """Compute [n, out] of [n, in], and x sigmoid(x) of that."""
+        """Compute the product and apply SiLU, x sigmoid(x): [n, out] from [n, in]."""
         if not self._packed:
             return functional.silu(self(rows), inplace=True)
         return self._linear(rows, self._weight, self._bias, "swish", [], "")
 
     def plus(self, rows: Tensor, other: Tensor) -> Tensor:
-        """Compute [n, out] of [n, in], and add another [n, out]."""
+        """Compute the product and add `other`: [n, out] from [n, in] and [n, out]."""
         if not self._packed:
             return self(rows).add_(other)
         return self._with_other(rows, other, self._weight, self._bias, "add")
 
     def times(self, rows: Tensor, other: Tensor) -> Tensor:
-        """Compute [n, out] of [n, in], and multiply it by another [n, out]."""
+        """Compute the product and multiply it by `other`: [n, out] from [n, in] and [n, out]."""
         if not self._packed:
             return self(rows).mul_(other)
         return self._with_other(rows, other, self._weight, self._bias, "mul")
@@ -176,7 +176,7 @@ def _packing_is_faster(dtype: torch.dtype) -> bool:
 
 
 class FastLinear(nn.Linear):
-    """A linear layer whose product is `linear`."""
+    """Linear layer that computes its product with `linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute the layer."""
@@ -184,7 +184,7 @@ class FastLinear(nn.Linear):
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Let a model's large linear layers compute with `linear`, where that is faster on this machine."""
+    """Make a model's large linear layers use `linear`, if that is faster on this machine."""
     if not onednn_is_faster():
         return
     for module in model.modules():

@@ -1,6 +1,6 @@
-"""A complete Hugging Face model folder from nothing: tokenizer, chat template, and a small random Qwen3 model.
+"""New Hugging Face model folders: a tokenizer, a chat template and a small Qwen3 model with random weights.
 
-The tokenizer is a byte-level BPE trained on the text that a model will see; the template is ChatML, as Qwen writes it.
+The tokenizer is a byte-level BPE trained on text that the model will see; the template is Qwen's variant of ChatML.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ PADDING = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 ROLE_STARTS = tuple(f"{TURN_START}{role}\n" for role in ("system", "user", "assistant"))
-"""The template writes these as often as anything else: one token each."""
+"""Starts of messages, which are frequent in rendered conversations; one token each."""
 CONTROL_TOKENS = (PADDING, TURN_START, TURN_END, *ROLE_STARTS)
-"""Tokens that decoding for people leaves out."""
+"""Special tokens, which decoding can skip."""
 MARKUP_TOKENS = (
     "<tool_call>",
     "</tool_call>",
@@ -75,19 +75,19 @@ MARKUP_TOKENS = (
     "<action>",
     "</action>",
 )
-"""One token each, but part of the text: parsers read them."""
+"""Tags that are one token each but not special, because parsers read them in the decoded text."""
 
 BYTES = 256
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
-"""A word, a digit or punctuation with the space before it; other white space one character at a time."""
+"""Pattern of pre-tokens: a word, a digit or punctuation with the space before it, or one other whitespace character."""
 _NUMBERED_NAME = r" ?\p{L}+ \p{N}{1,2}(?!\p{N})|"
-"""A word and a small number after it."""
+"""Pattern of a word with a number of one or two digits after it."""
 
 
 def build_scratch_tokenizer(
     corpus: Iterable[str], *, vocab_size: int, max_context: int, numbered_names: bool
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with at most `vocab_size` entries; every text survives encoding and decoding.
+    """Train a byte-level BPE tokenizer with at most `vocab_size` entries; encoding and decoding keep every text.
 
     With `numbered_names`, merges may join a word and the number after it, as in ``mug 1``.
 
@@ -96,7 +96,9 @@ def build_scratch_tokenizer(
     """
     special = [*CONTROL_TOKENS, *MARKUP_TOKENS]
     if vocab_size < BYTES + len(special):
-        raise ConfigError("scratch vocabulary is too small", got=vocab_size, expected=f"{BYTES + len(special)} or more")
+        raise ConfigError(
+            "the scratch vocabulary is too small", got=vocab_size, expected=f"at least {BYTES + len(special)}"
+        )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -130,9 +132,9 @@ def _without_special(corpus: Iterable[str], special: list[str]) -> Iterable[str]
 
 
 def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchModelConfig, *, seed: int) -> None:
-    """Write a new model into `directory`: `AutoTokenizer` and `AutoModelForCausalLM` load it.
+    """Write a new model to `directory`, which `AutoTokenizer` and `AutoModelForCausalLM` can load.
 
-    The tokenizer's merges are learned from the corpus; equal corpus, config and seed write equal files.
+    The tokenizer's merges are learned from the corpus. The same corpus, config and seed give the same files.
     """
     tokenizer = build_scratch_tokenizer(
         corpus,
@@ -158,16 +160,16 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
 def scratch_model_config(
     config: ScratchModelConfig, *, vocab_size: int, eos_token_id: int | None = None, pad_token_id: int | None = None
 ) -> Qwen3Config:
-    """The sizes of a new model as transformers takes them.
+    """Make the transformers config of a new model.
 
     Raises:
-        ConfigError: sizes that do not fit together.
+        ConfigError: the sizes do not fit together.
     """
     if config.hidden_size % config.heads or config.heads % config.kv_heads or config.hidden_size // config.heads % 2:
         raise ConfigError(
-            "sizes of the scratch model do not fit together",
+            "the sizes of the scratch model do not fit together",
             got=f"hidden_size {config.hidden_size}, heads {config.heads}, kv_heads {config.kv_heads}",
-            expected="heads divides hidden_size into even parts, and kv_heads divides heads",
+            expected="an even hidden_size / heads, and kv_heads that divides heads",
         )
     return Qwen3Config(
         vocab_size=vocab_size,

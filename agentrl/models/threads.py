@@ -1,7 +1,8 @@
-"""Lanes: parts of a computation that run at the same time, each on a thread of its own.
+"""Lanes: threads that compute parts of a batch at the same time.
 
-A small model's operations are too short to be shared by several cores. Whole sequences are not: each lane takes some of
-them through the model. Who goes where depends on the work alone, so that a repeated run computes the same bits.
+The operations of a small model are too short to be divided among several cores, but whole sequences can be: each lane
+runs some of them through the model. The division depends only on the work, so that a repeated run computes the same
+bits.
 """
 
 from __future__ import annotations
@@ -20,34 +21,41 @@ Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 BATCH_DEPENDENT = ("dynamic", "longrope")
-"""Kinds of rotary scaling that are set anew by the longest sequence of a forward pass."""
+"""Types of rotary scaling that depend on the longest sequence of a forward pass."""
 
 
 def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
-    """Refuse more than one lane where lanes would do nothing, or harm."""
+    """Check that a model supports several lanes.
+
+    Raises:
+        UsageError: there are several lanes, and the model is not on the CPU or depends on the batch.
+    """
     if count == 1:
         return
     if model.device.type != "cpu":
-        raise UsageError(f"{setting} is for models on the CPU", got=f"one on {model.device}", expected="1 lane")
+        raise UsageError(
+            f"{setting} is for models on the CPU", got=f"{count} lanes, a model on {model.device}", expected="1 lane"
+        )
     scaling = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
     if scaling.get("rope_type") in BATCH_DEPENDENT:
         raise UsageError(
-            "this model's rotary positions depend on what is computed together",
+            "this model's rotary positions depend on the other sequences of a batch",
             got=f"rope_type {scaling['rope_type']}, {count} lanes",
             expected=f"{setting}: 1",
         )
 
 
 class ThreadWorkers:
-    """Threads that share this process's cores; one lane computes in the caller's thread."""
+    """Threads that share this process's cores; a single lane computes in the caller's thread."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, compute: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-        """Compute all parts, each lane the next one that is left; returns, or raises what one of them raised, when none
-        runs any more.
+        """Compute all parts; each lane takes the next part that is left.
+
+        Returns the results when all parts are done, or then raises the error of the first part that failed.
         """
         if self.count == 1 or len(parts) == 1:
             return [compute(part) for part in parts]
@@ -63,7 +71,7 @@ class ThreadWorkers:
         threads = ThreadPoolExecutor(self.count, thread_name_prefix="lane", initializer=_take_share, initargs=(share,))
         together = Barrier(self.count)
         wait([threads.submit(together.wait) for _ in range(self.count)])
-        torch.set_num_threads(total)  # what the lanes have set for themselves is also what threads to come would get
+        torch.set_num_threads(total)  # the lanes' own settings would otherwise apply to later threads
         return threads
 
     def close(self) -> None:
@@ -74,5 +82,5 @@ class ThreadWorkers:
 
 
 def _take_share(threads: int) -> None:
-    torch.get_num_threads()  # a thread's first operation takes the process's number: let that be over
+    torch.get_num_threads()  # a thread's first call resets its number to the process's
     torch.set_num_threads(threads)

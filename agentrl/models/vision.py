@@ -1,7 +1,7 @@
-"""The forward pass of a vision-language model over tokens whose images are known by their place.
+"""The forward pass of a vision-language model with images at known positions.
 
-transformers' models find images by the id of their placeholders; here the ledger says where they are, so that a
-placeholder which the policy sampled is a token like any other. The models are those whose `base_model` has a
+transformers' models find images by the ids of their placeholder tokens. Here the ledger provides the positions, so that
+a placeholder that the policy sampled is an ordinary token. Supported are models whose `base_model` has a
 `language_model` and `get_image_features`, with three rotary positions per token: Qwen2.5-VL and Qwen3-VL.
 """
 
@@ -21,24 +21,24 @@ from agentrl.image import ImageReader, PlacedImage, rope_positions
 from agentrl.message import ImagePart
 
 MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
-"""`model_type` of the models that can be read like this."""
+"""Supported values of `model_type`."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Neighbouring tokens of a forward pass that stand for an image, or for a part of it."""
+    """Consecutive tokens of a forward pass that represent an image or a part of it."""
 
     row: int
     first: int
-    """Index in the row of the first of the tokens."""
+    """Index in the row of the first token."""
     skipped: int
-    """Tokens of the image before them, which are not part of this pass."""
+    """Number of the image's earlier tokens, which are not part of this pass."""
     count: int
     image: ImagePart
 
 
-def views_of(images: Sequence[PlacedImage], start: int, end: int, *, row: int = 0, at: int = 0) -> Iterator[View]:
-    """The images, or parts of them, among a sequence's tokens `start` to `end`, which stand in a `row` from `at` on."""
+def find_views(images: Sequence[PlacedImage], start: int, end: int, *, row: int = 0, at: int = 0) -> Iterator[View]:
+    """Yield the images, or their parts, among a sequence's tokens `start` to `end`, placed in `row` from index `at`."""
     for image in images:
         first, last = max(image.start, start), min(image.end, end)
         if first < last:
@@ -52,24 +52,24 @@ def hidden_states(
     reader: ImageReader | None,
     **options: Any,
 ) -> Tensor:
-    """The last hidden states of sequences from their start, right-padded: [sequences, longest, width].
+    """Compute the last hidden states of whole, right-padded sequences: [sequences, longest, width].
 
     Args:
-        model: A causal language model.
-        input_ids: int64 [sequences, longest], on the model's device.
-        images: Of each sequence; where there are none at all, `model` need not be a vision-language model.
-        reader: Prepares images.
-        options: More for the layers of a model that reads text.
+        model: A causal language model; with images, a vision-language model.
+        input_ids: Token ids on the model's device: int64 [sequences, longest].
+        images: Images of each sequence.
+        reader: Image processor.
+        options: Further arguments of the model, for sequences without images.
     """
     if not any(images):
         return cast("Tensor", model.base_model(input_ids=input_ids, use_cache=False, **options).last_hidden_state)
     length = input_ids.shape[1]
-    views = [view for row, own in enumerate(images) for view in views_of(own, 0, length, row=row)]
+    views = [view for row, own in enumerate(images) for view in find_views(own, 0, length, row=row)]
     positions = np.stack([rope_positions(own, 0, length) for own in images], axis=1)
-    return read(model, input_ids, views, torch.from_numpy(positions).to(input_ids.device), reader)
+    return forward_with_images(model, input_ids, views, torch.from_numpy(positions).to(input_ids.device), reader)
 
 
-def read(
+def forward_with_images(
     model: PreTrainedModel,
     input_ids: Tensor,
     views: Sequence[View],
@@ -77,15 +77,18 @@ def read(
     reader: ImageReader | None,
     **options: Any,
 ) -> Tensor:
-    """The last hidden states of a forward pass with images: [rows, tokens, width].
+    """Compute the last hidden states of a forward pass with images: [rows, tokens, width].
 
     Args:
         model: A vision-language model of `MODEL_TYPES`.
-        input_ids: int64 [rows, tokens].
-        views: Which tokens stand for images, in order of rows and tokens; the ids there do not matter.
-        positions: Rotary positions, int64 [3, rows, tokens].
-        reader: Prepares images.
-        options: For the language model.
+        input_ids: Token ids: int64 [rows, tokens].
+        views: Tokens that represent images, in order of rows and tokens; their ids are ignored.
+        positions: Rotary positions: int64 [3, rows, tokens].
+        reader: Image processor.
+        options: Further arguments of the language model.
+
+    Raises:
+        UsageError: the model does not support images, or `reader` is missing.
     """
     if reader is None or model.config.model_type not in MODEL_TYPES:
         raise UsageError(
@@ -107,16 +110,16 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class _Features:
-    """Compute the vision tower's features of all views, one after the other."""
+    """Features of all views from the vision tower, one view after the other."""
 
     embeddings: Tensor
-    """[tokens, width]."""
+    """Input embeddings of the views' tokens: [tokens, width]."""
     deeper: list[Tensor]
-    """What Qwen3-VL adds to the hidden states of its first layers: [tokens, width] each."""
+    """Features that Qwen3-VL adds to the hidden states of its first layers: [tokens, width] each."""
 
 
 def _features(base: Any, views: Sequence[View], reader: ImageReader) -> _Features:
-    """Each image goes through the tower once, however often it is seen."""
+    """Compute the features of views; each distinct image goes through the tower once."""
     numbers: dict[ImagePart, int] = {}
     for view in views:
         numbers.setdefault(view.image, len(numbers))
@@ -126,9 +129,9 @@ def _features(base: Any, views: Sequence[View], reader: ImageReader) -> _Feature
     values = torch.from_numpy(np.concatenate([image.values for image in patches])).to(base.device)
     output = base.get_image_features(values, grid, return_dict=True)
 
-    def seen(images: Sequence[Tensor]) -> Tensor:
+    def select(images: Sequence[Tensor]) -> Tensor:
         parts = [images[numbers[view.image]][view.skipped : view.skipped + view.count] for view in views]
         return torch.cat(parts)
 
     deeper = getattr(output, "deepstack_features", None) or []
-    return _Features(seen(output.pooler_output), [seen(layer) for layer in deeper])
+    return _Features(select(output.pooler_output), [select(layer) for layer in deeper])

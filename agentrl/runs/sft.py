@@ -191,7 +191,7 @@ class WarmStart(LearningRun):
     def _whole_model(self, parts: LearnerParts, path: str) -> PreTrainedModel:
         """Return the model as it is now: a copy, where several ranks hold it."""
         ranks = parts.learner.ranks
-        if not ranks.are_many:
+        if not ranks.is_distributed:
             return parts.learner.model
         device = ranks.device(self.config.model.device)
         model = load_model(path, dtype=self.config.model.dtype, device=str(device))

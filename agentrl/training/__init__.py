@@ -1,1 +1,1 @@
-"""The trainer."""
+"""Training: RL updates from trajectories, SFT, preference learning, reward models."""

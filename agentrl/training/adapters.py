@@ -1,11 +1,11 @@
-"""Several adapters that train at once: a trainer for each, on the tokens of its roles.
+"""Training of several adapters: one trainer each, on the tokens of the adapter's roles.
 
-    trajectories ─┬─► trainer of planner: members of the roles that it plays ─► its own update ─┬─► one report
-                  └─► trainer of worker:  …                                                      ┘
+    trajectories ─┬─► trainer of planner: members of its roles ─► its own update ─┬─► one report
+                  └─► trainer of worker:  …                                        ┘
 
-Each adapter has an optimizer, an algorithm, a generator and a count of its steps, which is the version of its weights.
-They share the frozen weights alone, and train one after the other. An adapter without a trajectory that can train stays
-as it is.
+Each adapter has its own optimizer, algorithm, generator and step count, which is the version of its weights. Adapters
+share only the frozen weights, and train one after the other. An adapter without a trajectory that can train is not
+updated.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Trajectory
 
 COUNTED = ("train/tokens", "train/updates", "train/updates_skipped", "train/idle_sequences", "train/seconds")
-"""Metrics that are sums over adapters."""
-APART = ("train/", "mismatch/", "groups/")
-"""Beginnings of the names of metrics that each adapter has by itself."""
-OF_ALL = ("trajectories/infrastructure", "trajectories/unscored")
-"""Metrics that all adapters have alike: what cannot train for one cannot for any."""
+"""Metrics that are summed over adapters."""
+PER_ADAPTER = ("train/", "mismatch/", "groups/")
+"""Prefixes of metrics that each adapter reports separately."""
+SHARED_METRICS = ("trajectories/infrastructure", "trajectories/unscored")
+"""Metrics that are equal for all adapters: these trajectories cannot train any of them."""
 
 
 class TrainerFiles(Protocol):
-    """Saves and loads a trainer's state."""
+    """Storage of a trainer's state."""
 
     def save(self, folder: Path) -> None:
-        """Write the state into an existing folder."""
+        """Write the state to an existing folder."""
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, after the weights were loaded."""
+        """Restore a state that `save` wrote; the weights must be loaded first."""
 
     def copy(self) -> Callable[[Path], None]:
-        """Copy what `save` writes; gives what writes the copy while training goes on."""
+        """Copy the state; return a function that writes the copy to a folder while training continues."""
 
 
 class AdapterFiles:
-    """States of several trainers, in a folder each."""
+    """Storage of several trainers' states, one folder each."""
 
     def __init__(self, trainers: Mapping[str, Trainer]) -> None:
         self._trainers = trainers
 
     def save(self, folder: Path) -> None:
-        """Write the states into an existing folder."""
+        """Write the states to an existing folder."""
         for name, trainer in self._trainers.items():
-            trainer.checkpoint.save(_made(folder, name))
+            trainer.checkpoint.save(_make_state_folder(folder, name))
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote, after the weights were loaded."""
+        """Restore a state that `save` wrote; the weights must be loaded first."""
         for name, trainer in self._trainers.items():
-            trainer.checkpoint.load(_place(folder, name))
+            trainer.checkpoint.load(_state_folder(folder, name))
 
     def copy(self) -> Callable[[Path], None]:
-        """Copy what `save` writes; gives what writes the copy while training goes on."""
+        """Copy the state; return a function that writes the copy to a folder while training continues."""
         writers = {name: trainer.checkpoint.copy() for name, trainer in self._trainers.items()}
 
         def write(folder: Path) -> None:
             for name, write_one in writers.items():
-                write_one(_made(folder, name))
+                write_one(_make_state_folder(folder, name))
 
         return write
 
 
-def _place(folder: Path, name: str) -> Path:
+def _state_folder(folder: Path, name: str) -> Path:
     return folder / "trainers" / name
 
 
-def _made(folder: Path, name: str) -> Path:
-    place = _place(folder, name)
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+def _make_state_folder(folder: Path, name: str) -> Path:
+    path = _state_folder(folder, name)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 class AdapterTrainers:
-    """Trains several adapters in place, each by a `Trainer` of its roles.
+    """Trainer of several adapters in place, with one `Trainer` per adapter.
 
     Args:
-        trainers: By the name of the adapter, in the order in which they train.
-        runs: The run's config as it is for each adapter, as plain data for what `write_dumps` writes.
-        frozen: Adapters that stay as they are.
+        trainers: Trainers by adapter name, in the order in which they train.
+        runs: The run's config for each adapter, as plain data, for `write_dumps`.
+        frozen: Adapters that do not train.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class AdapterTrainers:
         self.trainers, self._runs, self._frozen = trainers, runs, frozen
         self.checkpoint = AdapterFiles(trainers)
         self.sampled_versions: Mapping[str, int] = self.versions
-        """Versions before the latest step."""
+        """Weight versions by adapter before the latest step."""
 
     @property
     def least_members(self) -> int:
-        """Trainable members that a group needs to teach all adapters anything."""
+        """Minimum number of trainable members of a group that provides a gradient for every adapter."""
         return max(trainer.least_members for trainer in self.trainers.values())
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Steps in which each adapter has learned; 0 for those that do not."""
+        """Number of steps in which each adapter was trained; 0 for frozen adapters."""
         return {name: trainer.steps for name, trainer in self.trainers.items()} | dict.fromkeys(self._frozen, 0)
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Write what repeats an update that changed nothing, each adapter's into its own folder."""
+        """Dump skipped updates from now on, each adapter's to its own folder."""
         for name, trainer in self.trainers.items():
             trainer.watch.write_dumps(folder / name, self._runs[name])
 
@@ -116,7 +116,7 @@ class AdapterTrainers:
         """Train every adapter on the trajectories of one step; see `Trainer.step`.
 
         Raises:
-            TrainingError: numbers that are not finite, or no trajectory can train any adapter.
+            TrainingError: a reward or an advantage is not finite, or no trajectory can train any adapter.
         """
         self.sampled_versions = self.versions
         reports: dict[str, StepReport] = {}
@@ -129,11 +129,11 @@ class AdapterTrainers:
         if failure is not None and not reports:
             raise failure
         ages = {name: _ages(trajectories, name, self.sampled_versions[name]) for name in reports}
-        return joined(reports, ages)
+        return join_reports(reports, ages)
 
 
 def _ages(trajectories: Sequence[Trajectory], adapter: str, version: int) -> list[int]:
-    """Versions that the oldest token of each episode is behind, of those that the adapter sampled."""
+    """Compute by how many versions the oldest token that the adapter sampled in each episode is behind."""
     found = []
     for trajectory in (one for one in trajectories if one.is_trainable):
         sequences = (s for s in trajectory.sequences if s.turns and s.turns[0].adapter == adapter)
@@ -142,32 +142,35 @@ def _ages(trajectories: Sequence[Trajectory], adapter: str, version: int) -> lis
     return found
 
 
-def joined(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[int]]) -> StepReport:
-    """Join the reports of a step: each adapter's metrics under ``adapter/NAME/``, and those of all together.
+def join_reports(reports: Mapping[str, StepReport], ages: Mapping[str, Sequence[int]]) -> StepReport:
+    """Join the reports of a step: each adapter's metrics under ``adapter/NAME/``, and the metrics over all adapters.
 
-    Together, counts are sums, norms and other maxima are the largest, and the rest are means by the adapters' tokens.
+    Over all adapters, counts are summed, the largest of norms and other maxima is reported, and other metrics are means
+    weighted by the adapters' tokens.
 
     Args:
-        reports: By adapter.
-        ages: Staleness of each adapter's part of the episodes.
+        reports: Reports by adapter.
+        ages: Staleness of each adapter's part of the episodes, by adapter.
     """
     apart: dict[str, float] = {}
     for name, report in reports.items():
-        own = {key.removeprefix("train/"): value for key, value in report.metrics.items() if key.startswith(APART)}
+        own = {
+            key.removeprefix("train/"): value for key, value in report.metrics.items() if key.startswith(PER_ADAPTER)
+        }
         stale = ages[name]
         own |= {"staleness/mean": sum(stale) / len(stale), "staleness/max": max(stale)} if stale else {}
         apart |= {f"adapter/{name}/{key}": value for key, value in own.items()}
     names = dict.fromkeys(key for report in reports.values() for key in report.metrics)
     together = {key: _together(key, [report.metrics for report in reports.values()]) for key in names}
-    warnings = tuple(f"adapter {name}: {said}" for name, report in reports.items() for said in report.warnings)
+    warnings = tuple(f"adapter {name}: {text}" for name, report in reports.items() for text in report.warnings)
     return StepReport(metrics={**together, **apart}, warnings=warnings)
 
 
 def _together(key: str, metrics: Sequence[Mapping[str, float]]) -> float:
     found = [one[key] for one in metrics if key in one]
-    if key in COUNTED or (key.startswith(("groups/", "trajectories/")) and key not in OF_ALL):
+    if key in COUNTED or (key.startswith(("groups/", "trajectories/")) and key not in SHARED_METRICS):
         return sum(found)
-    if key in OF_ALL or key.startswith(("train/grad_norm", "alarms/")) or key.endswith("max"):
+    if key in SHARED_METRICS or key.startswith(("train/grad_norm", "alarms/")) or key.endswith("max"):
         return max(found)
     weights = [one["train/tokens"] for one in metrics if key in one]
     return sum(value * weight for value, weight in zip(found, weights, strict=True)) / sum(weights)

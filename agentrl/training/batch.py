@@ -1,6 +1,6 @@
-"""The batch of a training step: which trajectories train, their sampled tokens as flat tensors, and the mini-batches.
+"""The batch of a training step: the trajectories that train, their sampled tokens as flat tensors, the mini-batches.
 
-A trajectory's token sequences become `ScoredSequence`s, and a `StepBatch` holds one number per sampled token of each.
+A trajectory's token sequences become `ScoredSequence`s; a `StepBatch` holds one number per sampled token.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepExtras:
-    """Extra rollouts of a step's groups, and the log-probabilities of a served teacher."""
+    """Extra rollouts of a step's groups and log-probabilities of a served teacher."""
 
     greedy: Mapping[str, Trajectory] = field(default_factory=dict)
-    """A greedy rollout of each group's task, by group id: for ``remax``. It does not train."""
+    """Greedy rollout of each group's task, by group id, for ``remax``; it does not train."""
     experts: Sequence[Trajectory] = ()
-    """More members of the groups: their forced tokens train, for ``luffy``."""
+    """Additional members of the groups whose forced tokens train, for ``luffy``."""
     teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
-    """log p of a teacher behind servers, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
+    """log p of a served teacher, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
-    """The teacher's own most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
+    """The teacher's most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
 
     @property
     def expert_ids(self) -> frozenset[str]:
-        """The ids of the experts' trajectories."""
+        """Ids of the experts' trajectories."""
         return frozenset(trajectory.id for trajectory in self.experts)
 
 
 def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
-    """Number the states in which the turns of trajectories were taken: int64 [turns], by trajectory, then by time.
+    """Number the states in which turns were taken: int64 [turns], by trajectory, then by time.
 
-    A state is the environment's key of it; where the environment gives none, the tokens of the observation that the
-    turn answers, and its images. States of different groups are different.
+    Two turns of a group have the same state if the environment gave both the same state key. Without a key, the tokens
+    and images of the observation before the turn identify the state. States of different groups are different.
     """
     numbers: dict[Hashable, int] = {}
     return torch.tensor(
@@ -63,31 +63,31 @@ def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def _states(trajectory: Trajectory) -> Iterator[Hashable]:
-    observed = dict(entry for sequence in trajectory.sequences for entry in _observed(sequence))
+    observations = dict(entry for sequence in trajectory.sequences for entry in _observations(sequence))
     for turn in trajectory.turns:
-        yield observed[turn.index] if turn.state_key is None else turn.state_key
+        yield observations[turn.index] if turn.state_key is None else turn.state_key
 
 
-def _observed(sequence: TokenSequence) -> Iterator[tuple[int, Hashable]]:
-    """Number of each turn without a state key, and what the agent observed since the turn before."""
+def _observations(sequence: TokenSequence) -> Iterator[tuple[int, Hashable]]:
+    """Yield the index of each turn without a state key, with the observation since the previous turn."""
     if all(turn.state_key is not None for turn in sequence.turns):
         return
-    ids, told, before = sequence.token_ids, np.isin(sequence.sources, (Source.PROMPT, Source.OBSERVATION)), 0
+    ids, is_input, before = sequence.token_ids, np.isin(sequence.sources, (Source.PROMPT, Source.OBSERVATION)), 0
     for turn in sequence.turns:
         if turn.state_key is None:
-            seen = tuple(image.image.checksum for image in sequence.images if before <= image.start < turn.start)
-            yield turn.index, (ids[before : turn.start][told[before : turn.start]].tobytes(), seen)
+            images = tuple(image.image.checksum for image in sequence.images if before <= image.start < turn.start)
+            yield turn.index, (ids[before : turn.start][is_input[before : turn.start]].tobytes(), images)
         before = turn.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBatch:
-    """A step's sampled tokens, laid out sequence after sequence; observations exist only inside `sequences`."""
+    """A step's sampled tokens, sequence after sequence; observation tokens exist only inside `sequences`."""
 
     sequences: tuple[ScoredSequence, ...]
-    """Those with sampled tokens of their own; what a fork shares with its parent is the parent's."""
+    """Sequences with sampled tokens of their own; tokens that a fork shares with its parent belong to the parent."""
     starts: tuple[int, ...]
-    """Index of each sequence's first token in the flat tensors, and after the last one the number of tokens."""
+    """Index of each sequence's first token in the flat tensors, followed by the number of tokens."""
     sequence_trajectory: tuple[int, ...]
     trajectory_group: tuple[int, ...]
     behaviour_logp: torch.Tensor
@@ -96,16 +96,16 @@ class StepBatch:
     """Weight version that sampled each token: int32 [tokens]."""
     owners: TokenOwners
     episodes: EpisodeBatch
-    """What advantage estimators read."""
+    """Input of advantage estimators."""
     expert: torch.Tensor | None = None
-    """Tokens that an expert wrote, whose log mu stands as 0: bool [tokens]; ``None`` where there are none."""
+    """Mask of tokens that an expert wrote, whose log mu is stored as 0: bool [tokens]; ``None`` without experts."""
     trajectories: Sequence[Trajectory] = ()
     parts: Sequence[list[int]] = ()
-    """The sequences of every update."""
+    """Indices of the sequences of each update."""
     step_version: int = 0
     """Weight version at the start of the step."""
     reference_logp: torch.Tensor | None = None
-    """Log-probabilities of a reference: float32 [tokens], on the policy's device."""
+    """Log-probabilities of the reference policy: float32 [tokens], on the policy's device."""
     teacher: TeacherLogprobs | None = None
     """Log-probabilities of a teacher, on the policy's device."""
     extras: StepExtras = field(default_factory=StepExtras)
@@ -126,11 +126,11 @@ class StepBatch:
         return [end - start for start, end in itertools.pairwise(self.starts)]
 
     def token_index(self, sequences: Sequence[int]) -> torch.Tensor:
-        """Flat indices of the tokens of some sequences, in their order: int64 [tokens]."""
+        """Return the flat indices of the tokens of some sequences, in their order: int64 [tokens]."""
         return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in sequences])
 
     def sampled_index(self, sequences: Sequence[int]) -> torch.Tensor:
-        """The same without an expert's tokens."""
+        """Return the flat indices of the tokens of some sequences, without an expert's tokens: int64 [tokens]."""
         index = self.token_index(sequences)
         return index if self.expert is None else index[~self.expert[index]]
 
@@ -142,13 +142,14 @@ def step_batch(
     experts: Set[str] = frozenset(),
     routes: bool = False,
 ) -> StepBatch:
-    """Lay out trajectories that `select` has kept: their sampled tokens train, or the forced ones of `experts`, by id.
+    """Lay out trajectories that `select` has kept.
 
-    With `routes`, sequences keep the experts that an engine routed their tokens to.
+    Their sampled tokens train, or the forced tokens of trajectories whose ids are in `experts`. With `routes`,
+    sequences keep the experts to which an engine routed their tokens.
 
     Raises:
-        LedgerError: a sampled token belongs to no turn.
-        TrainingError: a sampled token has no log-probability.
+        LedgerError: a sampled token does not belong to a turn.
+        TrainingError: a sampled token has no valid log-probability.
     """
     rewards = shaping(trajectories)
     sequences: list[ScoredSequence] = []
@@ -188,7 +189,7 @@ def step_batch(
 
 
 def episode_batch(trajectories: Sequence[Trajectory], rewards: ShapedRewards, token_turn: torch.Tensor) -> EpisodeBatch:
-    """Lay out what estimators read; `token_turn` is the turn of each token that trains, counted over all episodes."""
+    """Make the input of estimators; `token_turn` is the turn of each token that trains, counted over all episodes."""
     return EpisodeBatch(
         returns=rewards.returns,
         group=_group_numbers(trajectories),
@@ -206,7 +207,7 @@ def _group_numbers(trajectories: Sequence[Trajectory]) -> torch.Tensor:
 
 
 def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
-    """Reward components by name: float64 [episodes]; NaN where an episode lacks one."""
+    """Collect reward components by name: float64 [episodes]; NaN where an episode lacks one."""
     names = dict.fromkeys(name for t in trajectories for name in t.reward_components)
     return {
         name: torch.tensor([t.reward_components.get(name, math.nan) for t in trajectories], dtype=torch.float64)
@@ -232,12 +233,14 @@ def _trained_tokens(
             turn[own.start : own.end] = order[id(own)]
         if (turn[mask] < 0).any():
             first = int(np.flatnonzero(mask & (turn < 0))[0])
-            raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")
+            raise LedgerError(
+                f"a sampled token of trajectory {trajectory.id} does not belong to a turn", got=f"token {first}"
+            )
         if not (possible := np.isfinite(logprobs) & (logprobs <= 0)).all():
             raise TrainingError(
-                f"a sampled token of trajectory {trajectory.id} has no log-probability",
+                f"a sampled token of trajectory {trajectory.id} has no valid log-probability",
                 got=logprobs[~possible][0],
-                expected="a finite number of 0 at most",
+                expected="a finite number that is at most 0",
                 hint="use an engine that returns log-probabilities",
             )
         scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routed_experts if routes else None)
@@ -245,7 +248,7 @@ def _trained_tokens(
 
 
 def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
-    """Mark the tokens of a sequence that train: those sampled in it, or written by an expert in it: bool [T]."""
+    """Mark the tokens of a sequence that train, sampled or written by an expert: bool [T]; shared tokens do not."""
     if not by_expert:
         return sequence.loss_mask
     mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)
@@ -254,10 +257,10 @@ def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.
 
 
 def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> list[list[int]]:
-    """Indices of sequences in `count` parts of nearly equal numbers of groups, in random order.
+    """Split the sequences into `count` parts with nearly equal numbers of groups, in random order; return indices.
 
-    Groups stay whole, so that a mean over a group's tokens means what it says; with fewer groups than parts,
-    trajectories stay whole. Fewer parts come back only if there are not enough trajectories either.
+    Groups stay whole, so that a mean over a group's tokens is over the whole group. With fewer groups than parts, only
+    trajectories stay whole. With fewer trajectories than parts, fewer parts are returned.
     """
     groups = [batch.trajectory_group[trajectory] for trajectory in batch.sequence_trajectory]
     units = groups if len(set(groups)) >= count else list(batch.sequence_trajectory)
@@ -276,27 +279,27 @@ def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> li
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The trajectories that train, and counts of what was left out."""
+    """The trajectories that train, and counts of those that do not."""
 
     trajectories: tuple[Trajectory, ...]
     infrastructure: int
-    """Left out: the machinery failed, or the episode has no outcome yet."""
+    """Number of trajectories skipped because the infrastructure failed or the episode has no outcome yet."""
     unscored: int
-    """Left out: no reward could be given. Not the same as a reward of 0."""
+    """Number of trajectories skipped because they have no reward (which is not the same as a reward of 0)."""
     lone_groups: int
-    """Groups left out: one valid member only, which cannot be compared with anything."""
+    """Number of groups skipped because they have only one valid member, so that nothing can be compared."""
 
 
 class NothingToTrain(TrainingError):
-    """A step without a trajectory that could train."""
+    """A step without a trajectory that can train."""
 
 
 def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selection:
-    """Keep what has a reward that says something about the policy; with `compare_groups`, in groups of two or more.
+    """Select trajectories with a valid outcome and a reward; with `compare_groups`, only in groups of two or more.
 
     Raises:
-        TrainingError: a reward is not a number, or too large.
-        NothingToTrain: nothing is left.
+        TrainingError: a reward is not finite, or is too large.
+        NothingToTrain: no selected trajectory has a sampled token.
     """
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     scored = [t for t in ended if t.reward is not None]
@@ -318,7 +321,7 @@ def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selec
             f"{selection.unscored} without a reward, {selection.lone_groups} groups of one, "
             f"{len(kept)} without a sampled token ({_ends(kept)})",
             expected="sampled tokens in groups of two or more" if compare_groups else "sampled tokens and a reward",
-            hint="where prompts leave no room for an answer, raise agent.max_tokens" if kept else None,
+            hint="if prompts leave no room for an answer, raise agent.max_tokens" if kept else None,
         )
     return selection
 

@@ -1,4 +1,4 @@
-"""Models and training states as files; a copy of a state may be written while training goes on."""
+"""Models and training states as files; a copy of a state can be written while training continues."""
 
 from __future__ import annotations
 
@@ -36,41 +36,41 @@ PARTS = {
     PROCESS_REWARD: "trainer.process_reward",
     REFERENCE: "algorithm.reference.refresh_every",
 }
-"""The settings that ask for them."""
+"""Config keys that create the signals whose state is saved, by signal."""
 
 
 class SignalState(Protocol):
-    """State of a signal's model, with its weights, because no model folder holds them."""
+    """State of a signal's model, including its weights, which no model folder holds."""
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Give everything as tensors by name."""
+        """Return the whole state as tensors by name."""
 
-    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
+    def allocate_state(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Allocate tensors for a saved state with these names."""
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
+        """Load the tensors of `allocate_state` after they have been filled."""
 
 
 class TrainerState:
-    """State of the policy's optimizer and of the signals that have any, by name."""
+    """State of the policy's optimizer and of the signals with a trainable model."""
 
     def __init__(self, policy: PolicyOptimizer, signals: Mapping[str, SignalState | None]) -> None:
         self._policy = policy
         self._signals = {name: part for name, part in signals.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the policy's state with the signals' tensors by name."""
+        """Return the policy's state with the signals' tensors by name."""
         return {**self._policy.state_dict(), **{name: part.named_state() for name, part in self._signals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the tensors are copied, and sharded as the models are.
+        """Restore a state from `state_dict`; tensors are copied, and sharded like the models.
 
         Raises:
-            UsageError: the state is of another optimizer or signal, or there is one on one side only.
+            UsageError: the state is from another optimizer or signal, or only one side has a signal.
         """
         saved: dict[str, dict[str, torch.Tensor]] = {name: state.get(name, {}) for name in PARTS}
-        rooms = {name: self._room(name, list(own)) for name, own in saved.items()}
+        rooms = {name: self._allocate(name, list(own)) for name, own in saved.items()}
         self._policy.load_state_dict({name: part for name, part in state.items() if name not in PARTS})
         with torch.no_grad():
             for name, room in rooms.items():
@@ -79,7 +79,7 @@ class TrainerState:
         self._load(rooms)
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """All tensors by name; a signal's behind its own, as in ``critic/``."""
+        """Return all tensors by name; those of a signal have its name as prefix, such as ``critic/``."""
         return {
             **self._policy.named_state(),
             **{
@@ -89,29 +89,29 @@ class TrainerState:
             },
         }
 
-    def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
-        policy, parts = _divided(dict.fromkeys(names))
-        rooms = {name: self._room(name, list(own)) for name, own in parts.items()}
+    def allocate_state(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Allocate tensors for a saved state with these names."""
+        policy, parts = _split_state(dict.fromkeys(names))
+        rooms = {name: self._allocate(name, list(own)) for name, own in parts.items()}
         return {
-            **self._policy.room_for(policy),
+            **self._policy.allocate_state(policy),
             **{f"{name}/{key}": tensor for name, room in rooms.items() for key, tensor in room.items()},
         }
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
-        policy, parts = _divided(state)
+        """Load the tensors of `allocate_state` after they have been filled."""
+        policy, parts = _split_state(state)
         self._policy.load_named_state(policy)
         self._load(parts)
 
-    def _room(self, name: str, keys: list[str]) -> dict[str, torch.Tensor]:
+    def _allocate(self, name: str, keys: list[str]) -> dict[str, torch.Tensor]:
         if name in self._signals:
-            return self._signals[name].room_for(keys)
+            return self._signals[name].allocate_state(keys)
         if keys:
             raise UsageError(
-                f"the checkpoint holds a {name.replace('_', ' ')}",
+                f"the checkpoint contains a {name.replace('_', ' ')}",
                 got=f"no {PARTS[name]}",
-                hint=f"set {PARTS[name]} as the run had it",
+                hint=f"set {PARTS[name]} to the run's value",
             )
         return {}
 
@@ -120,8 +120,8 @@ class TrainerState:
             part.load_named_state(states[name])
 
 
-def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
-    """Divide a state into the policy's and each signal's, whose names then have no prefix."""
+def _split_state(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
+    """Split a state into the policy's and each signal's; remove the signals' prefixes from names."""
     parts: dict[str, dict[str, T]] = {name: {} for name in PARTS}
     policy: dict[str, T] = {}
     for name, value in named.items():
@@ -133,10 +133,10 @@ def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, 
     return policy, parts
 
 
-ALONE = "trainer.pt"
-SHARED = "trainer"
+STATE_FILE = "trainer.pt"
+STATE_FOLDER = "trainer"
 _PROGRESS = "progress"
-"""Stands before the names of what is no part of the optimizer."""
+"""Prefix of the names of values that do not belong to an optimizer or signal."""
 
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
@@ -152,7 +152,7 @@ def save_model_folder(
 ) -> None:
     """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
 
-    `weights` are the model's tensors in one piece, where the model itself holds a part of them only.
+    `weights` are the whole tensors, if the model itself holds only shards.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
@@ -169,7 +169,7 @@ def save_adapter_folder(
     *,
     trained: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write an adapter's trained tensors as peft does, with the config of its base, tokenizer and image processor."""
+    """Write an adapter's trained tensors in peft's format, with the base's config, tokenizer and image processor."""
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
         save_adapter(model, trained, folder)
@@ -180,7 +180,7 @@ def save_adapter_folder(
 def save_base_folder(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
 ) -> None:
-    """Write config, tokenizer and image processor of the base of several adapters, whose folders lie in this one."""
+    """Write the base's config, tokenizer and image processor to the folder that contains several adapters' folders."""
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
         model.config.save_pretrained(folder)
@@ -194,15 +194,15 @@ def _save_processors(tokenizer: PreTrainedTokenizerBase, folder: Path, images: I
 
 
 def whole_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of whole tensors; an embedding that is the head under one name only, as loaders expect."""
+    """Copy whole tensors to the CPU; keep tied weights under one name only, as loaders expect."""
     first, every = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
     return {name: weights[name].to("cpu", copy=True) for name in weights if name in first or name not in every}
 
 
 def _save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | None) -> None:
     try:
-        save(dict(state), storage_writer=FileSystemWriter(folder / SHARED), process_group=group)
-    except CheckpointException as error:  # on all ranks, with what each of them met
+        save(dict(state), storage_writer=FileSystemWriter(folder / STATE_FOLDER), process_group=group)
+    except CheckpointException as error:  # raised on all ranks, with the failures of each
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError):
                 raise failure from error
@@ -216,14 +216,14 @@ def save_state(state: Mapping[str, Any], path: Path) -> None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, tensors on the CPU."""
+    """Read a state that `save_state` wrote, with its tensors on the CPU."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Bring back the system's own error (a full disk) where a library hides it in its own."""
+    """Raise the operating system's error (such as a full disk) where a library wraps it in its own."""
     try:
         yield
     except SafetensorError as error:
@@ -239,13 +239,13 @@ def system_errors() -> Iterator[None]:
 
 
 COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
-"""Calls of rank 0 on the others."""
+"""Names of calls that rank 0 makes on the other ranks."""
 
 
 class TrainerCheckpoint:
-    """Writes and reads what a resumed run needs, besides the weights, to go on bit for bit.
+    """Storage of the state, besides the weights, that a run needs to resume bit for bit.
 
-    `progress` gives the values that are saved with the state of the models, and `restore` takes those of a checkpoint.
+    `progress` returns the values that are saved with the models' state; `restore` loads them from a checkpoint.
     """
 
     def __init__(
@@ -260,75 +260,82 @@ class TrainerCheckpoint:
         self._thread: threading.Thread | None = None
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on the other ranks, by name."""
+        """Return the calls that rank 0 makes on the other ranks, by name."""
         calls = {"save": self._save, "load": self._load}
         return {**calls, COPY: self._copy, WRITE: self._write_in_thread, FINISH: self._finish}
 
     def save(self, folder: Path) -> None:
-        """Write the state into an existing folder; every rank writes its own part.
+        """Write the state to an existing folder; every rank writes its own part.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the state cannot be written.
             TrainingError: a rank was lost.
         """
         with self._ranks.broadcast_call("save", folder):
             self._save(folder)
 
     def _save(self, folder: Path) -> None:
-        if self._ranks.are_many:
+        if self._ranks.is_distributed:
             _save_shared(self._everything(), folder, self._ranks.control)
         else:
-            save_state(self._everything(), folder / ALONE)
+            save_state(self._everything(), folder / STATE_FILE)
 
     def _everything(self) -> dict[str, Any]:
         progress = self._progress()
-        if not self._ranks.are_many:
+        if not self._ranks.is_distributed:
             return {"optimizer": self.state.state_dict(), **progress}
         values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
         return {**self.state.named_state(), **values}
 
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote with any number of ranks, after the weights were loaded.
+        """Restore a state that any number of ranks saved; the weights must be loaded first.
 
         Raises:
-            UsageError: the state is of another optimizer.
+            UsageError: the state is from another optimizer or signal.
             TrainingError: a rank was lost.
         """
         with self._ranks.broadcast_call("load", folder):
             self._load(folder)
 
     def _load(self, folder: Path) -> None:
-        if (folder / ALONE).is_file():
-            alone = load_state(folder / ALONE)
-            self.state.load_state_dict(alone.pop("optimizer"))
-            self._restore(alone)
+        if (folder / STATE_FILE).is_file():
+            saved_state = load_state(folder / STATE_FILE)
+            self.state.load_state_dict(saved_state.pop("optimizer"))
+            self._restore(saved_state)
             return
-        reader = FileSystemReader(folder / SHARED)
+        reader = FileSystemReader(folder / STATE_FOLDER)
         saved = reader.read_metadata().state_dict_metadata
-        state = self.state.room_for(name for name in saved if not name.startswith(f"{_PROGRESS}/"))
+        state = self.state.allocate_state(name for name in saved if not name.startswith(f"{_PROGRESS}/"))
         room = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in self._progress().items()}
         values = {name: value for name, value in room.items() if name in saved}
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant, in one process
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended in one process
             ranks = self._ranks
-            load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+            load(
+                {**state, **values},
+                storage_reader=reader,
+                process_group=ranks.control,
+                no_dist=not ranks.is_distributed,
+            )
         self.state.load_named_state(state)
         self._restore({name.removeprefix(f"{_PROGRESS}/"): value for name, value in values.items()})
 
     def copy(self) -> Callable[[Path], None]:
-        """Copy what `save` writes; gives what writes the copy, from a thread while training goes on."""
+        """Copy the state; return a function that writes the copy to a folder, for a thread while training continues."""
         with self._ranks.broadcast_call(COPY):
             self._copy()
         return self._write
 
     def _copy(self) -> None:
-        self._copy_of_state = _copied(self._everything())
+        self._copy_of_state = _copy_to_cpu(self._everything())
 
     def _write(self, folder: Path) -> None:
-        if not self._ranks.are_many:
-            save_state(self._copy_of_state, folder / ALONE)
+        if not self._ranks.is_distributed:
+            save_state(self._copy_of_state, folder / STATE_FILE)
             return
-        with self._ranks.broadcast_call(WRITE, folder):  # waits for a step to end; the others write during theirs, too
+        with self._ranks.broadcast_call(
+            WRITE, folder
+        ):  # waits for a step to end; other ranks write during the next steps, too
             pass
         try:
             _save_shared(self._copy_of_state, folder, self._ranks.background)
@@ -338,7 +345,7 @@ class TrainerCheckpoint:
 
     def _write_in_thread(self, folder: Path) -> None:
         def write() -> None:
-            with contextlib.suppress(OSError):  # rank 0 gets it as well, and says so
+            with contextlib.suppress(OSError):  # rank 0 gets the error as well, and reports it
                 _save_shared(self._copy_of_state, folder, self._ranks.background)
 
         self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
@@ -350,12 +357,12 @@ class TrainerCheckpoint:
         self._thread, self._copy_of_state = None, {}
 
 
-def _copied(value: Any) -> Any:
-    """Nested data with copies of its tensors, in the CPU's memory; a tensor in shards stays in shards."""
+def _copy_to_cpu(value: Any) -> Any:
+    """Copy nested data, with its tensors in the CPU's memory; sharded tensors remain sharded."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {name: _copied(item) for name, item in value.items()}
+        return {name: _copy_to_cpu(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(_copy_to_cpu(item) for item in value)
     return value

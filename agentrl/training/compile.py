@@ -1,9 +1,8 @@
-"""Liger's kernels (https://arxiv.org/abs/2410.10989) in place of a model's norms, rotary positions and feed-forward.
+"""Faster and smaller passes of a model: Liger kernels, torch.compile and gradient checkpointing.
 
-The output head stays agentrl's own, which never makes a tensor of [tokens, vocabulary]. Liger also replaces parts of
-models of the same type that are made later in this process.
-
-Layers may also be compiled by torch.compile, and recompute activations in the backward pass (gradient checkpointing).
+Liger's kernels (https://arxiv.org/abs/2410.10989) replace a model's norms, rotary embeddings and feed-forward parts.
+The output head remains agentrl's own, which never makes a tensor of [tokens, vocabulary]. Liger also patches models of
+the same type that are made later in this process.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from agentrl.training.forward.tree_attention import ATTENTION, has_flash, tree_a
 
 LIGER = Extra(name="gpu", module="liger_kernel")
 LEFT_OUT = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-"""Liger's own losses, which would take the place of the head."""
+"""Liger's own losses, which would replace agentrl's output head."""
 
 
 def use_liger(model: PreTrainedModel) -> None:
-    """Put Liger's kernels into a model; weights and their names stay.
+    """Replace parts of a model by Liger's kernels; weights and their names do not change.
 
     Raises:
         ConfigError: the model is not on a GPU, or Liger has no kernels for its type.
@@ -39,7 +38,7 @@ def use_liger(model: PreTrainedModel) -> None:
     """
     if model.device.type != "cuda":
         raise ConfigError(
-            "trainer.kernels liger needs a GPU",
+            "trainer.kernels=liger needs a GPU",
             got=f"a model on {model.device}",
             expected="a model on CUDA or ROCm",
             hint="set trainer.kernels=torch",
@@ -59,11 +58,11 @@ BACKEND = "inductor"
 
 
 def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: str = BACKEND) -> None:
-    """Let a model's layers be compiled when they first compute, if the config says so; names and weights stay. Liger's
-    kernels, if the config says so, come first.
+    """Apply ``trainer.kernels``: Liger's kernels, or compilation of a model's layers at their first call.
 
-    Attention over packed rows is left as it is, which splits a layer in two. Where layers are computed again in the
-    backward pass, their parts are compiled instead of them: the split must lie within what is checkpointed.
+    Weights and their names do not change. Attention over packed rows is not compiled, which splits a layer in two. With
+    gradient checkpointing, the parts of layers are compiled instead of whole layers, so that this split lies within the
+    checkpointed function.
     """
     if config.kernels == "liger":
         use_liger(model)
@@ -84,26 +83,26 @@ _ATEN = (
     "_scaled_dot_product_cudnn_attention",
     "_flash_attention_forward",
 )
-"""Attention as torch computes it; what grows with the square of the length."""
+"""Torch's attention operators, whose cost grows with the square of the length."""
 _FUNCTION = "_gradient_checkpointing_func"
 
 
 @contextmanager
-def gradients_recomputed(model: PreTrainedModel, *, enabled: bool | Checkpointing) -> Iterator[None]:
-    """Recompute activations in backward passes inside the block, if `enabled`; the model is left in `eval` mode.
+def checkpoint_activations(model: PreTrainedModel, *, enabled: bool | Checkpointing) -> Iterator[None]:
+    """Recompute activations in backward passes in this block, if `enabled`; leave the model in `eval` mode.
 
-    Layers recompute only in training mode. Dropout is off in models that `load_model` gives, so that the mode changes
-    no number.
+    Layers recompute only in training mode. Models from `load_model` have no dropout, so the mode does not change
+    results.
     """
     if not enabled:
         yield
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if enabled == "selective":
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy(_kept()))
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _policy(_saved_operators()))
     _switch(model, "enable")(options)
     if enabled == "offload":
-        _keep_on_cpu(model)
+        _offload_activations(model)
     model.train()
     try:
         yield
@@ -113,37 +112,37 @@ def gradients_recomputed(model: PreTrainedModel, *, enabled: bool | Checkpointin
 
 
 def _switch(model: PreTrainedModel, verb: str) -> Callable[..., None]:
-    """Transformers 5 calls it activation checkpointing, transformers 4 gradient checkpointing."""
+    """Return the method that enables or disables checkpointing; its name differs between transformers 4 and 5."""
     name = f"activation_checkpointing_{verb}"
     switch: Callable[..., None] = getattr(model, name if hasattr(model, name) else f"gradient_checkpointing_{verb}")
     return switch
 
 
-def _kept() -> frozenset[Any]:
-    """Operators whose results are kept: attention, where this torch and the installed kernels have it."""
+def _saved_operators() -> frozenset[Any]:
+    """Find the operators whose results are saved: attention, as far as torch and the installed kernels have it."""
     if has_flash(torch.bfloat16):
         importlib.import_module("flash_attn")
-    named = [getattr(getattr(torch.ops.aten, name, None), "default", None) for name in _ATEN]
+    aten = [getattr(getattr(torch.ops.aten, name, None), "default", None) for name in _ATEN]
     packed = getattr(getattr(torch.ops, "flash_attn", None), "_flash_attn_varlen_forward", None)
     flex = getattr(torch.ops.higher_order, "flex_attention", None)
-    return frozenset(found for found in (*named, getattr(packed, "default", None), flex) if found is not None)
+    return frozenset(found for found in (*aten, getattr(packed, "default", None), flex) if found is not None)
 
 
-def _policy(kept: frozenset[Any]) -> Callable[..., CheckpointPolicy]:
+def _policy(saved: frozenset[Any]) -> Callable[..., CheckpointPolicy]:
     def decide(context: Any, operator: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operator in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        return CheckpointPolicy.MUST_SAVE if operator in saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return decide
 
 
-def _keep_on_cpu(model: PreTrainedModel) -> None:
-    """Let what layers keep for the backward pass wait in the CPU's memory."""
+def _offload_activations(model: PreTrainedModel) -> None:
+    """Keep the activations that layers save for the backward pass in the CPU's memory."""
     pinned = model.device.type == "cuda"
     for module in model.modules():
         if hasattr(module, _FUNCTION):
-            setattr(module, _FUNCTION, functools.partial(_kept_on_cpu, getattr(module, _FUNCTION), pinned))
+            setattr(module, _FUNCTION, functools.partial(_checkpoint_on_cpu, getattr(module, _FUNCTION), pinned))
 
 
-def _kept_on_cpu(checkpoint: Callable[..., Any], pinned: bool, *arguments: Any, **options: Any) -> Any:
+def _checkpoint_on_cpu(checkpoint: Callable[..., Any], pinned: bool, *arguments: Any, **options: Any) -> Any:
     with save_on_cpu(pin_memory=pinned):
         return checkpoint(*arguments, **options)

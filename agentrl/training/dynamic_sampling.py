@@ -1,6 +1,6 @@
-"""Dynamic sampling: which groups are worth training on, by what the run's own estimator compares.
+"""Dynamic sampling: selection of the groups in which the run's estimator finds differences.
 
-Rewards are taken as they are before ``algorithm.shaping``: a penalty for length is not what makes a task worth trying.
+It uses the rewards before ``algorithm.shaping``: a length penalty alone does not make a group worth training on.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learner:
-    """What learns from a group: the policy, or one of several adapters."""
+class GroupLearner:
+    """GroupLearner of a group: the policy, or one of several adapters."""
 
     algorithm: AlgorithmConfig
     roles: Set[str] | None = None
-    """Roles that train it; all of them when left out."""
+    """Roles whose tokens train it; ``None`` means all."""
 
 
 class DynamicSampling:
-    """Rule that decides which groups teach at least one learner anything.
+    """Test if at least one learner can learn from a group.
 
     Args:
         learners: The policy, or the adapters that learn.
 
     Raises:
-        ConfigError: options that an estimator does not take.
+        ConfigError: an estimator does not take an option.
     """
 
-    def __init__(self, learners: Iterable[Learner]) -> None:
+    def __init__(self, learners: Iterable[GroupLearner]) -> None:
         self._objectives = [(Objective(learner.algorithm), learner.roles) for learner in learners]
         self._shaping = RewardShaping({}, max_tokens=1)
 
     def teaches(self, trajectories: Sequence[Trajectory], extras: StepExtras | None = None) -> bool:
-        """Return True if an estimator tells the episodes of a group apart; failed ones may be among them.
+        """Return True if an estimator tells the episodes of a group apart; failed episodes are skipped.
 
         Raises:
             TrainingError: an estimator failed.
@@ -75,7 +75,7 @@ class DynamicSampling:
 
 
 def _turn_of_tokens(trajectory: Trajectory, *, by_expert: bool) -> torch.Tensor:
-    """Return the number of the turn, within the episode, of each token that trains: int64 [tokens]."""
+    """Return the turn, counted within the episode, of each token that trains: int64 [tokens]."""
     order = {id(turn): number for number, turn in enumerate(trajectory.turns)}
     counts = torch.zeros(len(order), dtype=torch.int64)
     for sequence in trajectory.sequences:

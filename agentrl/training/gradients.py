@@ -1,7 +1,7 @@
-"""An update's loss and gradient: the values that losses read of each token, and their sum over micro-batches.
+"""The loss and gradient of an update: the inputs of losses for each token, and the sum over micro-batches.
 
-A sequence whose tokens all have advantage 0 changes no gradient: it skips the forward pass, but still counts in the
-denominators of the loss. Where no sequence has a gradient, all are computed: the metrics of a step are never empty.
+A sequence whose tokens all have advantage 0 has no gradient: it skips the forward pass, but still counts in the
+denominators of the loss. If no sequence has a gradient, all are computed, so that a step always has metrics.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from agentrl.training.signals.base import SignalUpdates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenValues:
-    """Numbers of a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
+    """Values of a step's sampled tokens in addition to the batch, on the model's device; float32 [tokens] each."""
 
     advantage: torch.Tensor
     episode_return: torch.Tensor
     behaviour_logp: torch.Tensor
     trainer_logp: torch.Tensor
-    """log-probabilities of the trainer before the first update; NaN where the first forward pass will fill it in."""
+    """Log-probabilities of the trainer before the first update; NaN where the first forward pass will fill them in."""
     version: torch.Tensor
     """Weight version that sampled each token: int32."""
     step_version: int
     reference_logp: torch.Tensor | None = None
     teacher_logp: torch.Tensor | None = None
     teacher_top_ids: torch.Tensor | None = None
-    """What a teacher finds most probable in each token's place: int64 [tokens, k]."""
+    """The teacher's most probable tokens at each position: int64 [tokens, k]."""
     teacher_top_logp: torch.Tensor | None = None
-    """float32 [tokens, k]."""
+    """Log-probabilities of `teacher_top_ids` under the teacher: float32 [tokens, k]."""
     expert: torch.Tensor | None = None
-    """Bool: an expert wrote the token, and its `behaviour_logp` means nothing."""
+    """Mask of tokens that an expert wrote, whose `behaviour_logp` has no meaning: bool."""
     entropy: torch.Tensor | None = None
-    """Before the first update; only where something looks ahead."""
+    """Entropy before the first update; ``None`` unless the objective looks ahead."""
     sample_counts: torch.Tensor | None = None
-    """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
+    """Number of times that each trajectory was drawn: int64 [trajectories], on the CPU; ``None`` means once."""
     seed: int = 0
 
     def draw(self, update: int) -> int:
-        """Seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
+        """Derive the seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
         return random.Random(f"{self.seed} {self.step_version} {update}").getrandbits(63)
 
 
@@ -67,15 +67,16 @@ def token_values(
     seed: int,
     policy_learns: bool,
 ) -> TokenValues:
-    """Gather the values, and score pi_old where the first update's forward pass cannot give it.
+    """Collect the values, and score pi_old where the first update's forward pass cannot provide it.
 
-    Where the policy does not learn, because signals' models train alone, one pass reads everything.
+    If the policy does not learn, because only the signals' models train, its single forward pass provides all
+    log-probabilities.
     """
     device, teacher = policy.model.device, batch.teacher
     returns = batch.episodes.returns
     trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
     entropy = torch.full_like(trainer_logp, math.nan) if objective.looks_ahead else None
-    if needed := _scored_before(batch, objective, policy_learns=policy_learns):
+    if needed := _sequences_to_score(batch, objective, policy_learns=policy_learns):
         sequences = [batch.sequences[i] for i in needed]
         scores = policy.logprobs(sequences, temperature=batch.temperature, pad_id=batch.pad_id)
         where = batch.token_index(needed).to(device)
@@ -100,8 +101,8 @@ def token_values(
     )
 
 
-def _scored_before(batch: StepBatch, objective: Objective, *, policy_learns: bool) -> list[int]:
-    """The sequences whose log-probabilities must be known before the first update."""
+def _sequences_to_score(batch: StepBatch, objective: Objective, *, policy_learns: bool) -> list[int]:
+    """Find the sequences whose log-probabilities must be known before the first update."""
     if not objective.looks_ahead and (objective.proximal != "trainer" or not policy_learns):
         return []
     free = set() if objective.looks_ahead else set(batch.parts[0])
@@ -111,9 +112,10 @@ def _scored_before(batch: StepBatch, objective: Objective, *, policy_learns: boo
 def token_shares(
     objective: Objective, owners: TokenOwners, index: torch.Tensor, sample_counts: torch.Tensor | None
 ) -> torch.Tensor:
-    """Weight each token of a step, with 0 for those outside `index`, int64 [selected]: float32 [tokens].
+    """Compute the weight of each token of a step in the loss: float32 [tokens].
 
-    A trajectory that was drawn twice (`sample_counts`: int64 [trajectories]) counts as two.
+    Tokens outside `index`, int64 [selected], have weight 0. A trajectory that was drawn twice (`sample_counts`: int64
+    [trajectories]) counts as two.
     """
     shares = torch.zeros(owners.sequence.numel())
     if sample_counts is None:
@@ -129,10 +131,10 @@ def token_shares(
 
 
 class GradientPass:
-    """Computes the gradients of a step's updates; the caller applies them.
+    """Computation of the gradients of a step's updates; the caller applies them.
 
-    The first update fills in `values.trainer_logp`. The loss of `joint` is added to the policy's. Without `learns` no
-    parameter gets a gradient, and only the metrics are computed.
+    The first update fills in `values.trainer_logp`. The loss of `joint` is added to the policy's. If `learns` is False,
+    no parameter gets a gradient, and only the metrics are computed.
     """
 
     def __init__(
@@ -148,24 +150,26 @@ class GradientPass:
     ) -> None:
         self.tally = SumsByName()
         self.kl_old = 0.0
-        """Of the policy to pi_old, over the last update's tokens."""
+        """KL of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
         self.model, self._policy, self._objective, self._hooks = policy.model, policy, objective, hooks
         self.batch, self._values = batch, values
         self._tokens: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
-        self._needs_grad = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
+        self._needs_grad = [learns and own for own in needs_gradient(objective, batch, values.advantage)]
         self._joint, self._head_parameters = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self.before: dict[str, Any] = {}
-        """What repeats the last update, besides model, objective and batch, as plain types and tensors."""
+        """Inputs of the last update, besides model, objective and batch, as plain types and tensors: enough to repeat
+        it.
+        """
         self.loss = 0.0
         self._kept: torch.Tensor | None = None
         self._chosen: torch.Tensor | None = None
 
     def accumulate(self, part: list[int]) -> float:
-        """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
+        """Add the gradient of one update's loss, over the sequences `part`; return the loss."""
         self.before = self._snapshot(part)
-        index = self._looked_over(part) if self._objective.looks_ahead else self.batch.token_index(part)
+        index = self._select_tokens(part) if self._objective.looks_ahead else self.batch.token_index(part)
         weights = token_shares(self._objective, self.batch.owners, index, self._values.sample_counts).to(
             self.model.device
         )
@@ -179,7 +183,7 @@ class GradientPass:
             hooks=self._hooks,
         )
         self._count_tokens(result.work)
-        self._values.trainer_logp.copy_(self._policy.passes.ranks.filled(self._values.trainer_logp))
+        self._values.trainer_logp.copy_(self._policy.passes.ranks.fill_missing(self._values.trainer_logp))
         self.tally.merge(result.tally)
         self.kl_old = result.tally.means().get("train/kl_old", 0.0)
         self._updates += 1
@@ -187,7 +191,7 @@ class GradientPass:
         return result.loss
 
     def _count_tokens(self, work: Sequence[MicroBatch]) -> None:
-        """Count the tokens that go through the model; parts of a micro-batch that was split repeat its prefixes."""
+        """Count the tokens that go through the model; each part of a split micro-batch repeats the shared prefixes."""
         for part in ([self.batch.sequences[i] for i in micro_batch.sequences] for micro_batch in work):
             self._computed_tokens += self._policy.passes.layout.tokens(part)
             self._read_tokens += sum(len(sequence) for sequence in part)
@@ -208,21 +212,22 @@ class GradientPass:
         }
 
     def means(self) -> dict[str, float]:
-        """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
-        below 0.
+        """Return means over tokens by final name, with the share of tokens that common prefixes saved.
+
+        Padding can make that share negative.
         """
         return {**self.tally.means(), "train/tokens_saved": 1 - self._computed_tokens / self._read_tokens}
 
-    def _looked_over(self, part: list[int]) -> torch.Tensor:
-        """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
+    def _select_tokens(self, part: list[int]) -> torch.Tensor:
+        """Apply filters and the loss's choice to all tokens of an update; return those that train: int64 [selected]."""
         index = self.batch.token_index(part)
         tokens = self._loss_input(part, index.to(self.model.device), self._current(part))
-        kept = self._objective.kept(tokens)
+        kept = self._objective.mark_kept(tokens)
         self.tally.add("train/dropped_share", ~kept)
         if self._objective.masks_tokens:
             corrected = self._objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
             self.tally.add("mismatch/clip_share", corrected.truncated)
-        chosen = self._objective.chosen(tokens.select(kept))
+        chosen = self._objective.choose(tokens.select(kept))
         index, trained = index[kept.cpu()], index.to(kept.device)[kept]
         self._kept = torch.zeros(self.batch.tokens, dtype=torch.bool, device=self.model.device)
         self._kept[trained] = True
@@ -233,7 +238,7 @@ class GradientPass:
         return index
 
     def _current(self, part: list[int]) -> torch.Tensor:
-        """Log pi of the current policy, without gradient: [tokens of the part]."""
+        """Compute log pi of the current policy, without gradient: [tokens of the part]."""
         where = self.batch.token_index(part).to(self.model.device)
         if self._updates == 0 or not self._objective.chooses_tokens:
             return self._values.trainer_logp[where]
@@ -294,13 +299,13 @@ class GradientPass:
         )
 
     def _old_logp(self, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
-        """Log pi_old of some tokens, and the trainer's own filled in where this forward pass is the first."""
+        """Return log pi_old of some tokens; if this forward pass is the first, record it as the trainer's."""
         values = self._values
         own = values.trainer_logp[where]
         own = torch.where(own.isnan(), logp, own)
         values.trainer_logp[where] = own
         match self._objective.proximal:
-            case "trainer":  # of the same weights only rounding can tell them apart, which a loss with a kink shows
+            case "trainer":  # before the first update they differ by rounding only, which a loss with a kink would show
                 return logp if self._updates == 0 else own
             case "behaviour":
                 return values.behaviour_logp[where]
@@ -309,16 +314,16 @@ class GradientPass:
                 return loglinear(logp, mu, values.version[where], old_version=values.step_version)
 
 
-def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
-    """Tell for each sequence if it has a gradient."""
+def needs_gradient(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
+    """Return for each sequence if it has a gradient."""
     if not objective.zero_advantage_is_idle:
         return [True] * len(batch.sequences)
     return [bool(own.any()) for own in torch.split(advantage, batch.lengths)]
 
 
-def sequences_to_read(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
-    """Tell for each sequence if it goes through the model: those that learn, or all if none does or the loss has to
-    choose among the tokens of all of them.
+def needs_forward_pass(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
+    """Return for each sequence if it goes through the model: those with a gradient, or all sequences if none has one or
+    the objective looks ahead.
     """
-    learning = learning_sequences(objective, batch, advantage)
+    learning = needs_gradient(objective, batch, advantage)
     return learning if any(learning) and not objective.looks_ahead else [True] * len(learning)

@@ -1,13 +1,14 @@
-"""Balance among the experts of a mixture, as a part of the loss (https://arxiv.org/abs/2101.03961, equations 4 to 6).
+"""Load-balancing loss of routed experts (Switch Transformers, https://arxiv.org/abs/2101.03961, equations 4 to 6).
 
-With E experts, f_e the share of the assignments of an update's tokens that went to expert e, and P_e the mean
-probability that its router gave it:
+With E experts, f_e the share of an update's token assignments that went to expert e, and P_e the mean probability that
+the router gave expert e:
 
-    L = coefficient * mean over layers of E * sum_e f_e P_e            1 where experts are used equally
+    L = coefficient * mean over layers of E * sum_e f_e P_e            L = coefficient if experts are used equally
 
-f is no function of the weights, and P is a mean over tokens, so L is a sum over tokens once f is known. A pass without
-gradients counts f over the whole update, on all ranks, before its micro-batches add up their parts of P: neither their
-number nor that of ranks changes the gradient. A token that a shared prefix computes once counts for every sequence.
+f has no gradient, and P is a mean over tokens, so L is a sum over tokens once f is known. A pass without gradients
+counts f over the whole update, on all ranks, before the micro-batches add up their parts of P. The gradient therefore
+does not depend on the number of micro-batches or ranks. A token that is computed once for a shared prefix counts once
+for each sequence.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.signals.base import TokenSignal
 
 Routed = tuple[Tensor, Tensor]
-"""A layer's router logits, [tokens, experts], and the experts that it chose, [tokens, chosen]."""
+"""Router logits of a layer, [tokens, experts], and the chosen experts, [tokens, chosen]."""
 
 
-class RouterBalance:
-    """Adds the balance of a model's routers to the losses of an update's micro-batches."""
+class LoadBalancingLoss:
+    """Pass hook that adds the load-balancing loss of a model's routers to the losses of micro-batches."""
 
     def __init__(self, model: PreTrainedModel, coefficient: float) -> None:
         self._routers = routers(model)
@@ -48,9 +49,9 @@ class RouterBalance:
         self._tokens = 0
         if not self._routers:
             raise ConfigError(
-                "trainer.moe.aux_loss_coef is of models with routed experts",
+                "trainer.moe.aux_loss_coef needs a model with routed experts",
                 got=type(model).__name__,
-                expected="a mixture of experts such as Qwen3-MoE, Mixtral or DeepSeek",
+                expected="a mixture-of-experts model such as Qwen3-MoE, Mixtral or DeepSeek",
                 hint="set trainer.moe.aux_loss_coef=0",
             )
 
@@ -61,7 +62,7 @@ class RouterBalance:
         tokens: int,
         tally: SumsByName,
     ) -> None:
-        """Read what learns once more, for what routers do with all of an update's tokens."""
+        """Run an update's trained sequences without gradients, to count the assignments of all their tokens."""
         counts = []
         for part, counted in own:
             with self.record() as routed:
@@ -75,7 +76,7 @@ class RouterBalance:
     def end(
         self, recorded: list[Routed], runner: ModelRunner, sequences: Sequence[ScoredSequence], tally: SumsByName
     ) -> Tensor | None:
-        """Give a micro-batch's part of the balance, where it has a gradient."""
+        """Return a micro-batch's part of the load-balancing loss, if gradients are enabled."""
         if not torch.is_grad_enabled():
             return None
         layout = runner.passes.layout
@@ -84,9 +85,9 @@ class RouterBalance:
 
     @contextmanager
     def record(self) -> Iterator[list[Routed]]:
-        """Record what the routers do inside the block, layer after layer."""
+        """Record the routers' outputs in this block and thread, layer after layer."""
         found: list[Routed] = []
-        thread = threading.get_ident()  # a lane of several
+        thread = threading.get_ident()  # other worker threads run the same modules
 
         def record(module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
             if threading.get_ident() == thread:
@@ -100,10 +101,15 @@ class RouterBalance:
                 hook.remove()
 
     def count(self, counts: Sequence[Tensor], tokens: int, ranks: Ranks) -> Tensor | None:
-        """Add up the `assignments` of an update's micro-batches over all ranks, whose sequences have so many tokens.
+        """Add up the `assignments` of an update's micro-batches over all ranks.
+
+        Args:
+            counts: Assignments of this rank's micro-batches.
+            tokens: Number of tokens of the update's sequences.
+            ranks: Ranks that train together.
 
         Returns:
-            How much the busiest expert of each layer has to do, 1 where all have the same: [layers].
+            Load of the busiest expert of each layer, relative to an equal load: [layers].
         """
         everyone = ranks.collect([own.cpu() for own in counts])
         self._tokens = tokens
@@ -114,7 +120,7 @@ class RouterBalance:
         return self._shares.amax(1) * self._shares.shape[1]
 
     def part(self, routed: Sequence[Routed], weights: Tensor) -> Tensor:
-        """Compute a micro-batch's part of the loss from what `record` gave and the weight of each token, [tokens]."""
+        """Compute a micro-batch's part of the loss from the recorded routing and the weight of each token, [tokens]."""
         assert self._shares is not None
         total = routed[0][0].new_zeros((), dtype=torch.float32)
         for (logits, _), shares in zip(routed, self._shares.float().to(weights.device), strict=True):
@@ -124,7 +130,7 @@ class RouterBalance:
 
 
 def assignments(routed: Sequence[Routed], weights: Tensor) -> Tensor:
-    """Count the tokens that each expert of each layer was given: float64 [layers, experts]."""
+    """Count the tokens assigned to each expert of each layer: float64 [layers, experts]."""
     counts = [logits.new_zeros(logits.shape[-1], dtype=torch.float64) for logits, _ in routed]
     for found, (_, chosen) in zip(counts, routed, strict=True):
         found.scatter_add_(0, chosen.flatten(), weights.double().repeat_interleave(chosen.shape[-1]))
@@ -132,7 +138,7 @@ def assignments(routed: Sequence[Routed], weights: Tensor) -> Tensor:
 
 
 def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: torch.device) -> Tensor:
-    """How many sequences each token stands for that a micro-batch computes here, padding for none: float32 [tokens]."""
+    """Count the sequences that share each token of this rank's micro-batch part, 0 for padding: float32 [tokens]."""
     if layout.packed:
         row = pack(sequences, share=layout.share)
         weights = torch.bincount(torch.cat(list(row.places)), minlength=row.input_ids.numel())[None]
@@ -140,13 +146,13 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
         lengths = torch.tensor([len(sequence) for sequence in sequences])
         weights = torch.arange(int(lengths.max())) < lengths[:, None]
     if layout.context is not None:
-        longest = layout.context.padded(weights.shape[1])
+        longest = layout.context.padded_length(weights.shape[1])
         weights = functional.pad(weights, (0, longest - weights.shape[1]))[:, layout.context.own(longest)]
     return weights.flatten().float().to(device)
 
 
-class RoutesCount:
-    """Counts where free routing differs from replayed routing, in the first update of a step only."""
+class RoutingDifferences:
+    """Pass hook that counts differences of free and replayed routing, in the first update of a step only."""
 
     def __init__(self, replay: RouterReplay) -> None:
         self._replay, self._updates = replay, 0
@@ -162,13 +168,13 @@ class RoutesCount:
         self._updates += 1
 
     def record(self) -> AbstractContextManager[ReplayCount | None]:
-        """Count inside the block, while the weights are those of the step's start."""
-        return self._replay.counted() if self._updates == 1 else nullcontext()
+        """Count differences in this block, if the weights are those of the step's start."""
+        return self._replay.count_differences() if self._updates == 1 else nullcontext()
 
     def end(
         self, recorded: ReplayCount | None, runner: ModelRunner, sequences: Sequence[ScoredSequence], tally: SumsByName
     ) -> None:
-        """Add the shares of tokens that routers would send elsewhere, and of those whose routes are known."""
+        """Record the share of tokens that free routing would send elsewhere, and the share with known routes."""
         if recorded is None:
             return
         tally.add("mismatch/routed_experts", torch.cat(recorded.differing))
@@ -180,18 +186,18 @@ class RoutesCount:
 def moe_hooks(
     policy: ModelRunner, config: TrainerConfig, *, signals: Iterable[TokenSignal] = ()
 ) -> Callable[[], list[PassHook]]:
-    """Set up what ``trainer.moe`` asks of routed experts: their balance, and replay of the engine's routes.
+    """Set up load balancing and replay of the engine's routes, as ``trainer.moe`` configures them.
 
     Returns:
-        A function that makes the hooks of a step's updates: none for a model without routed experts.
+        A function that makes the hooks of a step's updates; it returns none without these options.
 
     Raises:
-        ConfigError: the model has no routers that are known here.
+        ConfigError: the model has no known routers.
     """
     if config.router_replay:
         policy.replay_routes()
         for signal in signals:
             signal.replay_routes(policy)
-    balance = [RouterBalance(policy.model, config.router_balance)] if config.router_balance else []
+    balance = [LoadBalancingLoss(policy.model, config.router_balance)] if config.router_balance else []
     replay = policy.passes.layout.replay
-    return lambda: [*balance, *([] if replay is None else [RoutesCount(replay)])]
+    return lambda: [*balance, *([] if replay is None else [RoutingDifferences(replay)])]

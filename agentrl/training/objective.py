@@ -1,6 +1,6 @@
-"""The configured algorithm as functions: advantages of a step, which tokens train, and the loss of some of them.
+"""The configured algorithm as functions: advantages of a step, the tokens that train, and their loss.
 
-Functions of a user are among them: what they raise and give back is reported under their names.
+Some functions may be a user's: errors in them, and wrong results, are reported under their names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence
-from agentrl.algorithms.differences import groups_with_advantages, groups_with_rewards_apart, judges_itself
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_different_rewards, uses_own_advantages
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import (
     Input,
@@ -34,19 +34,19 @@ from agentrl.errors import AgentRLError, ConfigError, TrainingError, raised_in
 from agentrl.registry import Kind, lookup
 
 SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
-"""Inputs that signals give; each signal checks its own."""
+"""Inputs that signals provide; each signal checks its own."""
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
-"""What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""
+"""Inputs that `agentrl.training.trainer.Trainer` can provide to estimators, losses and filters."""
 
 
 def _check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
-    """Refuse a function that needs what neither the trainer nor a signal that gives `also` provides."""
+    """Refuse a function that needs an input that neither the trainer nor a signal (`also`) provides."""
     if missing := sorted(needed_inputs(function) - PROVIDED - also):
         raise ConfigError(
-            f"the {kind} {name} needs what this trainer does not have",
+            f"the {kind} {name} needs inputs that this trainer does not have",
             got=f"no {' and no '.join(part.name.lower() for part in missing)}",
             expected=" and ".join(missing),
-            hint="it can be called as a function: see docs/algorithms.md",
+            hint="call it as a function instead: see docs/algorithms.md",
         )
 
 
@@ -59,7 +59,7 @@ def _check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> 
             f"the advantage estimator {config.advantage} compares the members of a group",
             got=f"algorithm.group_size {config.group_size}",
             expected="at least 2",
-            hint="reinforce and reinforce++ compare nothing",
+            hint="reinforce and reinforce++ do not compare episodes",
         )
 
 
@@ -75,14 +75,14 @@ def _check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
         )
     if weighs_behaviour.of(loss) and CorrectionMode(config.correction.mode) is not CorrectionMode.OFF:
         raise ConfigError(
-            f"the loss {config.loss} holds the weight pi_old / mu itself, and a correction would apply it twice",
+            f"the loss {config.loss} already contains the weight pi_old / mu; a correction would apply it twice",
             got=f"algorithm.correction.mode {config.correction.mode}",
             expected="algorithm.correction.mode=off",
         )
 
 
 def _check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: Iterable[Callable[..., Any]]) -> None:
-    """Refuse a source of pi_old with which another part would do nothing, or which spares no forward pass."""
+    """Refuse a source of pi_old that would make a filter or the loss a no-op, or that saves no forward pass."""
     proximal = config.correction.proximal
     if proximal == "trainer":
         return
@@ -91,36 +91,36 @@ def _check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: 
     idle = by_distance or ([config.loss] if weighs_behaviour.of(loss) or (choice is not None and choice.drops) else [])
     if idle:
         raise ConfigError(
-            f"{idle[0]} compares pi_old of the trainer with mu",
+            f"{idle[0]} compares the trainer's pi_old with mu",
             got=f"algorithm.correction.proximal {proximal}",
             expected="algorithm.correction.proximal=trainer",
         )
 
 
 def bind(kind: str, name: str, function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """Bind a function's options, checked; the result takes one argument, and names a user's function when it fails.
+    """Check and bind a function's options; the result takes one argument, and its errors name a user's function.
 
     Raises:
-        ConfigError: no function, one that does not take one argument, or wrong options.
+        ConfigError: `function` is not a function, does not take one argument, or does not accept the options.
     """
     if ":" not in name:
         return functools.partial(function, **check_options(function, options))
     _check_callable(kind, name, function)
-    return _owned(kind, name, functools.partial(function, **check_options(function, options)))
+    return _report_failures(kind, name, functools.partial(function, **check_options(function, options)))
 
 
 def _check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
     if not isinstance(given, TokenLoss):
         raise TrainingError(
-            f"the loss {name} gave no TokenLoss",
+            f"the loss {name} did not return a TokenLoss",
             got=type(given).__name__,
-            expected="agentrl.algorithms.types.unclipped(values), values being one number for each token",
+            expected="agentrl.algorithms.types.unclipped(values), where values has one number for each token",
         )
     for part, found in (("values", given.values), ("clipped", given.clipped)):
         if not isinstance(found, torch.Tensor) or found.shape != tokens.logp.shape:
             raise TrainingError(
-                f"the loss {name} gave {part} of a wrong shape",
-                got=described(found),
+                f"the loss {name} returned {part} of the wrong shape",
+                got=describe_value(found),
                 expected=f"shape {tuple(tokens.logp.shape)}: one for each sampled token, before any mean or sum",
             )
     if tokens.logp.requires_grad and not given.values.requires_grad:
@@ -136,8 +136,8 @@ def _check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
     if isinstance(given, torch.Tensor) and given.dtype is torch.bool and given.shape == shape:
         return given
     raise TrainingError(
-        f"the filter {name} does not say which tokens train",
-        got=described(given),
+        f"the filter {name} did not return a mask of the tokens that train",
+        got=describe_value(given),
         expected=f"a bool tensor of shape {tuple(shape)}",
     )
 
@@ -149,20 +149,20 @@ def _check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
             return numbers
         if bool(given.isfinite().all()):
             raise TrainingError(
-                f"the advantage estimator {name} gave numbers that are too large",
+                f"the advantage estimator {name} returned numbers that are too large",
                 got=f"an advantage of {float(given.abs().max()):g}",
                 expected=f"at most {torch.finfo(torch.float32).max:.3g}, the largest float32",
                 hint="scale the rewards: agent.reward takes weights, and algorithm.shaping.clip bounds returns",
             )
     raise TrainingError(
-        f"the advantage estimator {name} gave unusable numbers",
-        got=described(given),
+        f"the advantage estimator {name} returned unusable numbers",
+        got=describe_value(given),
         expected=f"{tokens} finite numbers, one for each sampled token",
     )
 
 
-def described(given: Any) -> str:
-    """Describe what a user's function gave, for a message."""
+def describe_value(given: Any) -> str:
+    """Describe the return value of a user's function for an error message."""
     if not isinstance(given, torch.Tensor):
         return type(given).__name__
     wrong = int((~given.isfinite()).sum())
@@ -171,43 +171,43 @@ def described(given: Any) -> str:
 
 def _check_callable(kind: str, name: str, function: Any) -> None:
     if not callable(function):
-        raise ConfigError(f"the {kind} {name} is no function", got=type(function).__name__, expected="a function")
+        raise ConfigError(f"the {kind} {name} is not a function", got=type(function).__name__, expected="a function")
     try:
         inspect.signature(function).bind_partial(None)
     except TypeError as error:
         raise ConfigError(
             f"the {kind} {name} cannot be called",
             got=f"{name.rpartition(':')[2]}{inspect.signature(function)}",
-            expected="a function of one argument, with options after an asterisk",
+            expected="a function of one argument, with its options as keyword-only parameters",
             hint="see docs/algorithms.md#your-own",
         ) from error
 
 
-def _owned(kind: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def called(given: Any) -> Any:
+def _report_failures(kind: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(given: Any) -> Any:
         try:
             return function(given)
         except (AgentRLError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # the user's own code may raise anything; the run ends with where it was
+        except Exception as error:  # the user's code may raise anything; the run ends with the place in that code
             got = f"{type(error).__name__}: {error}"
             raise TrainingError(f"the {kind} {name} failed", got=got, hint=raised_in(error)) from error
 
-    return called
+    return call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenObjective:
-    """The parts of the loss of the tokens that train; all [tokens]."""
+    """Parts of the loss of the tokens that train; each [tokens]."""
 
     values: torch.Tensor
     """Policy loss times correction weight, plus KL and entropy terms; carries the gradient."""
     clipped: torch.Tensor
-    """Bool: by the policy loss."""
+    """Mask of tokens that the policy loss clipped: bool."""
     truncated: torch.Tensor
-    """Bool: the correction's weight reached its cap."""
+    """Mask of tokens whose correction weight reached its cap: bool."""
     kl: torch.Tensor | None
-    """To the reference; ``None`` without ``kl_coef``."""
+    """KL to the reference; ``None`` without ``kl_coef``."""
 
 
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
@@ -218,12 +218,12 @@ def learns_from_rewards(config: AlgorithmConfig) -> bool:
 class Objective:
     """Estimator, loss, correction, filters and regularisers of a config, with their options checked.
 
-    With `joint_loss` the policy's passes also compute the loss of a signal.
+    With `joint_loss`, the policy's passes also compute the loss of a signal.
 
     Raises:
-        ConfigError: an option that the chosen functions do not take, or that conflicts with another, or that another
-            part would ignore; functions that need what the trainer does not have.
-        UnknownNameError: no such estimator, loss or filter.
+        ConfigError: the functions do not take an option, an option conflicts with another or would be ignored, or a
+            function needs inputs that the trainer does not have.
+        UnknownNameError: an estimator, loss or filter is not registered.
     """
 
     def __init__(self, config: AlgorithmConfig, *, joint_loss: bool = False) -> None:
@@ -247,30 +247,30 @@ class Objective:
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
         self.compares_groups = compares_group.of(estimator)
-        self._judges_itself = judges_itself(estimator)
+        self._uses_own_advantages = uses_own_advantages(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
-        """Tokens may leave the loss, so that pi_old must be known before anything is counted."""
+        """True if tokens may leave the loss, so that pi_old must be known before the denominators are computed."""
         self.masks_tokens = self._mode.drops_tokens
-        """The correction drops tokens, instead of truncating their weights."""
+        """True if the correction drops tokens instead of truncating their weights."""
         self.chooses_tokens = self._choice is not None and not self._choice.drops
-        """The loss looks at all tokens of an update, under the current policy, before it is computed."""
+        """True if the loss chooses among all tokens of an update, under the current policy, before it is computed."""
         self.uses_entropy = config.entropy_coef != 0
         regularised = config.kl_coef != 0 or self.uses_entropy or joint_loss
         self.zero_advantage_is_idle = advantage_weighted.of(loss) and not regularised
-        """A sequence whose advantages are exactly 0 has no gradient."""
+        """True if a sequence whose advantages are exactly 0 has no gradient."""
 
     @property
     def looks_ahead(self) -> bool:
-        """Something is decided over all tokens of an update before its loss."""
+        """True if filters or the loss must see all tokens of an update before its loss is computed."""
         return self.drops_tokens or self.chooses_tokens
 
     def estimate(self, episodes: EpisodeBatch) -> Estimate:
-        """Advantage of every sampled token, float32 [tokens], and what a critic learns, if there is one.
+        """Compute the advantage of every sampled token, float32 [tokens], and a critic's value targets, if any.
 
         Raises:
-            TrainingError: the estimator gave another shape, or numbers that are not finite.
+            TrainingError: the estimator returned another shape, or numbers that are not finite.
         """
         found = self._estimate(episodes)
         values = _check_advantage(
@@ -282,22 +282,22 @@ class Objective:
         return Estimate(advantage=values, value_target=None if target is None else target.float())
 
     def differing_groups(self, episodes: EpisodeBatch) -> torch.Tensor:
-        """Return in which groups the estimator tells episodes apart: bool [groups]; see `algorithms.differences`.
+        """Mark the groups whose episodes the estimator tells apart: bool [groups]; see `algorithms.differences`.
 
         Raises:
             TrainingError: the estimator failed.
         """
-        if self._judges_itself:
+        if self._uses_own_advantages:
             return groups_with_advantages(self.estimate, episodes)
-        return groups_with_rewards_apart(episodes)
+        return groups_with_different_rewards(episodes)
 
     def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
-        """Train/inference correction of tokens of whole sequences: see `agentrl.algorithms.correction`."""
+        """Compute the train/inference correction of whole sequences' tokens: see `agentrl.algorithms.correction`."""
         settings = self._config.correction
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
-    def kept(self, tokens: LossInput) -> torch.Tensor:
-        """Mark the tokens of an update that train: bool [tokens], from all of them; an expert's always do."""
+    def mark_kept(self, tokens: LossInput) -> torch.Tensor:
+        """Mark the tokens that train among all tokens of an update: bool [tokens]; an expert's tokens always train."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
         for name, keep in self._filters.items():
             kept = kept & _check_kept(name, keep(tokens), tokens)
@@ -307,19 +307,23 @@ class Objective:
             return kept
         return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
 
-    def chosen(self, tokens: LossInput) -> torch.Tensor | None:
-        """Say what the loss chooses among the tokens that train: 0 to 1, [tokens]; ``None`` when it chooses nothing."""
+    def choose(self, tokens: LossInput) -> torch.Tensor | None:
+        """Compute the loss's choice among the tokens that train: 0 to 1, [tokens]; ``None`` if it does not choose."""
         return self._choose(tokens) if self.chooses_tokens else None
 
     def weights(self, owners: TokenOwners) -> torch.Tensor:
-        """Share of each token in the loss of an optimizer step, from all of its tokens: float64 [tokens]."""
+        """Compute the weight of each token in the loss of an optimizer step; needs all its tokens: float64 [tokens]."""
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
     def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        """Loss of the tokens that train, of whole sequences, before aggregation; `entropy` is the policy's: [tokens].
+        """Compute the loss of the tokens that train, before aggregation.
+
+        Args:
+            tokens: Tokens of whole sequences.
+            entropy: Entropy of the policy: [tokens].
 
         Raises:
-            TrainingError: the loss gave something else than one number with a gradient for each token.
+            TrainingError: the loss did not return one number with a gradient for each token.
         """
         policy = self._loss(tokens)
         _check_loss_values(self._config.loss, policy, tokens)
@@ -338,7 +342,7 @@ class Objective:
 
 
 def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable[[LossInput], torch.Tensor]:
-    """The loss's choice, with those of the loss's options that it takes."""
+    """Bind the loss's choice to those of the loss's options that it takes."""
     choice = choice_of(loss)
     if choice is None:
         return lambda tokens: torch.ones_like(tokens.logp, dtype=torch.bool)

@@ -1,7 +1,7 @@
-"""Updates of a model: gradients are clipped, the learning rate follows a schedule, and gradients that are not finite
-change nothing.
+"""Updates of a model: clipped gradients, a learning rate schedule, and no update from gradients that are not finite.
 
-AdamW updates all parameters, or Muon the matrices of blocks; gradient norms are measured by kind of parameter.
+AdamW updates all parameters; alternatively, Muon updates the matrices of blocks and AdamW the rest. Gradient norms are
+measured by group of parameters.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from agentrl.training.distributed.fsdp import is_sharded, mesh_of, sharded_like,
 from agentrl.training.distributed.muon import ShardedMuon
 
 Schedule = TrainerConfig | SFTConfig | PreferencesConfig
-"""A section of a config with ``learning_rate``, ``warmup_steps`` and ``schedule``."""
+"""Config section with ``learning_rate``, ``warmup_steps`` and ``schedule``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSettings:
-    """Numbers of `PolicyOptimizer`; see `agentrl.config.config.TrainerConfig` for each."""
+    """Settings of `PolicyOptimizer`; `agentrl.config.config.TrainerConfig` documents each."""
 
     learning_rate: float
     total_updates: int
@@ -39,14 +39,14 @@ class OptimizerSettings:
     optimizer: Literal["adamw", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
-    """On matrices; vectors (norms, biases) have none."""
+    """Weight decay of matrices; vectors (norms, biases) have none."""
     max_grad_norm: float = 1.0
 
     @classmethod
     def of(
         cls, trainer: TrainerConfig, schedule: Schedule, *, total_updates: int, min_lr_ratio: float = 0.1
     ) -> OptimizerSettings:
-        """Take the settings of a training whose learning rate has a section of its own."""
+        """Take the learning rate from `schedule` and the other settings from `trainer`."""
         adam = trainer.adam or AdamConfig()
         return cls(
             learning_rate=schedule.learning_rate,
@@ -61,7 +61,7 @@ class OptimizerSettings:
         )
 
     def learning_rate_at(self, update: int) -> float:
-        """Learning rate of optimizer step `update`, from 0: linear warm-up, then constant or half a cosine."""
+        """Compute the learning rate of optimizer step `update`, from 0: linear warm-up, then constant or cosine."""
         if update < self.warmup_updates:
             return self.learning_rate * (update + 1) / self.warmup_updates
         if self.schedule == "constant":
@@ -110,7 +110,7 @@ def _block_matrices(model: nn.Module) -> frozenset[str]:
 
 
 def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices, vectors; those that are sharded over other ranks on their own, as they cannot be updated at once."""
+    """Group matrices and vectors; each device mesh has its own groups, as a fused update needs one mesh."""
     kinds: dict[tuple[bool, Any], list[torch.Tensor]] = {}
     for tensor in sorted(tensors, key=lambda tensor: tensor.ndim <= 1):
         kinds.setdefault((tensor.ndim > 1, mesh_of(tensor)), []).append(tensor)
@@ -124,7 +124,7 @@ OTHER = "other"
 
 
 def group_of(name: str) -> str:
-    """The group of a parameter, by its name.
+    """Return the group of a parameter by its name.
 
     >>> group_of("model.layers.0.self_attn.q_proj.weight"), group_of("model.layers.0.self_attn.q_norm.weight")
     ('attention', 'norms')
@@ -149,7 +149,7 @@ def group_of(name: str) -> str:
 
 
 def group_norms(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """2-norm of the gradients of each group, by the names of the parameters; all ranks must ask for it."""
+    """Compute the 2-norm of the gradients of each group of parameters; a collective, if parameters are sharded."""
     members: dict[str, list[torch.Tensor]] = {}
     for name, gradient in gradients.items():
         members.setdefault(group_of(name), []).append(gradient)
@@ -157,9 +157,9 @@ def group_norms(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
 
 
 MASTERS, UPDATES, STEP = "masters", "updates", "step"
-"""Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
+"""Names in a saved state: float32 copies, number of updates, and torch's own count of updates of each parameter."""
 LOSS = "the loss"
-"""Stands among parameters that are not finite for the loss itself."""
+"""Name of the loss among the parameters that are not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,33 +170,35 @@ class Update:
     """Norm of all gradients before clipping."""
     learning_rate: float
     non_finite: tuple[str, ...]
-    """Parameters with a NaN or infinite gradient, or all when only the norm is; if any, nothing was changed."""
+    """Parameters with a NaN or infinite gradient, or all if only the norm is not finite; if any, the update was
+    skipped.
+    """
     group_norms: dict[str, float] = field(default_factory=dict)
-    """Norms before clipping by kind of parameter: `agentrl.training.optimizer`."""
+    """Gradient norms before clipping, by group of parameters (see `group_of`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningProgress:
-    """State of a training that has all its data at the start (demonstrations or pairs), after an optimizer step."""
+    """State of a training on fixed data (demonstrations or pairs) after an optimizer step."""
 
     update: int
-    """From 1."""
+    """Number of the optimizer step, from 1."""
     updates: int
     loss: float
-    """Mean over the step's tokens or pairs, before the step."""
+    """Mean loss over the step's tokens or pairs, before the step."""
     grad_norm: float
     learning_rate: float
     seconds: float
     non_finite: tuple[str, ...] = ()
-    """Parameters whose gradient was not finite; the step changed nothing."""
+    """Parameters whose gradient was not finite; if any, the step changed nothing."""
     extra: dict[str, float] = field(default_factory=dict)
-    """Further numbers, by the last part of their metrics' names: ``{"accuracy": 0.75, "margin": 1.2}``."""
+    """Further numbers by the last part of their metric names: ``{"accuracy": 0.75, "margin": 1.2}``."""
 
     @classmethod
     def after(
         cls, update: Update, *, number: int, updates: int, loss: float, started: float, **extra: float
     ) -> LearningProgress:
-        """Describe the training after an optimizer step; `started` is the start by `time.perf_counter`."""
+        """Make the record of an optimizer step; `started` is the training's start by `time.perf_counter`."""
         return cls(
             update=number,
             updates=updates,
@@ -210,7 +212,7 @@ class LearningProgress:
 
 
 class PolicyOptimizer:
-    """Updates the parameters of a model that require a gradient, in place; short formats through a float32 copy."""
+    """Optimizer that updates a model's trainable parameters in place; bfloat16 and float16 ones via a float32 copy."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self.settings = settings
@@ -230,7 +232,7 @@ class PolicyOptimizer:
         weight_decay: float,
         max_grad_norm: float,
     ) -> None:
-        """Take other numbers from now on, with one weight decay for all parameters; of AdamW at a constant rate."""
+        """Change the settings of AdamW at a constant learning rate; all parameters get the same weight decay."""
         self.settings = replace(
             self.settings,
             learning_rate=learning_rate,
@@ -242,30 +244,30 @@ class PolicyOptimizer:
             group.update(betas=betas, eps=eps, weight_decay=weight_decay)
 
     def update(self) -> Update:
-        """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
+        """Apply the accumulated gradients and clear them; skip the update if a gradient is not finite."""
         return self._update(usable=True)
 
     def discard(self) -> Update:
-        """Clear the gradients of a loss that is not finite, and count an update that changed nothing."""
+        """Clear the gradients of a loss that is not finite, and count a skipped update."""
         return self._update(usable=False)
 
     def measure(self, loss: float) -> Update:
-        """Measure what `update`, or `discard` for a loss that is not finite, would give; everything stays as it is."""
-        return self._measured(usable=math.isfinite(loss))
+        """Return what `update`, or `discard` for a loss that is not finite, would return, and change nothing."""
+        return self._measure(usable=math.isfinite(loss))
 
-    def _measured(self, *, usable: bool) -> Update:
+    def _measure(self, *, usable: bool) -> Update:
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
         norms = group_norms(gradients)
         norm = math.hypot(*norms.values())
         non_finite: tuple[str, ...] = () if usable else (LOSS,)
         if not math.isfinite(norm):
             broken = [name for name, grad in gradients.items() if not bool(whole(grad.isfinite().all()))]
-            non_finite += tuple(broken or gradients)  # finite gradients whose squares overflow are of no use either
+            non_finite += tuple(broken or gradients)  # squares of finite gradients may overflow, too
         learning_rate = self.settings.learning_rate_at(self.updates)
         return Update(grad_norm=norm, learning_rate=learning_rate, non_finite=non_finite, group_norms=norms)
 
     def _update(self, *, usable: bool) -> Update:
-        update = self._measured(usable=usable)
+        update = self._measure(usable=usable)
         self.updates += 1
         if not update.non_finite:
             scale = min(1.0, self.settings.max_grad_norm / (update.grad_norm + 1e-6))
@@ -291,13 +293,13 @@ class PolicyOptimizer:
                     self._masters[name].grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments by optimizer, the float32 copies where there are any, and the number of updates."""
+        """Return moments by optimizer, the float32 copies, if any, and the number of updates."""
         copies = {name: m for name, m in self._masters.items() if m is not self._parameters[name]}
         moments = {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
         return {**moments, MASTERS: copies, UPDATES: self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the tensors are copied, and sharded as the model is."""
+        """Restore a state from `state_dict`; tensors are copied, and sharded like the model."""
         self._check_optimizers(name for name in state if name not in (MASTERS, UPDATES))
         for name, optimizer in self._optimizers.items():
             if any(is_sharded(master) for master in self._masters.values()):
@@ -310,7 +312,7 @@ class PolicyOptimizer:
         self.updates = state[UPDATES]
 
     def _load_moments(self, optimizer: torch.optim.Optimizer, saved: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
-        """Cut the moments that one process has numbered: its matrices first, then its vectors."""
+        """Shard moments that one process saved, numbered with its matrices first and then its vectors."""
         own = {id(master) for group in optimizer.param_groups for master in group["params"]}
         masters = [master for master in self._masters.values() if id(master) in own]
         for number, master in enumerate(sorted(masters, key=lambda master: master.ndim <= 1)):
@@ -320,9 +322,9 @@ class PolicyOptimizer:
                 }
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """The same as tensors by name, which is what ranks write: ``adamw/NAME/exp_avg``, ``masters/NAME``.
+        """Return the state as tensors by name, as several ranks write it: ``adamw/NAME/exp_avg``, ``masters/NAME``.
 
-        A model in bfloat16 is written as its float32 copies, whether it computes from copies or from shards.
+        Parameters of a bfloat16 model are float32, whether they are copies or shards.
         """
         names = {id(master): name for name, master in self._masters.items()}
         state = {
@@ -334,8 +336,12 @@ class PolicyOptimizer:
         masters = {f"{MASTERS}/{name}": master.detach() for name, master in self._masters.items()}
         return {**state, **masters, UPDATES: torch.tensor(self.updates)}
 
-    def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
+    def allocate_state(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Allocate tensors for a saved state with these names.
+
+        Raises:
+            UsageError: the names are those of another model or optimizer.
+        """
         state: dict[str, torch.Tensor] = {}
         for name in names:
             kind, _, rest = name.partition("/")
@@ -343,14 +349,14 @@ class PolicyOptimizer:
             like = self._masters.get(parameter)
             is_scalar = name == UPDATES or key == STEP
             if like is None and not is_scalar:
-                raise UsageError("the checkpoint is of another model or optimizer", got=f"a state of {name}")
+                raise UsageError("the checkpoint is from another model or optimizer", got=f"a state of {name}")
             state[name] = torch.tensor(0.0 if key else 0) if like is None or is_scalar else torch.zeros_like(like)
         if kinds := {name.partition("/")[0] for name in state} - {MASTERS, UPDATES}:
             self._check_optimizers(kinds)
         return state
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
+        """Load the tensors of `allocate_state` after they have been filled."""
         self.updates = int(state[UPDATES])
         for kind, optimizer in self._optimizers.items():
             for name, master in self._masters.items():
@@ -364,7 +370,7 @@ class PolicyOptimizer:
 
     @torch.no_grad()
     def restore_weights(self) -> None:
-        """Give the parameters the values of their float32 copies, where a state that holds these was loaded."""
+        """Set the parameters to the values of their float32 copies, after a state with these was loaded."""
         for name, parameter in self._parameters.items():
             if self._masters[name] is not parameter:
                 parameter.copy_(self._masters[name])
@@ -373,10 +379,10 @@ class PolicyOptimizer:
         saved = sorted(names)
         if saved != sorted(self._optimizers):
             raise UsageError(
-                "the checkpoint is of another optimizer",
+                "the checkpoint is from another optimizer",
                 got=f"moments of {', '.join(saved)}",
-                expected=f"of {', '.join(sorted(self._optimizers))}",
-                hint="set trainer.optimizer as the run had it",
+                expected=f"moments of {', '.join(sorted(self._optimizers))}",
+                hint="set trainer.optimizer to the run's value",
             )
 
 

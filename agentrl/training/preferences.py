@@ -1,10 +1,10 @@
-"""Learning from pairs of episodes: DPO and its kin, through the same ledger, masks and batches as other training.
+"""Learning from pairs of episodes (DPO and related losses), with the same ledger, masks and batches as other training.
 
-A loss on pairs reads sums of log-probabilities over whole episodes, so that its gradient needs all tokens of a pair at
-once. It is computed in two passes, and a pair may be cut into any micro-batches: a first one without gradient gives the
-sums, and from them the derivative of the loss by each sum; the second one propagates these derivatives.
+A loss on pairs reads sums of log-probabilities over whole episodes, so its gradient needs all tokens of a pair at once.
+Two passes allow any division of a pair into micro-batches: the first, without gradients, computes the sums and the
+derivative of the loss with respect to each sum; the second backpropagates these derivatives.
 
-The reference is the model at the start, whose sums are computed once: there is no second model.
+The reference is the initial model, whose sums are computed once, so there is no second model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.image import ImageReader
 from agentrl.registry import Kind, lookup
-from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import ModelRunner, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
@@ -45,35 +45,35 @@ class Pair:
 def make_pairs(
     trajectories: Iterable[Trajectory], *, by: Literal["rewards", "demonstrations"], per_task: int
 ) -> list[Pair]:
-    """Pair the episodes of each task and seed; infrastructure failures and episodes without a reward are left out.
+    """Pair the episodes of each task and seed; each episode is in at most one pair.
 
-    An episode is in one pair at most.
+    Episodes without a valid outcome are skipped, as are those without a reward if `by` is ``rewards``.
 
     Args:
-        trajectories: Of any tasks, in any order.
-        by: ``rewards``: the best with the worst, the second best with the second worst, while their rewards differ.
-            ``demonstrations``: a demonstration with a sampled episode, whatever the rewards.
-        per_task: Most pairs of a task.
+        trajectories: Trajectories of any tasks, in any order.
+        by: ``rewards`` pairs the best with the worst, the second best with the second worst, and so on while their
+            rewards differ. ``demonstrations`` pairs a demonstration with a sampled episode, whatever their rewards.
+        per_task: Maximum number of pairs of a task.
 
     Raises:
-        UsageError: there is no pair.
+        UsageError: no pair was found.
     """
     tasks: dict[tuple[str, str, int], list[Trajectory]] = {}
     for trajectory in trajectories:
-        if trajectory.outcome is not None and trajectory.outcome.is_trainable and answered(trajectory):
+        if trajectory.outcome is not None and trajectory.outcome.is_trainable and answer_sequences(trajectory):
             tasks.setdefault((trajectory.environment, trajectory.task_id, trajectory.seed), []).append(trajectory)
     make = _by_reward if by == "rewards" else _by_demonstration
     pairs = [pair for members in tasks.values() for pair in make(members)[:per_task]]
     if not pairs:
         raise UsageError(
-            "there is no pair of episodes to learn from",
+            "no pairs of episodes to learn from",
             got=f"{sum(map(len, tasks.values()))} episodes of {len(tasks)} tasks",
             expected="two episodes of one task whose rewards differ"
             if by == "rewards"
             else "a demonstration and a sampled episode of one task",
-            hint="take the trajectories of a run that trains groups"
+            hint="use the trajectories of a run that trains on groups"
             if by == "rewards"
-            else "give both sources: --from RUN_OF_SFT --from RUN_OF_TRAIN, of the same tasks and seed",
+            else "pass both sources, of the same tasks and seed: --from RUN_OF_SFT --from RUN_OF_TRAIN",
         )
     return pairs
 
@@ -91,13 +91,13 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def _by_demonstration(members: Sequence[Trajectory]) -> list[Pair]:
-    shown = [t for t in members if not t.sampled_tokens]
+    demonstrations = [t for t in members if not t.sampled_tokens]
     sampled = [t for t in members if t.sampled_tokens]
-    return [Pair(better=good, worse=bad) for good, bad in zip(shown, sampled, strict=False)]
+    return [Pair(better=good, worse=bad) for good, bad in zip(demonstrations, sampled, strict=False)]
 
 
-def answered(trajectory: Trajectory) -> list[ScoredSequence]:
-    """The sequences of an episode with answers of their own: what was sampled, or demonstrated where nothing was."""
+def answer_sequences(trajectory: Trajectory) -> list[ScoredSequence]:
+    """Return an episode's sequences with their own answers: sampled tokens, or forced ones if nothing was sampled."""
     source = Source.SAMPLED if trajectory.sampled_tokens else Source.FORCED
     found = []
     for sequence in trajectory.sequences:
@@ -112,11 +112,11 @@ ON_PAIRS = "(PreferencePairs)"
 
 
 def preference_loss(settings: PreferencesConfig) -> Callable[[PreferencePairs], torch.Tensor]:
-    """The loss of a config.
+    """Return the configured loss on pairs, with its options bound.
 
     Raises:
-        ConfigError: it is no loss on pairs, or does not take the options.
-        UnknownNameError: there is none of that name.
+        ConfigError: the loss is not a loss on pairs, or does not take the options.
+        UnknownNameError: the loss is not registered.
     """
     loss = lookup(Kind.LOSS, settings.loss)
     takes = other_input(loss) or "episodes"
@@ -142,20 +142,20 @@ def train_preferences(
     image_processor: ImageReader | None = None,
     ranks: Ranks | None = None,
 ) -> LearningProgress:
-    """Train `model` in place; as it is now, it is the reference. All ranks must, with the same arguments.
+    """Train `model` in place; its initial state is the reference. All ranks must call this with the same arguments.
 
-    `progress` is called after every optimizer step; the order of the pairs depends on `seed`.
+    `progress` is called after every optimizer step; `seed` determines the order of the pairs.
 
     Returns:
         The state after the last step.
     """
     if not pairs:
-        raise TrainingError("there is nothing to learn", got="no pairs")
+        raise TrainingError("no pairs to learn from", expected="at least one pair of episodes")
     compile_layers(model, trainer)
     loss = preference_loss(settings)
     sides = _Sides(
         make_runner(model, trainer, ranks=ranks, image_processor=image_processor),
-        [answered(side) for pair in pairs for side in (pair.better, pair.worse)],
+        [answer_sequences(side) for pair in pairs for side in (pair.better, pair.worse)],
         {"temperature": 1.0, "pad_id": pad_id},
     )
     batches = list(pair_batches(len(pairs), settings, seed))
@@ -163,7 +163,7 @@ def train_preferences(
     started = time.perf_counter()
     reference = sides.sums(range(len(pairs)))
     for number, batch in enumerate(batches, start=1):
-        with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
+        with checkpoint_activations(model, enabled=trainer.gradient_checkpointing):
             value, gain = sides.backward(batch, reference[batch], loss)
         latest = LearningProgress.after(
             optimizer.update(),
@@ -171,7 +171,7 @@ def train_preferences(
             updates=len(batches),
             loss=value,
             started=started,
-            # of log pi / pi_ref of each episode, in nats, before the step
+            # from log pi / pi_ref of each episode, in nats, before the step
             accuracy=float((gain[:, 0] > gain[:, 1]).double().mean()),
             better_gain=float(gain[:, 0].mean()),
             worse_gain=float(gain[:, 1].mean()),
@@ -181,7 +181,7 @@ def train_preferences(
 
 
 def pair_batches(count: int, settings: PreferencesConfig, seed: int) -> Iterator[list[int]]:
-    """Give the numbers of the pairs of each update, in random order."""
+    """Yield the indices of the pairs of each update, in random order."""
     generator, size = torch.Generator().manual_seed(seed), settings.pairs_per_update
     for _ in range(settings.epochs):
         order = torch.randperm(count, generator=generator).tolist()
@@ -190,17 +190,17 @@ def pair_batches(count: int, settings: PreferencesConfig, seed: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The episodes of pairs, as a model reads them."""
+    """Episodes of pairs, as sequences that a model scores."""
 
     runner: ModelRunner
     episodes: list[list[ScoredSequence]]
-    """The sequences of each pair's better episode, then of its worse one: pair p is at 2 p and 2 p + 1."""
+    """Sequences of each pair's better episode, at index 2 p for pair p, and of its worse one, at 2 p + 1."""
     reading: dict[str, Any]
 
     def backward(
         self, batch: list[int], reference: torch.Tensor, loss: Callable[[PreferencePairs], torch.Tensor]
     ) -> tuple[float, torch.Tensor]:
-        """Add the gradient of the mean loss; gives it, and log pi / pi_ref of the episodes: float64 [pairs, 2]."""
+        """Add the gradient of the mean loss; return the loss and the episodes' log pi / pi_ref: float64 [pairs, 2]."""
         sums = self.sums(batch).requires_grad_()
         value = loss(
             PreferencePairs(
@@ -215,21 +215,21 @@ class _Sides:
                 "the loss on pairs is not finite", got=float(value), hint="try a smaller preferences.learning_rate"
             )
         (by_sum,) = torch.autograd.grad(value, sums)
-        sequences, owner = self._laid_out(batch)
+        sequences, owner = self._lay_out(batch)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         by_logp = by_sum.flatten()[owner].float().repeat_interleave(lengths)
         self.runner.backward_logprobs(sequences, by_logp, **self.reading)
         return float(value.detach()), (sums - reference).detach()
 
-    def _laid_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
-        """The sequences of some pairs, and the place of each in the flattened sums [pairs, 2]: int64 [sequences]."""
+    def _lay_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
+        """Return the sequences of some pairs, and their indices in the flattened sums [pairs, 2]: int64 [sequences]."""
         sides = [self.episodes[2 * pair + side] for pair in batch for side in (0, 1)]
         owner = [place for place, side in enumerate(sides) for _ in side]
         return [sequence for side in sides for sequence in side], torch.tensor(owner)
 
     def sums(self, batch: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities of the better and the worse episodes of some pairs: float64 [pairs, 2]."""
-        sequences, owner = self._laid_out(batch)
+        """Compute log-probabilities of the better and the worse episode of some pairs: float64 [pairs, 2]."""
+        sequences, owner = self._lay_out(batch)
         scores = self.runner.logprobs(sequences, **self.reading)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         sums = torch.zeros(2 * len(batch), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Metrics of a training step; drift of trainer and engine over long episodes shows by the position of turns."""
+"""Metrics of a training step, including the trainer/engine mismatch by turn, which shows drift over long episodes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LAST = 64
 def mismatch_by_turn(
     batch: StepBatch, trainer_logp: torch.Tensor, behaviour_logp: torch.Tensor, read: torch.Tensor
 ) -> dict[str, float]:
-    """Mean |pi_old - mu| by position, as ``mismatch/turn_0``, ``turn_1``, ``turn_2_to_3``, … ``turn_64_on``.
+    """Compute mean |pi_old - mu| by turn, as ``mismatch/turn_0``, ``turn_1``, ``turn_2_to_3``, … ``turn_64_on``.
 
-    Only tokens that the trainer has read count: int64 [read].
+    `read` holds the indices of the tokens that the trainer has scored: int64 [read]; others do not count.
     """
     read = read.cpu()
     apart = (trainer_logp.cpu()[read].double().exp() - behaviour_logp.cpu()[read].double().exp()).abs()
     turn_episode = batch.episodes.turn_episode
-    first = torch.searchsorted(turn_episode, turn_episode)  # of the episode of each turn
+    first = torch.searchsorted(turn_episode, turn_episode)  # first turn of each turn's episode
     turn = batch.episodes.token_turn[read]
     position = (turn - first[turn]).clamp(max=LAST)
     names: dict[str, float] = {}
@@ -49,22 +49,22 @@ def _name(low: int, high: int) -> str:
 
 
 CUT_SHORT_SHARE = 0.9
-"""Share of episodes without room for a second turn from which on something is wrong with the budget."""
+"""Minimum share of episodes truncated in their first turn at which the report warns about the token budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """Numbers of one training step."""
+    """Metrics and warnings of one training step."""
 
     metrics: dict[str, float]
-    """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
+    """Values by name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``; with such a signal also
+    ``critic/`` or ``process_reward/``.
 
-    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped;
-    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/`` and
-    ``process_reward/``, where there is one.
+    ``train/grad_norm`` is the largest of the step's updates, and is missing if all updates were skipped;
+    ``train/grad_norm/GROUP`` is that of a group of parameters.
     """
     warnings: tuple[str, ...] = ()
-    """What a person should look at: updates skipped, trainer and engine apart."""
+    """Problems that need attention, such as skipped updates or a mismatch of trainer and engine."""
 
 
 def step_report(
@@ -78,9 +78,9 @@ def step_report(
     means: dict[str, float],
     seconds: float,
 ) -> StepReport:
-    """Put a step's numbers under their names; an expert's episodes are left out of the policy's.
+    """Report a step's metrics; rewards and counts of the policy exclude an expert's episodes.
 
-    `differing` says in which groups the estimator tells episodes apart: bool [groups].
+    `differing` marks the groups whose episodes the estimator tells apart: bool [groups].
     """
     own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
@@ -118,7 +118,7 @@ def _rewards(own: Sequence[Trajectory], batch: StepBatch, differing: torch.Tenso
     episodes = batch.episodes
     return {
         "reward/mean": sum(scored) / len(scored),
-        "reward/shaped_mean": float(episodes.returns[: len(scored)].mean()),  # an expert's come last
+        "reward/shaped_mean": float(episodes.returns[: len(scored)].mean()),  # experts' episodes come last
         "groups/trained": float(int(episodes.group.max()) + 1),
         "groups/zero_variance": float((~differing).sum()),
     }
@@ -129,6 +129,6 @@ def _room_warnings(trajectories: Sequence[Trajectory]) -> list[str]:
     if cut < CUT_SHORT_SHARE * len(trajectories):
         return []
     return [
-        f"{cut} of {len(trajectories)} episodes ran out of tokens in their first turn, so there is nothing to learn: "
-        "raise agent.max_tokens, and engine.max_context where it is set"
+        f"{cut} of {len(trajectories)} episodes ran out of tokens in their first turn, so the policy cannot learn: "
+        "raise agent.max_tokens, and engine.max_context if it is set"
     ]

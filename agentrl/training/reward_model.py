@@ -1,6 +1,6 @@
-"""Reward models: a causal model's body with one output, which reads a text and says how good it is.
+"""Reward models: a causal model's body with one output, which maps a text to a reward.
 
-It is trained on pairs of texts: the better one is to get the greater reward.
+A reward model is trained on pairs of texts: the better one should get the higher reward.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import TrainerConfig
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import TrainingError, UsageError
-from agentrl.models.load import check_complete, reports_left_out
+from agentrl.models.load import check_complete, silence_load_reports
 from agentrl.training.checkpoint import save_model_folder
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
@@ -38,20 +38,20 @@ OUTPUT = ("score.", "classifier.")
 
 
 class RewardModel:
-    """Reads texts.
+    """Model that maps texts to rewards.
 
     Args:
-        path: A folder, or a name on the Hugging Face hub.
+        path: Folder, or name on the Hugging Face hub.
         dtype: Number format of the weights.
-        device: As ``model.device``.
-        max_tokens: Of a text; of a longer one the end is read.
-        new_head: Put a new output on a language model, to be trained; otherwise the model must have one.
-        seed: Of the new output's weights.
-        ranks: Share the model, which is in shards then.
-        sharding: How they do.
+        device: Device, with the same values as ``model.device``.
+        max_tokens: Maximum number of tokens of a text; only the end of a longer text is used.
+        new_head: True to add an untrained output to a language model; otherwise the model must have one.
+        seed: Seed of the new output's weights.
+        ranks: Ranks that share the model; with several, it is sharded.
+        sharding: Options of the sharding.
 
     Raises:
-        UsageError: no such model, or one without an output for a reward.
+        UsageError: the model cannot be loaded, or has no reward output.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RewardModel:
             _check_head(path, config, new_head=new_head)
             new = OUTPUT if new_head else ()
             self.model: PreTrainedModel
-            if self.ranks.are_many:
+            if self.ranks.is_distributed:
                 self.model = load_sharded(
                     path,
                     dtype=dtype,
@@ -82,10 +82,10 @@ class RewardModel:
                     ranks=self.ranks,
                     options=sharding or FSDPOptions(),
                     make=lambda _: AutoModelForSequenceClassification.from_config(config, dtype=torch.float32),
-                    load=lambda _, dtype: _loaded(path, config, dtype, seed, new),
+                    load=lambda _, dtype: _load_model(path, config, dtype, seed, new),
                 )
             else:
-                self.model = _loaded(path, config, dtype, seed, new)
+                self.model = _load_model(path, config, dtype, seed, new)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UsageError(
                 "cannot load the reward model",
@@ -93,7 +93,7 @@ class RewardModel:
                 expected="a folder with a Hugging Face model and its tokenizer, or a name on the hub",
             ) from error
         self.model.eval()
-        if not self.ranks.are_many:
+        if not self.ranks.is_distributed:
             _move(self.model, device)
         self.source = ModelWeights(self.model, ranks=self.ranks, dtype=dtype)
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
@@ -101,8 +101,8 @@ class RewardModel:
         self._pad_id = self._choose_pad()
 
     def rewards(self, texts: Sequence[str]) -> torch.Tensor:
-        """Compute the rewards of texts: float32 [texts]; gradients flow unless the caller turned them off."""
-        rows = [self._encoded(text)[-self._max_tokens :] for text in texts]
+        """Compute the rewards of texts: float32 [texts]; gradients flow if they are enabled."""
+        rows = [self._encode(text)[-self._max_tokens :] for text in texts]
         longest = max(1, max(map(len, rows)))
         ids = torch.full((len(rows), longest), self._pad_id)
         mask = torch.zeros_like(ids)
@@ -113,8 +113,8 @@ class RewardModel:
         logits: torch.Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         return logits.squeeze(-1).float()
 
-    def _encoded(self, text: str) -> list[int]:
-        """Encode what a policy wrote: special tokens that it spells are text."""
+    def _encode(self, text: str) -> list[int]:
+        """Encode a policy's text; a spelled-out special token is encoded as text."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
         return ids
 
@@ -124,12 +124,12 @@ class RewardModel:
             return float(self.rewards([text])[0])
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer; ranks that share it help."""
-        weights = self.source.weights() if self.ranks.are_many else None
+        """Write model and tokenizer; ranks that share the model take part."""
+        weights = self.source.weights() if self.ranks.is_distributed else None
         save_model_folder(self.model, self.tokenizer, folder, weights=weights)
 
     def _choose_pad(self) -> int:
-        """An id that no text ends with; the model looks for the last token that is another."""
+        """Choose an id that no text ends with: the model's output is read at the last token with another id."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         pad = next((number for number in known if number is not None), 0)
         self.model.config.pad_token_id = pad
@@ -137,16 +137,16 @@ class RewardModel:
         return int(pad)
 
 
-def _loaded(
+def _load_model(
     path: str | Path, config: Any, dtype: Literal["float32", "bfloat16"], seed: int, new: tuple[str, ...]
 ) -> PreTrainedModel:
-    """The model, in which only what begins with one of `new` may have no weights in the files."""
-    with torch.random.fork_rng(), reports_left_out():
+    """Load the model; only parameters with a prefix in `new` may be missing in its files."""
+    with torch.random.fork_rng(), silence_load_reports():
         torch.manual_seed(seed)
-        model, told = AutoModelForSequenceClassification.from_pretrained(
+        model, report = AutoModelForSequenceClassification.from_pretrained(
             path, config=config, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
         )
-    check_complete(path, told, new=new)
+    check_complete(path, report, new=new)
     loaded: PreTrainedModel = model
     return loaded
 
@@ -156,9 +156,9 @@ def _move(model: PreTrainedModel, device: str) -> None:
     try:
         model.to(torch.device(target))
     except (RuntimeError, AssertionError) as error:
-        said = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"the reward model cannot be moved to {target}", got=said, hint="check model.device"
+            f"the reward model cannot be moved to {target}", got=reason, hint="check model.device"
         ) from error
 
 
@@ -167,7 +167,7 @@ def _check_head(path: str | Path, config: Any, *, new_head: bool) -> None:
     if new_head or (named.endswith(HEAD) and config.num_labels == 1):
         return
     raise UsageError(
-        f"{path} is no reward model",
+        f"{path} is not a reward model",
         got=f"{named} with {config.num_labels} labels" if named.endswith(HEAD) else named,
         expected=f"a model …{HEAD} with one label",
         hint="train one on pairs of episodes: agentrl reward-model --from RUN --model MODEL",
@@ -175,7 +175,7 @@ def _check_head(path: str | Path, config: Any, *, new_head: bool) -> None:
 
 
 CHARACTERS_PER_TOKEN = 3
-"""Fewer than English has: texts are put together by an estimate of their tokens."""
+"""Characters per token, to estimate the tokens of texts in a micro-batch; English has more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +187,7 @@ class TextPair:
 
 
 def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
-    """-log sigmoid(r_better - r_worse): [pairs] from rewards [pairs] (InstructGPT, arXiv 2203.02155, equation 1)."""
+    """Compute -log sigmoid(r_better - r_worse): [pairs] from rewards [pairs] (InstructGPT, arXiv 2203.02155, eq. 1)."""
     return -functional.logsigmoid(better - worse)
 
 
@@ -200,9 +200,9 @@ def train_reward_model(
     seed: int,
     progress: Callable[[LearningProgress], None] = lambda _: None,
 ) -> LearningProgress:
-    """Train a reward model in place. All ranks that share it must, with the same arguments.
+    """Train a reward model in place. All ranks that share it must call this with the same arguments.
 
-    `progress` is called after every optimizer step; the order of the pairs depends on `seed`.
+    `progress` is called after every optimizer step; `seed` determines the order of the pairs.
 
     Returns:
         The state after the last step.
@@ -211,12 +211,12 @@ def train_reward_model(
         TrainingError: there are no pairs, or the loss is not finite.
     """
     if not pairs:
-        raise TrainingError("there is nothing to learn", got="no pairs")
+        raise TrainingError("no pairs to learn from", expected="at least one pair of texts")
     batches = list(pair_batches(len(pairs), settings, seed))
     optimizer = PolicyOptimizer(model.model, OptimizerSettings.of(trainer, settings, total_updates=len(batches)))
     started = time.perf_counter()
     for number, batch in enumerate(batches, start=1):
-        with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
+        with checkpoint_activations(model.model, enabled=trainer.gradient_checkpointing):
             means = _backward(model, [pairs[i] for i in batch], trainer)
         latest = LearningProgress.after(
             optimizer.update(), number=number, updates=len(batches), started=started, **means
@@ -226,7 +226,7 @@ def train_reward_model(
 
 
 def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> dict[str, float]:
-    """Add the gradient of the mean loss of some pairs; gives the means that are measured."""
+    """Add the gradient of the mean loss of some pairs; return the mean loss, accuracy and margin."""
 
     def loss(pairs: list[int], tally: SumsByName) -> torch.Tensor:
         texts = [text for pair in pairs for text in (batch[pair].better, batch[pair].worse)]
@@ -245,7 +245,7 @@ def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerCon
 
 
 def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:
-    """Pairs of similar length together, within a budget of tokens, padding included."""
+    """Make micro-batches of pairs of similar length, within a budget of tokens including padding."""
     sizes = [max(len(pair.better), len(pair.worse)) for pair in batch]
     parts: list[MicroBatch] = []
     room = 0

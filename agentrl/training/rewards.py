@@ -1,4 +1,4 @@
-"""Rewards of turns as estimators see them: the environment's and the scorer's, after ``algorithm.shaping``."""
+"""Rewards of turns as estimators see them: from the environment and the scorer, after ``algorithm.shaping``."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, TeacherKL, pf_p
 from agentrl.algorithms.segments import segment_sum
 from agentrl.errors import Outcome, TrainingError
 from agentrl.registry import Kind, lookup
-from agentrl.training.objective import bind, described
+from agentrl.training.objective import bind, describe_value
 from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapedRewards:
-    """Rewards after shaping; an episode's turns add up to its return."""
+    """Rewards after shaping; the turn rewards of an episode add up to its return."""
 
     returns: torch.Tensor
-    """float64 [episodes]."""
+    """Return of each episode: float64 [episodes]."""
     turn_reward: torch.Tensor
-    """float64 [turns], ordered by episode, then by time."""
+    """Reward of each turn: float64 [turns], ordered by episode, then by time."""
     turn_episode: torch.Tensor
-    """int64 [turns]."""
+    """Episode of each turn: int64 [turns]."""
 
 
 class RewardShaping:
-    """The shapings of a config, by name in the order in which they are applied, with their options checked.
+    """Shapings of a config, in the order in which they are applied, with their options checked.
 
     Raises:
-        ConfigError: an option that a shaping does not take, or out of its range.
-        UnknownNameError: no such shaping.
+        ConfigError: a shaping does not take an option, or its value is out of range.
+        UnknownNameError: a shaping is not registered.
     """
 
     def __init__(self, shaping: Mapping[str, Mapping[str, Any]], *, max_tokens: int) -> None:
         self.kl: RewardKL | None = None
-        """KL to the reference as a part of the reward."""
+        """KL to the reference, subtracted from the reward; ``None`` without this shaping."""
         self.distill: TeacherKL | None = None
+        """KL to the teacher, subtracted from the reward; ``None`` without this shaping."""
         self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
         self._max_tokens = max_tokens
         self._steps: dict[str, Callable[[EpisodeRewards], EpisodeRewards]] = {}
@@ -54,18 +55,18 @@ class RewardShaping:
                 self._resample = bound
             else:
                 self._steps[name] = bound
-        self([])  # options are looked at before the first episode is played
+        self([])  # checks the options before the first episode is played
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
-        """Rewards of trajectories that all have one.
+        """Shape the rewards of trajectories, each of which must have a reward.
 
-        What the scorer gave beyond the sum of the environment's turn rewards belongs to the last turn, and so does
-        what shapings give to whole episodes.
+        The last turn gets the difference between the scorer's reward and the sum of the environment's turn rewards, and
+        the rewards that shapings add to whole episodes.
 
         Raises:
-            TrainingError: a shaping gave something else than finite rewards of the same turns.
+            TrainingError: a shaping did not return finite rewards of the same turns.
         """
-        rewards = _unshaped(trajectories, self._max_tokens)
+        rewards = _raw_rewards(trajectories, self._max_tokens)
         for name, step in self._steps.items():
             rewards = _check_shaped(name, step(rewards), rewards)
         turns = torch.bincount(rewards.turn_episode, minlength=len(trajectories))
@@ -77,13 +78,13 @@ class RewardShaping:
         )
 
     def sample_counts(self, returns: torch.Tensor, *, seed: int) -> torch.Tensor | None:
-        """Draw how often each trajectory counts, by its return, where a shaping resamples: int64 [trajectories]."""
+        """Draw how often each trajectory counts, if a shaping resamples by return: int64 [trajectories]."""
         if self._resample is None:
             return None
         return torch.bincount(self._resample(returns, seed), minlength=returns.numel())
 
 
-def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRewards:
+def _raw_rewards(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRewards:
     turns = [trajectory.turns for trajectory in trajectories]
     owner = torch.tensor([e for e, own in enumerate(turns) for _ in own], dtype=torch.int64)
     reward = torch.tensor([turn.reward for own in turns for turn in own], dtype=torch.float64)
@@ -111,16 +112,16 @@ def _is_unfinished(outcome: Outcome | None) -> bool:
 def _check_shaped(name: str, given: Any, before: EpisodeRewards) -> EpisodeRewards:
     if not isinstance(given, EpisodeRewards):
         raise TrainingError(
-            f"the shaping {name} gave no rewards",
+            f"the shaping {name} did not return rewards",
             got=type(given).__name__,
-            expected="EpisodeRewards, as rewards.with_turns and rewards.with_episodes give",
+            expected="EpisodeRewards, from rewards.with_turns or rewards.with_episodes",
         )
     for part in ("turn_reward", "final"):
         found, shape = getattr(given, part), getattr(before, part).shape
         if found.shape != shape or not bool(found.isfinite().all()):
             raise TrainingError(
-                f"the shaping {name} gave unusable rewards",
-                got=f"{part}: {described(found)}",
+                f"the shaping {name} returned unusable rewards",
+                got=f"{part}: {describe_value(found)}",
                 expected=f"finite numbers of shape {tuple(shape)}",
             )
     return given

@@ -1,14 +1,14 @@
-"""Members of groups, in episodes of several agents: each role's part of an episode is one, and trains by itself.
+"""Group members in multi-agent episodes: each role's part of an episode is a member and trains separately.
 
     episode ─► one member per role that trains ─► group of the role ─► baseline, advantage, loss as for one agent
 
-With s_k the reward of turn k, of which o_k counts for the turn's own role alone, and F what the scorer gives beyond the
-turns, the return of role r is
+Let s_k be the reward of turn k, o_k the part of s_k that counts only for the turn's own role, and F the part of the
+scorer's reward beyond the turns. The return of role r is
 
     R_r = sum_k (s_k - o_k) + F + sum_{k of r} o_k
 
-What counts for all roles is credited to the role's latest turn of that time, or to its first one if it has not spoken
-yet, so that returns-to-go are those of the role's own turns. F falls on its last turn.
+The shared part s_k - o_k is credited to the role's latest turn up to turn k, or to its first turn if it has had none
+yet, so that returns-to-go are defined on the role's own turns. F is credited to its last turn.
 """
 
 from __future__ import annotations
@@ -26,35 +26,36 @@ from agentrl.trajectory import SOLE_ROLE, TokenSequence, Trajectory, Turn
 
 
 def role_of(member: Trajectory) -> str:
-    """Return the role that a member of a group plays."""
+    """Return the role of a group member."""
     return member.sequences[0].turns[0].role if member.sequences and member.sequences[0].turns else SOLE_ROLE
 
 
 def has_roles(trajectory: Trajectory) -> bool:
-    """Return True if somebody else than the sole agent speaks."""
+    """Return True if the episode has a role other than the sole agent's."""
     return any(turn.role != SOLE_ROLE for sequence in trajectory.sequences for turn in sequence.turns)
 
 
 def role_members(trajectories: Iterable[Trajectory], roles: Set[str] | None = None) -> list[Trajectory]:
-    """Return the members that episodes are: the episode itself where there is one agent, or where it cannot train.
+    """Divide episodes into group members, one for each role that trains.
 
-    A role's member has the id and group ``ID:ROLE``, its own sequences, and its own return. With `roles`, those of
-    other roles are left out.
+    An episode of one agent, or one that cannot train, is itself the member. The member of a role has the id ``ID:ROLE``
+    and the group ``GROUP:ROLE``, the role's sequences, and the role's return. `roles` restricts the result to
+    these roles.
 
     Raises:
-        LedgerError: several roles speak in one sequence.
+        LedgerError: several roles have turns in one sequence.
     """
     found: list[Trajectory] = []
     for trajectory in trajectories:
         if not has_roles(trajectory) or not trajectory.is_trainable:
             found.append(trajectory)
             continue
-        speaking = (role for role in trajectory.trained_roles if _speaks(trajectory, role))
-        found += [_member(trajectory, role) for role in speaking if roles is None or role in roles]
+        sampling = (role for role in trajectory.trained_roles if _has_samples(trajectory, role))
+        found += [_member(trajectory, role) for role in sampling if roles is None or role in roles]
     return found
 
 
-def _speaks(trajectory: Trajectory, role: str) -> bool:
+def _has_samples(trajectory: Trajectory, role: str) -> bool:
     return any(sequence.loss_mask.any() and _role_in(sequence) == role for sequence in trajectory.sequences)
 
 
@@ -62,7 +63,7 @@ def _role_in(sequence: TokenSequence) -> str | None:
     roles = list(dict.fromkeys(turn.role for turn in sequence.turns))
     if len(roles) > 1 or (not roles and sequence.loss_mask.any()):
         got = ", ".join(roles) or "sampled tokens without a turn"
-        raise LedgerError("a sequence is not that of one role", got=got, expected="one role in each sequence")
+        raise LedgerError("a sequence does not belong to exactly one role", got=got, expected="one role per sequence")
     return roles[0] if roles else None
 
 
@@ -75,7 +76,7 @@ def _member(trajectory: Trajectory, role: str) -> Trajectory:
         credited = times[max(0, bisect.bisect_right(times, turn.index) - 1)]
         rewards[credited] += turn.reward - turn.own_reward
     sequences = [
-        sequence.with_turns([_rewarded(turn, rewards[turn.index]) for turn in sequence.turns])
+        sequence.with_turns([_with_reward(turn, rewards[turn.index]) for turn in sequence.turns])
         for sequence in trajectory.sequences
         if _role_in(sequence) == role
     ]
@@ -88,12 +89,12 @@ def _member(trajectory: Trajectory, role: str) -> Trajectory:
     )
 
 
-def _rewarded(turn: Turn, reward: float) -> Turn:
+def _with_reward(turn: Turn, reward: float) -> Turn:
     return dataclasses.replace(turn, reward=reward, own_reward=0.0)
 
 
 def role_extras(extras: StepExtras, trajectories: Iterable[Trajectory]) -> StepExtras:
-    """Return the extra rollouts and a teacher's log-probabilities under the ids of the members."""
+    """Map extra rollouts and a teacher's log-probabilities from episodes to the ids of the members."""
     greedy = {
         member.group_id if has_roles(rollout) else group: member
         for group, rollout in extras.greedy.items()
@@ -113,8 +114,8 @@ def role_extras(extras: StepExtras, trajectories: Iterable[Trajectory]) -> StepE
     return dataclasses.replace(extras, greedy=greedy, teacher_logp=logp, teacher_top=top)
 
 
-def weighted(advantage: torch.Tensor, batch: StepBatch, weights: Mapping[str, float]) -> torch.Tensor:
-    """Advantages times the weight of each token's role, 1 where none is given: [tokens]."""
+def weigh_by_role(advantage: torch.Tensor, batch: StepBatch, weights: Mapping[str, float]) -> torch.Tensor:
+    """Multiply advantages by the weight of each token's role, 1 for roles without a weight: [tokens]."""
     if not weights:
         return advantage
     of_member = torch.tensor([weights.get(role_of(member), 1.0) for member in batch.trajectories])
@@ -122,7 +123,7 @@ def weighted(advantage: torch.Tensor, batch: StepBatch, weights: Mapping[str, fl
 
 
 def role_metrics(batch: StepBatch, advantage: torch.Tensor) -> dict[str, float]:
-    """Members, tokens, returns and advantages of each role, as ``role/ROLE/…``; empty for a sole agent."""
+    """Compute members, tokens, returns and advantages of each role, as ``role/ROLE/…``; empty for a sole agent."""
     roles = [role_of(member) for member in batch.trajectories]
     found: dict[str, float] = {}
     for role in dict.fromkeys(roles) if set(roles) != {SOLE_ROLE} else ():

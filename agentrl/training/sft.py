@@ -1,4 +1,4 @@
-"""Supervised warm start: cross-entropy on demonstrations, through the same ledger, masks and batches as training."""
+"""Supervised warm start: cross-entropy on demonstrations, with the same ledger, masks and batches as RL training."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agentrl.config.config import TrainerConfig
 from agentrl.config.trainer import SFTConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
-from agentrl.models.lora import adapters_dropped_out
-from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.models.lora import adapter_dropout
+from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import make_runner
@@ -25,38 +25,39 @@ from agentrl.training.optimizer import LearningProgress, OptimizerSettings, Poli
 from agentrl.trajectory import Source, Trajectory
 
 SORTED_UPDATES = 16
-"""Optimizer steps whose sequences are sorted by length together, so that little is padding."""
+"""Number of optimizer steps whose sequences are sorted by length together, to reduce padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTExample:
-    """A sequence to learn."""
+    """A sequence of a demonstration."""
 
     scored: ScoredSequence
     answers: torch.Tensor
-    """Which targets the agent wrote: bool [targets]."""
+    """Mask of targets that the agent wrote: bool [targets]."""
 
     def __len__(self) -> int:
         return len(self.scored)
 
     def weights(self, observation_weight: float) -> torch.Tensor:
-        """Weight of each target in the loss: float32 [targets]."""
+        """Compute the weight of each target in the loss: float32 [targets]."""
         return torch.where(self.answers, 1.0, observation_weight)
 
 
 class SupervisedLearner:
-    """Trains a model in place on demonstrations of an expert or a better policy; every rank has one.
+    """Trainer of a model in place on demonstrations of an expert or a better policy; every rank has one.
 
     Args:
-        model: As `agentrl.models.load.load_model` gives it, or in shards.
-        demonstrations: Their forced and sampled tokens are learned; with `settings.observation_weight` all tokens
-            after the first of each sequence, the others with a weight that falls linearly to 0.
-        settings: Data, learning rate.
+        model: Model from `agentrl.models.load.load_model`, or a sharded one.
+        demonstrations: Trajectories whose forced and sampled tokens are learned. With `settings.observation_weight`,
+            the other tokens after the first of each sequence are learned as well, with a weight that falls linearly
+            to 0.
+        settings: Data and learning rate.
         trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of sequences.
         pad_id: Any id of the vocabulary.
-        image_processor: Prepares images; needed where demonstrations hold any.
-        ranks: Learn together.
+        image_processor: Image processor; required if demonstrations contain images.
+        ranks: Ranks that train together.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class SupervisedLearner:
     ) -> None:
         self.model, self.ranks, self.demonstrations = model, ranks or Ranks(), len(demonstrations)
         self._settings, self._trainer, self._pad_id = settings, trainer, pad_id
-        lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
-        self._batches = list(_batches(lessons, settings, seed))
+        examples = list(_examples(demonstrations, everything=settings.observation_weight > 0))
+        self._batches = list(_batches(examples, settings, seed))
         compile_layers(model, trainer)
         self._optimizer = PolicyOptimizer(
             model, OptimizerSettings.of(trainer, settings, total_updates=len(self._batches))
@@ -84,11 +85,11 @@ class SupervisedLearner:
 
     @property
     def updates(self) -> int:
-        """Count the updates of the whole training."""
+        """Number of updates of the whole training."""
         return len(self._batches)
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on the learners of other ranks, by name."""
+        """Return the calls that rank 0 makes on the learners of other ranks, by name."""
         return {"learn": self._learn}
 
     def learn(self) -> LearningProgress:
@@ -103,8 +104,8 @@ class SupervisedLearner:
     def _learn(self) -> LearningProgress:
         batch = self._batches[self._done]
         observation_weight = self._settings.observation_weight * (1 - self._done / self.updates)
-        recomputed = gradients_recomputed(self.model, enabled=self._trainer.gradient_checkpointing)
-        with recomputed, adapters_dropped_out(self.model):
+        recomputed = checkpoint_activations(self.model, enabled=self._trainer.gradient_checkpointing)
+        with recomputed, adapter_dropout(self.model):
             loss = self._backward(batch, observation_weight)
         update = self._optimizer.update()
         self._done += 1
@@ -115,12 +116,12 @@ class SupervisedLearner:
             updates=self.updates,
             loss=loss,
             started=self._started,
-            tokens=float(self._tokens),  # read so far: with observations, without padding
+            tokens=float(self._tokens),  # processed so far, including observations but not padding
         )
 
     def _backward(self, batch: list[SFTExample], observation_weight: float) -> float:
-        weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
-        scored = [lesson.scored for lesson in batch]
+        weight = float(sum(example.weights(observation_weight).sum() for example in batch))
+        scored = [example.scored for example in batch]
 
         def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
             scores = self._runner.score([scored[i] for i in indices], temperature=1.0, pad_id=self._pad_id)
@@ -141,7 +142,7 @@ def train_supervised(
     progress: Callable[[LearningProgress], None] = lambda _: None,
     enough: Callable[[LearningProgress], bool] = lambda _: False,
 ) -> LearningProgress:
-    """Learn until everything is learned, or `enough` says so; both callbacks are called after every optimizer step.
+    """Train until all updates are made or `enough` returns True; both callbacks run after every optimizer step.
 
     Returns:
         The state after the last step.
@@ -156,11 +157,15 @@ def train_supervised(
         if enough(latest):
             break
     if latest is None:
-        raise TrainingError("there is nothing to learn", got=f"{learner.demonstrations} demonstrations without answers")
+        raise TrainingError(
+            "no tokens to learn from",
+            got=f"{learner.demonstrations} demonstrations without answers",
+            expected="at least one forced or sampled token",
+        )
     return latest
 
 
-def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Iterator[SFTExample]:
+def _examples(demonstrations: Sequence[Trajectory], *, everything: bool) -> Iterator[SFTExample]:
     for sequence in (sequence for demonstration in demonstrations for sequence in demonstration.sequences):
         answers = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED))
         answers[: max(sequence.shared, 1)] = False
@@ -168,7 +173,7 @@ def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Itera
         if everything:
             wanted[max(sequence.shared, 1) :] = True
             wanted &= sequence.sources != Source.MISTAKE
-            for image in sequence.images:  # which the model cannot predict
+            for image in sequence.images:  # the model cannot predict image tokens
                 wanted[image.start : image.end] = False
         if answers.any():
             scored = scored_sequence(sequence.token_ids, wanted, sequence.images)

@@ -4,17 +4,17 @@ One step, in order:
 
     trajectories ─► select ─► step_batch (shaped rewards) ─► signals annotate the batch ─► advantages
                                   │
-                       pi_old ◄───┤   (no gradient; only where the training forward cannot give it)
+                       pi_old ◄───┤   (no gradient; only if the training forward pass cannot provide it)
                                   ▼
           epochs x mini_batches: micro-batches ─► loss ─► backward, then one update (of signals' models, too)
                                   │
                                   ▼
                               StepReport
 
-pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
-takes it from its own forward pass; the others are scored before that update.
+pi_old is the policy at the start of the step. Before the first update, the policy *is* pi_old, so the first mini-batch
+takes log pi_old from its own forward pass. The other mini-batches are scored before that update.
 
-With several ranks (`agentrl.training.distributed`), each has a trainer of its own, and computes its share of the same
+With several ranks (`agentrl.training.distributed`), each rank has its own trainer and computes its share of the
 micro-batches.
 """
 
@@ -34,17 +34,17 @@ from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
-from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.gradients import GradientPass, sequences_to_read, token_values
+from agentrl.training.gradients import GradientPass, needs_forward_pass, token_values
 from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
-from agentrl.training.roles import role_extras, role_members, role_metrics, weighted
+from agentrl.training.roles import role_extras, role_members, role_metrics, weigh_by_role
 from agentrl.training.signals import (
     SignalSetup,
     SignalUpdates,
@@ -58,13 +58,13 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(slots=True)
 class StepUpdates:
-    """Record of the updates of a step."""
+    """Updates of a step, with their losses and metrics."""
 
     updates: list[Update] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    """Of the policy, before each update; also before one that was left out."""
+    """Policy loss before each update, including an update that ``trainer.max_kl`` prevented."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of ``trainer.max_kl``, under their final names."""
+    """Metrics of ``trainer.max_kl``, by final name."""
 
 
 def take_updates(
@@ -75,7 +75,7 @@ def take_updates(
     signals: Sequence[SignalUpdates],
     max_kl: float | None,
 ) -> StepUpdates:
-    """Train the policy together with the signals' models, until the policy is further than `max_kl` from its start."""
+    """Train the policy and the signals' models; stop the policy when its KL to pi_old exceeds `max_kl`."""
     taken, stopped, parts = StepUpdates(), False, gradient.batch.parts
     for part in parts:
         for signal in signals:
@@ -100,7 +100,7 @@ def take_updates(
 
 
 def pretrain_signals(gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
-    """Train the signals' models alone; the policy is measured, and stays as it is."""
+    """Train only the signals' models; compute the policy's metrics without updating it."""
     parts = gradient.batch.parts
     taken = StepUpdates(losses=[gradient.accumulate(sorted({sequence for part in parts for sequence in part}))])
     for part in parts:
@@ -111,28 +111,29 @@ def pretrain_signals(gradient: GradientPass, signals: Sequence[SignalUpdates]) -
 
 
 class Trainer:
-    """Trains a model in place, so that an engine in this process can share its weights.
+    """Trainer of a model in place, so that an engine in the same process can share its weights.
 
         trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=config.agent.max_tokens)
         report = trainer.step(trajectories, temperature=1.0, pad_id=tokenizer.pad_token_id)
         trainer.checkpoint.save(folder)
 
     Args:
-        model: As `agentrl.models.load.load_model` gives it.
+        model: Model from `agentrl.models.load.load_model`.
         algorithm: Estimator, loss, corrections.
         config: Optimizer and batches.
-        seed: Seed of the mini-batches, and of a loss's random choices.
-        max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
+        seed: Seed of the mini-batches and of a loss's random choices.
+        max_tokens: Maximum number of tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         signal_models: Models of signals by name (``reference``, ``teacher``, ``critic``, ``process_reward`` and
-            ``process_reward_start``); copies of `model` as it is now stand in for those that are left out, but for a
-            teacher. Frozen ones are not saved (unless a reference is refreshed): a resumed run hands in the same.
-        image_processor: Prepares images; needed where trajectories hold any.
-        ranks: Train together; models that several ranks share are in shards.
-        roles: Train on the tokens of these alone; of all when left out.
+            ``process_reward_start``). Except for a teacher, a missing model is replaced by a copy of `model`. Frozen
+            models are not saved in checkpoints (unless a reference is refreshed), so a resumed run must pass the same
+            ones.
+        image_processor: Image processor; required if trajectories contain images.
+        ranks: Ranks that train together; models that several ranks share are sharded.
+        roles: Roles whose tokens train; ``None`` trains on all roles.
 
     Raises:
-        ConfigError: the algorithm's options do not fit its functions, or a signal is missing or of no use.
-        UnknownNameError: no such estimator or loss.
+        ConfigError: the algorithm's options do not fit its functions, or a signal is missing or unused.
+        UnknownNameError: an estimator or loss is not registered.
     """
 
     def __init__(
@@ -172,26 +173,26 @@ class Trainer:
             models=signal_models or {},
         )
         self.signals = build_signals(setup)
-        """By name, in the order in which they annotate a batch."""
+        """Signals by name, in the order in which they annotate a batch."""
         self._hooks = moe_hooks(self._policy, config, signals=self.signals.values())
         state = TrainerState(self._optimizer, {name: signal.state() for name, signal in self.signals.items()})
         self.checkpoint = TrainerCheckpoint(state, self._progress, self._restore_progress, self.ranks)
 
     @property
     def least_members(self) -> int:
-        """Trainable members that a group needs to teach anything."""
+        """Minimum number of trainable members of a group that provides a gradient."""
         return 2 if self._objective.compares_groups else 1
 
     def step(
         self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
     ) -> StepReport:
-        """Train on the trajectories of one step: whole groups, finished.
+        """Train on the trajectories of one step: complete groups of finished episodes.
 
         Args:
-            trajectories: Failed and unscored ones may be among them; they are left out and counted.
-            temperature: At which they were sampled.
+            trajectories: Trajectories of the step; failed and unscored ones are counted and skipped.
+            temperature: Sampling temperature of the trajectories.
             pad_id: Any id of the vocabulary.
-            extras: Extra rollouts of the groups, where the algorithm needs any.
+            extras: Extra rollouts of the groups, if the algorithm needs any.
 
         Raises:
             TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
@@ -212,11 +213,11 @@ class Trainer:
             for signal in self.signals.values():
                 batch = signal.annotate(batch)
             estimate = self._objective.estimate(batch.episodes)
-            advantage = weighted(estimate.advantage, batch, self._role_weights)
+            advantage = weigh_by_role(estimate.advantage, batch, self._role_weights)
             estimate = replace(estimate, advantage=advantage)
             trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
             signals = [updates for updates in trained if updates is not None]
-            batch = replace(batch, needs_forward=sequences_to_read(self._objective, batch, estimate.advantage))
+            batch = replace(batch, needs_forward=needs_forward_pass(self._objective, batch, estimate.advantage))
             values = token_values(
                 batch,
                 estimate.advantage,
@@ -230,7 +231,7 @@ class Trainer:
             gradient = GradientPass(
                 self._policy, self._objective, batch, values, joint=joint, learns=learns, hooks=self._hooks()
             )
-            taken = self._updated(gradient, signals) if learns else pretrain_signals(gradient, signals)
+            taken = self._take_updates(gradient, signals) if learns else pretrain_signals(gradient, signals)
             self.steps += 1
             taken.metrics |= role_metrics(batch, advantage)
             for metrics in (*(each.metrics() for each in signals), *(each.metrics() for each in self.signals.values())):
@@ -248,33 +249,33 @@ class Trainer:
             return self.watch.report(report)
 
     def _batch(self, selection: Selection, temperature: float, pad_id: int, extras: StepExtras) -> StepBatch:
-        """Lay out the tokens of a step, and cut its sequences into those of every update."""
+        """Lay out the tokens of a step and assign its sequences to updates."""
         routes = self._policy.replays_routes
         batch = step_batch(selection.trajectories, self._shaping, experts=extras.expert_ids, routes=routes)
         batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id, extras=extras)
         epochs, count = range(self._config.epochs), self._config.mini_batches
         return replace(batch, parts=[part for _ in epochs for part in mini_batches(batch, count, self._generator)])
 
-    def _updated(self, gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
-        with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
+    def _take_updates(self, gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
+        with checkpoint_activations(self.model, enabled=self._config.gradient_checkpointing):
             return take_updates(gradient, self._optimizer, self.watch, signals=signals, max_kl=self._config.max_kl)
 
     @property
     def versions(self) -> Mapping[str, int]:
-        """Versions of several adapters; the policy's own is that of the run."""
+        """Weight versions by adapter; empty here, because a single policy has the run's version."""
         return {}
 
     @property
     def sampled_versions(self) -> Mapping[str, int]:
-        """The same before the latest step."""
+        """Weight versions by adapter before the latest step; empty here."""
         return {}
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Write what repeats an update that changed nothing into a folder, with the run's config, from now on."""
+        """Dump skipped updates, with the run's config, to a folder from now on."""
         self.watch.write_dumps(folder, run)
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on the trainers of other ranks, by name."""
+        """Return the calls that rank 0 makes on the trainers of other ranks, by name."""
         return {"step": self._step, **self.checkpoint.calls()}
 
     def _progress(self) -> dict[str, Any]:
@@ -286,18 +287,18 @@ class Trainer:
     def _restore_progress(self, progress: Mapping[str, Any]) -> None:
         self._generator.set_state(progress["generator"])
         self.steps = int(progress["steps"])
-        if "numerics" in progress:  # older checkpoints have none
+        if "numerics" in progress:  # missing in older checkpoints
             self.watch.restore(progress["numerics"])
         if self._shaping.kl is not None:
             self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
 
     @property
     def pretraining(self) -> bool:
-        """True if the next step trains signals' models only."""
+        """True if the next step trains only the signals' models."""
         return self.steps < pretrain_steps(self._config)
 
 
 def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> OptimizerSettings:
-    """Make the settings of a model that is trained from a step on."""
+    """Make the optimizer settings of a model whose training starts at `first_step`."""
     updates = (config.steps - first_step) * config.epochs * config.mini_batches
     return OptimizerSettings.of(config, config, total_updates=updates, min_lr_ratio=config.min_lr_ratio)

@@ -1,6 +1,6 @@
-"""The policy as weight sync sees it: tensors to hand over, and log-probabilities to compare.
+"""The policy as weight sync sees it: tensors to send, and log-probabilities to compare.
 
-A trained policy becomes a folder: a whole model, or adapters alone where these are what is trained.
+The policy is saved as a folder: a whole model, or only its adapters if these are trained.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from agentrl.training.forward.sequences import scored_sequence
 
 
 class ModelWeights:
-    """The weights of a model that is being trained; adapters are merged into them, under the names of the base.
+    """Weights of a model in training; adapters are merged into the base weights, under the base's names.
 
-    A model in shards is handed over in `dtype`.
+    The tensors of a sharded model have the number format `dtype`.
     """
 
     def __init__(
@@ -53,23 +53,24 @@ class ModelWeights:
         self._names = base_names(model) if self._adapted else {}
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """Give the calls that rank 0 makes on the other ranks, by name."""
+        """Return the calls that rank 0 makes on the other ranks, by name."""
         return {"gather": self._gather, "token_logprobs": self._token_logprobs}
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The tensors by parameter name, not copied; of a model in shards each is gathered, and of one with adapters
-        merged, when it is read.
+        """Return the tensors by parameter name, not copied.
+
+        Sharded tensors are gathered, and adapters merged, when a tensor is read.
         """
         if self._adapted:
-            return GatheredWeights(list(self._names), self._led_gather)
+            return GatheredWeights(list(self._names), self._gather_from_ranks)
         tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        return GatheredWeights(list(tensors), self._led_gather) if self.ranks.are_many else tensors
+        return GatheredWeights(list(tensors), self._gather_from_ranks) if self.ranks.is_distributed else tensors
 
     def trained(self) -> Mapping[str, torch.Tensor]:
-        """The tensors that are trained, by the names that the model itself has for them."""
-        return GatheredWeights(trained_names(self.model), self._led_gather)
+        """Return the trained tensors, by the model's own parameter names."""
+        return GatheredWeights(trained_names(self.model), self._gather_from_ranks)
 
-    def _led_gather(self, name: str) -> torch.Tensor:
+    def _gather_from_ranks(self, name: str) -> torch.Tensor:
         with self.ranks.broadcast_call("gather", name):
             return self._gather(name)
 
@@ -77,21 +78,21 @@ class ModelWeights:
     def _gather(self, name: str) -> torch.Tensor:
         own = self._names.get(name, name)
         if own in self._adapted:
-            return self._merged(self._adapted[own])
+            return self._merge(self._adapted[own])
         if own in self._parameters:
             tensor = self._parameters[own].detach()
-            return whole(tensor.to(self._dtype) if self.ranks.are_many and not is_adapter(own) else tensor)
+            return whole(tensor.to(self._dtype) if self.ranks.is_distributed and not is_adapter(own) else tensor)
         found: torch.Tensor = self.model.state_dict()[own]
         return found
 
-    def _merged(self, layer: Any) -> torch.Tensor:
+    def _merge(self, layer: Any) -> torch.Tensor:
         frozen = frozen_weight(layer).detach()
         up, down = (whole(tensor.detach()) for tensor in factors(layer))
         merged = whole(frozen).float() + product(layer, up=up, down=down)
-        return merged.to(self._dtype if self.ranks.are_many else frozen.dtype)
+        return merged.to(self._dtype if self.ranks.is_distributed else frozen.dtype)
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
+        """Compute the log-probability of each answer token after the prompt, at temperature 1."""
         with self.ranks.broadcast_call("token_logprobs", prompt_ids, answer_ids):
             return self._token_logprobs(prompt_ids, answer_ids)
 
@@ -105,44 +106,44 @@ class ModelWeights:
 
 
 class TrainedWeights:
-    """Trained weights of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors."""
+    """A `WeightSource` of only the trained tensors of a model with adapters, for an engine that has the base."""
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """See `ModelWeights.trained`."""
+        """Return the trained tensors; see `ModelWeights.trained`."""
         return self._weights.trained()
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """See `ModelWeights.token_logprobs`."""
+        """Score an answer; see `ModelWeights.token_logprobs`."""
         return self._weights.token_logprobs(prompt_ids, answer_ids)
 
 
 class AdaptersWeights:
-    """Several adapters of one base: a `WeightSource` of their tensors, named ``ADAPTER/PARAMETER``.
+    """A `WeightSource` of several adapters of one base; tensors are named ``ADAPTER/PARAMETER``.
 
     Args:
-        sources: The weights of a model with each adapter, by its name.
-        base: The model without any.
+        sources: Weights of the model with each adapter, by adapter name.
+        base: Model without adapters.
     """
 
     def __init__(self, sources: Mapping[str, ModelWeights], base: PreTrainedModel) -> None:
         self.sources, self.base = sources, base
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The tensors of all adapters, not copied."""
+        """Return the tensors of all adapters, not copied."""
         return {
             f"{name}/{key}": tensor for name, source in self.sources.items() for key, tensor in source.trained().items()
         }
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """Score with the base."""
+        """Score an answer with the base model."""
         return ModelWeights(self.base).token_logprobs(prompt_ids, answer_ids)
 
 
 class GatheredWeights(Mapping[str, torch.Tensor]):
-    """Tensors that are gathered from all ranks one at a time, when they are read, and not kept."""
+    """Mapping whose tensors are gathered from all ranks when they are read, and not kept."""
 
     def __init__(self, names: Sequence[str], gather: Callable[[str], torch.Tensor]) -> None:
         self._names = dict.fromkeys(names)
@@ -169,9 +170,9 @@ def save_policy_folder(
     folder: Path,
     images: ImageProcessor | None = None,
 ) -> None:
-    """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help.
+    """Write the current policy with its tokenizer and image processor; ranks that share it take part.
 
-    Several adapters get a folder each, beside config and tokenizer of the base.
+    With several adapters, each has its own folder next to the base's config and tokenizer.
     """
     if isinstance(source, AdaptersWeights):
         save_base_folder(source.base, tokenizer, folder, images)
@@ -182,14 +183,16 @@ def save_policy_folder(
     if has_adapters(model):
         save_adapter_folder(model, tokenizer, folder, images, trained=source.trained())
     else:
-        weights = source.weights() if source.ranks.are_many else None
+        weights = source.weights() if source.ranks.is_distributed else None
         save_model_folder(model, tokenizer, folder, images, weights=weights)
 
 
 def copy_policy(
     source: ModelWeights | AdaptersWeights, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None
 ) -> Callable[[Path], None]:
-    """Copy what `save_policy_folder` writes to the CPU; gives what writes the copy while training goes on."""
+    """Copy the current policy to the CPU; return a function that writes the copy as `save_policy_folder` does, while
+    training continues.
+    """
     if isinstance(source, AdaptersWeights):
         base, writers = source.base, {name: copy_policy(own, tokenizer, images) for name, own in source.sources.items()}
 

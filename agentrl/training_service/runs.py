@@ -23,8 +23,8 @@ from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters, load_adapter, trained_names
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.checkpoint import ALONE, load_state, save_adapter_folder, save_model_folder, save_state
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.checkpoint import STATE_FILE, load_state, save_adapter_folder, save_model_folder, save_state
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import ScoredSequence
@@ -164,7 +164,7 @@ class TrainingRun:
         for parameter in self._parameters:
             parameter.grad = None
         try:
-            with gradients_recomputed(self.model, enabled=self.base.config.trainer.gradient_checkpointing):
+            with checkpoint_activations(self.model, enabled=self.base.config.trainer.gradient_checkpointing):
                 logprobs, loss = self._pass(request, kind, options)
             if not math.isfinite(loss):
                 raise UsageError(
@@ -250,12 +250,12 @@ class TrainingRun:
             trained = {name: parameters[name] for name in trained_names(self.model)}
             save_adapter_folder(self.model, self.base.tokenizer, folder / MODEL, images, trained=trained)
         if optimizer:
-            save_state({"optimizer": self._optimizer.state_dict()}, folder / ALONE)
+            save_state({"optimizer": self._optimizer.state_dict()}, folder / STATE_FILE)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Take the weights of what `save` wrote, and its optimizer's state or a fresh one; gradients are forgotten."""
         load_weights(self.model, self.settings, folder, self.base)
-        state: dict[str, Any] | None = load_state(folder / ALONE) if optimizer else None
+        state: dict[str, Any] | None = load_state(folder / STATE_FILE) if optimizer else None
         self._optimizer = self._fresh_optimizer()
         if state is not None:
             self._optimizer.load_state_dict(state["optimizer"])

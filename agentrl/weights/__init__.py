@@ -1,4 +1,4 @@
-"""Weights from the trainer to the engine, verified."""
+"""Weight sync: sending weights from the trainer to the engine, and verifying them."""
 
 from agentrl.weights.adapters import AdaptersProbe, AdaptersTransport
 from agentrl.weights.collective import CollectiveTransport

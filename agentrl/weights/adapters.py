@@ -1,4 +1,4 @@
-"""Several adapters of one engine: those that changed are sent, and each is probed by itself."""
+"""Weight sync of several adapters of one engine: only changed adapters are sent, and each is probed separately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.weights.verify import Comparison, Probe, ProbedEngine, RecordedAnsw
 
 
 class WrittenAdapters(PreparedWeights):
-    """Adapters in a folder each, of which some may be older than the version; `in_use` gives the newest of all."""
+    """Adapters in one folder each; some may be older than the version. `in_use` returns the newest folders."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class WrittenAdapters(PreparedWeights):
         self._written, self._in_use = written, in_use
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Let it read the folders that it has not read yet."""
+        """Tell the server to read the folders that it has not read yet."""
         await server.load_adapters({name: one.folder for name, one in self._written.items()}, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Read from the folders."""
+        """Read the tensors from the folders."""
         return {f"{name}/{key}": tensor for name, one in self._written.items() for key, tensor in one.tensors().items()}
 
     async def discard(self) -> None:
-        """Remove the folders of adapters that have newer ones."""
+        """Remove the folders of adapters for which a newer one exists."""
         newest = self._in_use()
         for name, one in self._written.items():
             if newest.get(name) is not one:
@@ -45,11 +45,11 @@ class WrittenAdapters(PreparedWeights):
 
 
 class AdaptersTransport(Transport):
-    """Transport of several adapters, whose tensors are named ``ADAPTER/PARAMETER``; writes those that have changed.
+    """Transport of several adapters, with tensors named ``ADAPTER/PARAMETER``; only changed adapters are written.
 
     Args:
-        transports: Of each adapter alone.
-        versions: Gives the version of each adapter, which is written again only when that has changed.
+        transports: Transports by adapter.
+        versions: Function that returns the version of each adapter; an adapter is written when its version changes.
     """
 
     def __init__(self, transports: Mapping[str, AdapterTransport], versions: Callable[[], Mapping[str, int]]) -> None:
@@ -71,19 +71,19 @@ class AdaptersTransport(Transport):
         return WrittenAdapters(self._written, version=version, size=size, seconds=seconds, in_use=lambda: self._written)
 
     async def close(self) -> None:
-        """Remove everything. Idempotent."""
+        """Remove all folders. Idempotent."""
         for transport in self._transports.values():
             await transport.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptersProbe(Probe):
-    """A probe that asks each adapter, and compares it with its own trainer."""
+    """Probe that compares each adapter with its own trainer."""
 
     sources: Mapping[str, WeightSource]
-    """By the name of the adapter."""
+    """Weight sources by adapter name."""
     differences: dict[str, float] = field(default_factory=dict)
-    """Largest difference of each adapter in the latest comparison."""
+    """Maximum difference of each adapter in the latest comparison."""
 
     def of(self, adapter: str) -> Probe:
         """Return the probe of one adapter."""
@@ -113,6 +113,6 @@ class AdaptersProbe(Probe):
         """Compare every adapter with its recorded answers."""
         found, count = [], len(self.prompts)
         for number, adapter in enumerate(self.sources):
-            own, said = recorded[number * count : (number + 1) * count], f"adapter {adapter} of {name}"
-            found.append(await self.of(adapter).compare_recorded(engine, own, version=version, name=said))
+            own, label = recorded[number * count : (number + 1) * count], f"adapter {adapter} of {name}"
+            found.append(await self.of(adapter).compare_recorded(engine, own, version=version, name=label))
         return max(found)

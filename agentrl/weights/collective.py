@@ -1,7 +1,7 @@
-"""Weights by broadcast: a process group of the trainer and the workers of one server, for each server.
+"""Weights by broadcast: for each server, a process group of the trainer and the server's workers.
 
-One group per server, so that a server that dies in the middle breaks only its own update, and one that comes back
-needs no new meeting of all.
+With one group per server, a server that dies during an update breaks only its own update, and a returning server does
+not require a new group of all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that does not keep the process alive: a dead peer may hang it for a while."""
+    """Run `work` in a daemon thread, which does not keep the process alive if a dead peer blocks it."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -49,17 +49,17 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 c10d: Any = torch.distributed
-"""Its type stubs lack what groups are made of."""
+"""Untyped alias: torch's stubs lack the classes of process groups."""
 
 
 class TrainerGroup:
-    """A group in which the trainer is rank 0.
+    """Process group of the trainer, as rank 0, and a server's workers.
 
     Args:
-        url: The server's address: the trainer listens where the server can reach it.
+        url: Address of the server; the trainer listens on an address that the server can reach.
         workers: Number of the server's workers.
         device: Device of the trainer's tensors.
-        timeout_s: Deadline of the meeting, and of each broadcast.
+        timeout_s: Seconds before joining, or a broadcast, fails.
     """
 
     def __init__(self, url: str, *, workers: int, device: torch.device, timeout_s: float) -> None:
@@ -77,20 +77,20 @@ class TrainerGroup:
             timeout_s=timeout_s,
         )
 
-    async def meet(self) -> None:
-        """Wait for the server's workers, which are joining; raises `EngineError` if they do not."""
+    async def join(self) -> None:
+        """Join the group with the server's workers; raises `EngineError` if they do not join in time."""
         try:
-            await in_thread(self._meet)
+            await in_thread(self._join)
         except RuntimeError as error:
             raise EngineError("the workers of a server did not join the group", got=str(error)[:200]) from error
 
-    def _meet(self) -> None:
+    def _join(self) -> None:
         self._backend = make_group(self.info, self._store, rank=0)
-        if self._closed:  # the meeting was given up
+        if self._closed:  # joining was cancelled
             self.close()
 
     async def broadcast(self, run: Tensor) -> None:
-        """Send bytes to all workers, and return when they may be changed; raises `EngineError` if a worker is gone."""
+        """Send bytes to all workers; they may be changed afterwards. Raises `EngineError` if a worker is gone."""
         try:
             await in_thread(lambda: self._send(run))
         except RuntimeError as error:
@@ -103,7 +103,7 @@ class TrainerGroup:
             torch.cuda.synchronize(self._device)
 
     def close(self) -> None:
-        """Let go; a broadcast that hangs ends by its own deadline."""
+        """Close the group; a broadcast that hangs ends at its own deadline."""
         self._closed = True
         backend, self._backend = self._backend, None
         if backend is not None:
@@ -112,10 +112,10 @@ class TrainerGroup:
 
 
 def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
-    """Return the group once all members have met in `store`; gloo uses the address at which the trainer listens.
+    """Make the process group when all members have joined through `store`; gloo uses the trainer's address.
 
     Raises:
-        RuntimeError: they did not come in time.
+        RuntimeError: the members did not join in time.
     """
     timeout = timedelta(seconds=info.timeout_s)
     named = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, store))
@@ -131,7 +131,7 @@ def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
 
 
 def address_towards(url: str) -> str:
-    """Return the address of this machine from which a server is reached; nothing is sent."""
+    """Find the address of this machine on the route to a server; nothing is sent."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))
@@ -139,7 +139,7 @@ def address_towards(url: str) -> str:
 
 
 def _listening_store(address: str, timeout: timedelta) -> Any:
-    """Return a store that listens on one address only; whoever reaches it may write into it."""
+    """Make a store that listens on one address only; every process that can connect may write to it."""
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return c10d.TCPStore(
@@ -148,7 +148,7 @@ def _listening_store(address: str, timeout: timedelta) -> Any:
 
 
 TIMEOUT_S = 60.0
-"""Deadline of the meeting of a group, and of the broadcast of one bucket: a server that hangs is given up then."""
+"""Seconds before joining a group, or the broadcast of a bucket, fails; the server is then considered lost."""
 
 _log = logging.getLogger(__name__)
 
@@ -156,11 +156,11 @@ _log = logging.getLogger(__name__)
 class CollectiveTransport(Transport):
     """Transport by broadcasts of buckets, which are copied to the CPU first.
 
-    Over NCCL when the trainer's tensors are on a GPU, else over gloo.
+    It uses NCCL if the trainer's tensors are on a GPU, and gloo otherwise.
 
     Args:
-        bucket_bytes: Most bytes of a broadcast.
-        timeout_s: Deadline of a meeting, and of a broadcast.
+        bucket_bytes: Maximum number of bytes of a broadcast.
+        timeout_s: Seconds before joining a group, or a broadcast, fails.
     """
 
     def __init__(self, *, bucket_bytes: int, timeout_s: float = TIMEOUT_S) -> None:
@@ -169,7 +169,7 @@ class CollectiveTransport(Transport):
         self._groups: WeakKeyDictionary[InferenceServer, TrainerGroup] = WeakKeyDictionary()
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
-        """Copy the tensors, in a thread."""
+        """Copy the tensors in a thread."""
         began = time.perf_counter()
         device = next(iter(weights.values())).device
         buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
@@ -179,8 +179,8 @@ class CollectiveTransport(Transport):
     async def send(
         self, device: torch.device, server: InferenceServer, buckets: Sequence[Bucket], version: int
     ) -> None:
-        """Broadcast buckets to one server, in the group that it has, or a new one; a group that failed is gone."""
-        group = self._groups.get(server) or await self._met(server, device)
+        """Broadcast buckets to one server, through its group or a new one; a group is dropped if it fails."""
+        group = self._groups.get(server) or await self._make_group(server, device)
 
         async def broadcast(number: int) -> None:
             await group.broadcast(buckets[number].run)
@@ -193,10 +193,10 @@ class CollectiveTransport(Transport):
             group.close()
             raise
 
-    async def _met(self, server: InferenceServer, device: torch.device) -> TrainerGroup:
+    async def _make_group(self, server: InferenceServer, device: torch.device) -> TrainerGroup:
         group = TrainerGroup(server.url, workers=await server.workers(), device=device, timeout_s=self._timeout_s)
         try:
-            await asyncio.gather(server.join_group(group.info), group.meet())
+            await asyncio.gather(server.join_group(group.info), group.join())
         except BaseException:
             group.close()
             raise
@@ -204,28 +204,31 @@ class CollectiveTransport(Transport):
         return group
 
     async def close(self) -> None:
-        """Leave all groups, with the servers. Groups that broke are left to the servers, which may hang in them."""
+        """Leave all working groups, together with the servers.
+
+        Broken groups are left to their servers, which may hang in them.
+        """
         groups = dict(self._groups)
         self._groups.clear()
         leaving = (server.leave_group(group.info) for server, group in groups.items())
         for outcome in await asyncio.gather(*leaving, return_exceptions=True):
             if outcome is not None:
-                _log.info("a server keeps the group of its updates: %s", outcome)
+                _log.info("a server did not leave its update group: %s", outcome)
         for group in groups.values():
             group.close()
 
 
 class GroupMember:
-    """Rank 1 of the group that it joins; over NCCL on its first GPU."""
+    """Rank 1 of a trainer's group; with NCCL, on this process's current GPU."""
 
     def __init__(self) -> None:
         self._group: Any = None
         self._device = CPU
 
     async def join(self, group: UpdateGroup) -> None:
-        """Meet the trainer; raises `EngineError` if it does not come."""
+        """Join the trainer's group; raises `EngineError` if that fails."""
         try:
-            self._group = await in_thread(partial(_joined, group))
+            self._group = await in_thread(partial(_join_as_worker, group))
         except RuntimeError as error:
             raise EngineError("the trainer's group was not joined", got=str(error)) from error
         self._device = torch.device("cuda", torch.cuda.current_device()) if group.backend == "nccl" else CPU
@@ -234,21 +237,21 @@ class GroupMember:
         """Close the connections to the trainer."""
         self._group = None
 
-    async def hear(self, layout: TensorLayout) -> Bucket:
-        """Receive the tensors that are broadcast next; raises `EngineError` if the broadcast breaks off."""
+    async def receive_bucket(self, layout: TensorLayout) -> Bucket:
+        """Receive the tensors of the next broadcast; raises `EngineError` if it breaks off."""
         dtype: torch.dtype = getattr(torch, layout.dtype)
         count = sum(torch.Size(shape).numel() for shape in layout.shapes)
         run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._device)
-        await in_thread(partial(self._hear, run))
+        await in_thread(partial(self._receive, run))
         return Bucket(run=run, layout=layout)
 
-    def _hear(self, run: torch.Tensor) -> None:
+    def _receive(self, run: torch.Tensor) -> None:
         try:
             self._group.broadcast(run, 0).wait()
         except RuntimeError as error:
             raise EngineError("the broadcast broke off", got=str(error)) from error
 
 
-def _joined(group: UpdateGroup) -> Any:
+def _join_as_worker(group: UpdateGroup) -> Any:
     store = c10d.TCPStore(group.address, group.port, group.size, False, timedelta(seconds=group.timeout_s))
     return make_group(group, store, rank=1)

@@ -1,4 +1,4 @@
-"""Contracts of weight sync: weight source, transport, server group, and the sync that verifies what servers have."""
+"""Contracts of weight sync: weight source, transport, server group, and the sync, which verifies the servers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from agentrl.engine import InferenceServer
 
 
 class WeightSource(Protocol):
-    """Trainer's side of weight sync."""
+    """The trainer's side of weight sync."""
 
     def weights(self) -> Mapping[str, Any]:
-        """The policy's tensors by parameter name, as they are now; they may change with the next optimizer step."""
+        """Return the policy's current tensors by parameter name; the next optimizer step may change them."""
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
+        """Compute the log-probability of each answer token after the prompt, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,27 +28,29 @@ class SyncReport:
     """Result of a sync."""
 
     version: int
-    """The version that the engine serves now."""
+    """Version that the engine serves after the sync."""
     transport_s: float
+    """Seconds to prepare the weights and load them into the engine."""
     verify_s: float
+    """Seconds to verify the engine."""
     probe_difference: float
-    """Largest difference of a probe token's log-probability between engine and trainer."""
+    """Maximum difference of a probe token's log-probability between engine and trainer."""
     servers: int = 0
-    """Servers that were verified; 0 for an engine in this process."""
+    """Number of verified servers; 0 for an engine in this process."""
     bytes: int = 0
-    """Of the weights, where they were copied."""
+    """Bytes of the weights, if they were copied."""
     prepare_s: float = 0.0
-    """Seconds in which they were copied or written while the servers went on."""
+    """Seconds to copy or write the weights, while the servers continued to serve."""
     load_s: float = 0.0
-    """Seconds in which the servers were held."""
+    """Seconds for which the servers were paused."""
     released_bytes: int | None = None
-    """Memory of this process's GPU that sleeping servers had given back; ``None`` where servers do not sleep."""
+    """Bytes of this process's GPU that sleeping servers had released; ``None`` if servers do not sleep."""
     adapters: Mapping[str, float] = field(default_factory=dict)
-    """`probe_difference` of each of several adapters."""
+    """`probe_difference` by adapter, if there are several."""
 
     @property
     def seconds(self) -> float:
-        """The whole sync."""
+        """Seconds of the whole sync."""
         return self.transport_s + self.verify_s
 
 
@@ -59,28 +61,28 @@ class WeightSync(ABC):
     async def sync(self, version: int) -> SyncReport:
         """Serve the trainer's current weights as `version`, and verify them.
 
-        The trainer must not change them meanwhile.
+        The trainer must not change its weights during the sync.
 
         Raises:
-            TrainingError: the engine's log-probabilities are not the trainer's.
-            EngineError: the engine did not take the weights.
+            TrainingError: the engine's log-probabilities differ from the trainer's.
+            EngineError: the engine did not load the weights.
         """
 
     @abstractmethod
     async def verify(self) -> float:
-        """Compare engine and trainer as they are, and return the largest difference; raises as `sync`."""
+        """Compare engine and trainer without a sync; return the maximum difference. Raises the errors of `sync`."""
 
     async def release_memory(self) -> None:
-        """Let the engine give its memory to the trainer until the next sync."""
+        """Release the engine's GPU memory for the trainer until the next sync."""
         return
 
     async def close(self) -> None:
-        """Release what it holds, while the engine still serves. Idempotent."""
+        """Release all resources, while the engine is still running. Idempotent."""
         return
 
 
 class PreparedWeights(ABC):
-    """Weights of one version, of `size` bytes, apart from the trainer's tensors."""
+    """Weights of one version, of `size` bytes, independent of the trainer's tensors."""
 
     def __init__(self, *, version: int, size: int, seconds: float) -> None:
         self.version = version
@@ -89,14 +91,14 @@ class PreparedWeights(ABC):
 
     @abstractmethod
     async def give_to(self, server: InferenceServer) -> None:
-        """Give them to a paused server, or raise `EngineError`; may run for several servers at once."""
+        """Send the weights to a paused server, or raise `EngineError`; may run for several servers at once."""
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
         """Return the tensors by name."""
 
     async def discard(self) -> None:
-        """Release them."""
+        """Release the weights."""
         return
 
 
@@ -105,10 +107,10 @@ class Transport(ABC):
 
     @abstractmethod
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
-        """Set weights apart, so that the trainer may change its tensors; raises `TrainingError` if there is no room."""
+        """Copy weights, so that the trainer may change its tensors; raises `TrainingError` if there is no space."""
 
     async def close(self) -> None:
-        """Release what it holds. Idempotent."""
+        """Release all resources. Idempotent."""
         return
 
 
@@ -117,38 +119,38 @@ Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]
 
 
 class ServerGroup(Protocol):
-    """Servers that have the same weights."""
+    """Servers with the same weights."""
 
     changing: asyncio.Lock
-    """Held while weights change, and while a server comes back."""
+    """Lock that is held while weights change, and while a lost server returns."""
     version: int
-    """Of the weights that every server that takes part samples with."""
+    """Version of the weights of all active servers."""
     is_paused: bool
 
     @property
     def servers(self) -> Sequence[InferenceServer]:
-        """The servers that take part now."""
+        """Active servers."""
 
     async def pause(self) -> None:
-        """Hold all requests; a server that cannot is taken out."""
+        """Pause all requests; a server that fails is removed."""
 
     async def resume(self) -> None:
-        """Go on; a server that cannot is taken out."""
+        """Resume all requests; a server that fails is removed."""
 
     async def each(self, action: Action, *, what: str, deadline_s: float) -> None:
-        """Do something on every server at once; those that fail are taken out. Raises what stops training."""
+        """Run an action on all servers at once; servers that fail are removed. Raises errors that stop training."""
 
     async def change(self, action: Action, *, what: str, deadline_s: float) -> None:
-        """`each`, for what keeps a server too busy to answer anything else."""
+        """Run an action like `each`, if it keeps servers too busy to answer other requests."""
 
     def publish(self, version: int) -> None:
-        """Record the version that all servers have now."""
+        """Record the version that all servers now have."""
 
     def remove(self, server: InferenceServer, why: object) -> None:
-        """Take a server out until it has been given the current weights again."""
+        """Remove a server until it has loaded the current weights again."""
 
     def connect_sync(self, *, deliver: Deliver, bring_up_to_date: Action) -> None:
-        """Register how weights reach all servers, and one that comes back."""
+        """Register the functions that send weights to all servers, and to a returning one."""
 
     async def wait_for_server(self, *, deadline_s: float) -> None:
-        """Wait until a server takes part; raises `EngineError` when none will."""
+        """Wait until a server is active; raises `EngineError` if none will be."""

@@ -1,11 +1,11 @@
-"""Weights through a folder that the servers can see: of a memory file system, or of a disk.
+"""Weights through a folder that servers can read, in a memory file system or on a disk.
 
-write (a thread; episodes go on) ──► version-7.1.partial ── renamed when whole ──► version-7.1 ──► servers read it
-                                                                                   │
-                                        kept until the next one is in use: a server that comes back reads it
+write (a thread; episodes continue) ──► version-7.1.partial ── renamed when complete ──► version-7.1 ──► servers read it
+                                                                                         │
+                                            kept until the next version is in use, for returning servers
 
-Folders of dead processes are cleared away by later ones. The model folder that launched servers start with is written
-here, too.
+Later processes remove the folders of dead ones. This module also writes the model folder from which launched servers
+start.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ LOCK = ".lock"
 
 
 class OwnedFolder:
-    """A folder of this process under `root`, from which the folders of dead processes are removed first."""
+    """A new folder of this process under `root`, in which the folders of dead processes are removed first."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         clear_abandoned(root)
         self.path = root / f"{PREFIX}{os.getpid()}-{uuid4().hex[:8]}"
-        self._lock = _locked(lock_of(self.path))
+        self._lock = _open_locked(lock_file(self.path))
         self.path.mkdir()
         self._remove = weakref.finalize(self, _remove, self.path, self._lock, os.getpid())
 
     def close(self) -> None:
-        """Remove the folder; otherwise removed when the process ends. Idempotent."""
+        """Remove the folder now instead of at the end of the process. Idempotent."""
         self._remove()
 
 
-def lock_of(folder: Path) -> Path:
-    """Return the file whose lock says that a folder's owner lives."""
+def lock_file(folder: Path) -> Path:
+    """Return the file that a folder's owner keeps locked while it is alive."""
     return folder.with_name(folder.name + LOCK)
 
 
 def clear_abandoned(root: Path) -> list[Path]:
-    """Remove this user's folders whose owner is gone, and return them."""
+    """Remove this user's folders whose owner has ended; return them."""
     removed = []
     for folder in {Path(str(path).removesuffix(LOCK)) for path in root.glob(f"{PREFIX}*")}:
-        with suppress(OSError):  # locked by its owner or by a process that clears it, or another user's
-            lock = _locked(lock_of(folder))
+        with suppress(OSError):  # locked by its owner or by another process that removes it, or another user's
+            lock = _open_locked(lock_file(folder))
             _remove(folder, lock, os.getpid())
             removed.append(folder)
     return sorted(removed)
 
 
-def _locked(path: Path) -> int:
-    """Create or open a file and lock it; raises `BlockingIOError` when another process holds it."""
+def _open_locked(path: Path) -> int:
+    """Create or open a file and lock it; raises `BlockingIOError` if another process has locked it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -86,27 +86,27 @@ def _locked(path: Path) -> int:
 
 
 def _remove(folder: Path, lock: int, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child ends
+    if os.getpid() != owner:  # in a forked child that ends
         return
     shutil.rmtree(folder, ignore_errors=True)
-    lock_of(folder).unlink(missing_ok=True)
+    lock_file(folder).unlink(missing_ok=True)
     os.close(lock)
 
 
 SHARD_BYTES = 2 << 30
-"""A file holds at most so many bytes, or one tensor."""
+"""Maximum number of bytes of a file, unless a single tensor is larger."""
 INDEX = "model.safetensors.index.json"
 
 
 def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write tensors into an existing folder, and return their bytes.
+    """Write tensors to an existing folder; return their number of bytes.
 
-    Tensors that share memory (the embedding and the output head of a tied model) are written under each name: a server
-    that keeps two copies needs both.
+    Tensors that share memory (embedding and output head of a tied model) are written under each name, for servers that
+    keep two copies.
     """
     total = 0
     written: list[list[str]] = []
-    unnumbered = "shard-{:05d}.partial".format  # while it is not known how many there will be
+    unnumbered = "shard-{:05d}.partial".format  # the number of files is not known yet
     for shard in split_by_bytes(weights, shard_bytes):  # one at a time: tensors may be gathered as they are read
         save_file(_separate(shard), folder / unnumbered(len(written)), metadata={"format": "pt"})
         written.append(list(shard))
@@ -123,7 +123,7 @@ def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors without shared memory, as the format needs; copies only those that share some."""
+    """Return contiguous tensors without shared memory, as safetensors requires; copy only those that share memory."""
     seen: set[int] = set()
     separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -137,11 +137,11 @@ def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 MEMORY = Path("/dev/shm")
 AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
-"""Writes the tensors of an adapter into a folder, as peft does."""
+"""Function that writes the tensors of an adapter to a folder, in peft's format."""
 
 
 def memory_folder() -> Path:
-    """Return the memory file system of this machine, or its temporary folder where there is none."""
+    """Return this machine's memory file system, or its temporary folder if it has none."""
     return MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
@@ -153,11 +153,11 @@ class WrittenWeights(PreparedWeights):
         self.folder = folder
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Let it read the folder."""
+        """Tell the server to read the folder."""
         await server.load_weights(self.folder, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Read from the folder."""
+        """Read the tensors from the folder."""
         return {name: tensor for path in self.folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
     async def discard(self) -> None:
@@ -169,14 +169,14 @@ class WrittenAdapter(WrittenWeights):
     """An adapter in a folder."""
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Let it read the folder."""
+        """Tell the server to read the folder."""
         await server.load_adapter(self.folder, self.version)
 
 
 class FolderTransport(Transport):
-    """Transport through a folder of its own under `root`, in files of at most `shard_bytes`."""
+    """Transport through its own folder under `root`, in files of at most `shard_bytes`."""
 
-    _prepared: type[WrittenWeights] = WrittenWeights
+    _prepared_class: type[WrittenWeights] = WrittenWeights
 
     def __init__(self, root: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
         self._own = OwnedFolder(root.absolute())
@@ -185,19 +185,19 @@ class FolderTransport(Transport):
 
     @classmethod
     def shared_memory(cls) -> FolderTransport:
-        """Return a transport in `memory_folder`."""
+        """Make a transport in `memory_folder`."""
         return cls(memory_folder())
 
     @property
     def path(self) -> Path:
-        """The transport's own folder."""
+        """Folder of this transport."""
         return self._own.path
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> WrittenWeights:
-        """Write a version, in a thread; it is there as a whole or not at all.
+        """Write a version in a thread; its folder exists only when it is complete.
 
         Raises:
-            TrainingError: no room, or no permission.
+            TrainingError: the disk or memory is full, or writing is not permitted.
         """
         began = time.perf_counter()
         self._writes += 1
@@ -208,10 +208,10 @@ class FolderTransport(Transport):
             raise TrainingError(
                 f"cannot write the weights of version {version}",
                 got=f"{type(error).__name__}: {error}",
-                expected=f"room for two versions of the model in {self.path.parent}",
-                hint="make room there, or set engine.transport=disk",
+                expected=f"space for two versions of the model in {self.path.parent}",
+                hint="free space there, or set engine.transport=disk",
             ) from error
-        return self._prepared(folder, version=version, size=size, seconds=time.perf_counter() - began)
+        return self._prepared_class(folder, version=version, size=size, seconds=time.perf_counter() - began)
 
     def _write(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         partial = folder.with_name(folder.name + ".partial")
@@ -228,14 +228,14 @@ class FolderTransport(Transport):
         return write_tensors(weights, folder, shard_bytes=self._shard_bytes)
 
     async def close(self) -> None:
-        """Remove everything. Idempotent."""
+        """Remove the transport's folder. Idempotent."""
         await asyncio.to_thread(self._own.close)
 
 
 class AdapterTransport(FolderTransport):
-    """Transport of adapters alone, for servers that have the base model."""
+    """Transport of only an adapter, for servers that have the base model."""
 
-    _prepared = WrittenAdapter
+    _prepared_class = WrittenAdapter
 
     def __init__(self, root: Path, write: AdapterWriter) -> None:
         super().__init__(root)
@@ -252,14 +252,14 @@ HEAD = "lm_head.weight"
 def write_served_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write config, tokenizer and weights into a folder, and return the bytes of the weights.
+    """Write config, tokenizer and weights to a folder; return the number of bytes of the weights.
 
-    The copy is never tied: a server may keep a packed copy of the output head that an update of the embedding does not
-    reach, so the head is a tensor of its own in every update. There is no generation config: what a server samples with
-    comes with each request. Experts are taken apart as in a checkpoint.
+    The copy is never tied: a server may keep a packed copy of the output head, which an update of only the embedding
+    would not reach, so every update contains the head. No generation config is written, because each request contains
+    its sampling parameters. Fused experts are split as in checkpoints.
 
     Raises:
-        UsageError: a model without an output head of its own.
+        UsageError: the model has no tensor for its output head.
     """
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if HEAD not in weights:

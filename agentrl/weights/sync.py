@@ -1,12 +1,12 @@
-"""Weight sync with servers: prepared while they go on, given to them while they are held, verified on each of them.
+"""Weight sync: weights are prepared while servers continue, loaded while they are paused, and verified on each server.
 
-    prepare ──► pause ──► load on every server at once ──► version ──► resume ──► probe every server ──► record
-    (episodes go on)      └ one that fails is taken out                           └ one that differs stops training
+    prepare ──► pause ──► load on all servers at once ──► version ──► resume ──► probe all servers ──► record
+    (episodes continue)   └ a server that fails is removed                       └ one that differs stops training
 
-A server that comes back later is given the same weights, and is compared with the recorded answers of the probe: the
-trainer may be changing its weights by then.
+A returning server loads the same weights, and is compared with the recorded answers of the probe, because the trainer
+may be changing its weights at that time.
 
-An engine in this process is synchronised here, too, and servers may sleep while the trainer trains.
+This module also syncs an engine in this process, and lets servers sleep during training.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class InProcessSync(WeightSync):
     """Weight sync with an engine of this process.
 
     Args:
-        trainer: Owns the weights.
-        engine: Serves them.
-        shared: The engine computes with the trainer's own tensors, so that nothing is copied; only right while
-            nothing is sampled during optimizer steps.
-        probe: The prompts of `verify`.
+        trainer: Source of the weights.
+        engine: Engine that serves them.
+        shared: True if the engine uses the trainer's own tensors, so that nothing is copied; only valid if nothing is
+            sampled during optimizer steps.
+        probe: Probe for `verify`.
     """
 
     def __init__(self, trainer: WeightSource, engine: PolicyEngine, *, shared: bool, probe: Probe) -> None:
@@ -58,22 +58,22 @@ class InProcessSync(WeightSync):
         )
 
     async def verify(self) -> float:
-        """Compare engine and trainer as they are."""
+        """Compare engine and trainer without a sync."""
         return (await self._probe.compare(self._engine, self._trainer, version=self._engine.version)).difference
 
 
 TIMEOUT_S = 120.0
 
 cuda: Any = torch.cuda
-"""Not all of it is typed."""
+"""Untyped alias: not all of the module has types."""
 
 
 class ServerSleep:
-    """Sleep of a group's servers. The caller holds the group's `changing`.
+    """Sleep of a group's servers. The caller must hold the group's lock `changing`.
 
     Attributes:
-        is_asleep: The servers sleep.
-        released_bytes: Given back in the last sleep, as this process sees it on its GPU; 0 without one.
+        is_asleep: True while the servers sleep.
+        released_bytes: Bytes released on this process's GPU by the last sleep; 0 without a GPU.
     """
 
     def __init__(self, group: ServerGroup) -> None:
@@ -83,7 +83,7 @@ class ServerSleep:
         self.released_bytes = 0
 
     async def sleep(self) -> None:
-        """Hold all servers and put them to sleep; one that cannot is taken out."""
+        """Pause all servers and put them to sleep; a server that fails is removed."""
         await self._group.pause()
         before = free_bytes()
         self.is_asleep = True
@@ -95,22 +95,22 @@ class ServerSleep:
         await server.sleep()
 
     async def wake_up(self) -> None:
-        """Wake the servers that sleep, which stay held; one that cannot is taken out."""
+        """Wake the sleeping servers, which stay paused; a server that fails is removed."""
         if not self.is_asleep:
             return
-        cuda.empty_cache()  # the servers need what torch only keeps for later
+        cuda.empty_cache()  # release memory that torch caches
         await self._group.change(self.wake, what="waking up", deadline_s=TIMEOUT_S)
         self.is_asleep = False
 
     async def wake(self, server: InferenceServer) -> None:
-        """Wake one server if it sleeps, or may sleep because it did not answer in time."""
+        """Wake one server if it sleeps, or may sleep because it did not answer a request in time."""
         if server in self._asleep:
             await server.wake_up()
             self._asleep.discard(server)
 
 
 def free_bytes() -> int:
-    """Free memory of this process's GPU; 0 while it uses none, to make no context on a server's GPU."""
+    """Return the free bytes of this process's GPU; 0 before it uses one, to avoid a context on a server's GPU."""
     return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
 
 
@@ -121,14 +121,14 @@ class RemoteSync(WeightSync):
     """Weight sync with a group of servers.
 
     Args:
-        trainer: Owns the weights.
-        group: The servers; from now on it asks this object for weights of servers that come back.
-        transport: Takes the weights to the servers; closed with this object.
-        probe: The prompts of `verify`.
-        sleeps: `release_memory` puts the servers to sleep; the next sync wakes them.
-        load_timeout_s: Deadline of a server's load.
-        probe_timeout_s: Deadline of a server's answers to the probe.
-        return_timeout_s: How long a sync waits for a server to come back when all are lost.
+        trainer: Source of the weights.
+        group: Servers; the group calls this object to update a returning server.
+        transport: Transport of the weights; closed with this object.
+        probe: Probe for `verify`.
+        sleeps: True if `release_memory` puts the servers to sleep until the next sync.
+        load_timeout_s: Seconds before a server's load fails.
+        probe_timeout_s: Seconds before a server's answers to the probe fail.
+        return_timeout_s: Seconds that a sync waits for a server to return if all are lost.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RemoteSync(WeightSync):
         group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
 
     async def sync(self, version: int) -> SyncReport:
-        """Serve the trainer's weights as `version` on every server, and verify each of them."""
+        """Serve the trainer's weights as `version` on all servers, and verify each server."""
         began = time.perf_counter()
         prepared, load_s = await self.deliver(self._trainer.weights(), version)
         transported = time.perf_counter()
@@ -175,16 +175,18 @@ class RemoteSync(WeightSync):
         )
 
     async def verify(self) -> float:
-        """Compare every server with the trainer; the first time, after a sync that proves the path."""
+        """Compare all servers with the trainer; the first call syncs before, which tests the transport."""
         if self._current is None:
             return (await self.sync(self._group.version)).probe_difference
         return max((await self._verify_servers()).values())
 
     async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> tuple[PreparedWeights, float]:
-        """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held.
+        """Send weights to all servers without verifying them; ``None`` stands for the trainer's weights.
+
+        Servers that were paused stay paused.
 
         Returns:
-            The weights, and the seconds for which the servers were held.
+            The prepared weights, and the seconds for which the servers were paused.
         """
         given = self._trainer.weights() if weights is None else weights
         prepared = await self._transport.prepare(given, version)
@@ -198,7 +200,7 @@ class RemoteSync(WeightSync):
         return prepared, load_s
 
     async def _give(self, prepared: PreparedWeights) -> None:
-        """Wake and hold all servers, and give them weights; the caller holds `changing`."""
+        """Wake and pause all servers, and send them weights; the caller must hold `changing`."""
         stay_paused = self._group.is_paused and not self._server_sleep.is_asleep
         try:
             await self._server_sleep.wake_up()
@@ -215,13 +217,13 @@ class RemoteSync(WeightSync):
                 await self._group.resume()
 
     async def release_memory(self) -> None:
-        """Put the servers to sleep, where the config says so."""
+        """Put the servers to sleep, if the config says so."""
         if self._uses_sleep:
             async with self._group.changing:
                 await self._server_sleep.sleep()
 
     async def bring_up_to_date(self, server: InferenceServer) -> None:
-        """Give the current weights to a server that has come back, and verify it; the caller holds `changing`."""
+        """Send the current weights to a returning server, and verify it; the caller must hold `changing`."""
         current = self._current
         if current is None:
             return
@@ -233,7 +235,7 @@ class RemoteSync(WeightSync):
         await self._compare(server, current)
 
     async def _verify_servers(self) -> dict[str, float]:
-        """Return the largest difference by server, for at least one."""
+        """Probe the servers; return the maximum difference of each, for at least one server."""
         differences: dict[str, float] = {}
         wrong: dict[InferenceServer, TrainingError] = {}
 
@@ -251,7 +253,7 @@ class RemoteSync(WeightSync):
         return differences
 
     async def _compare(self, server: InferenceServer, current: PreparedWeights) -> None:
-        """Compare a server with the trainer during a sync, with the recorded answers at any other time."""
+        """Compare a server with the recorded answers, or with the trainer during a sync, when there are none."""
         recorded = self._recorded
         weights = self._trainer.weights if recorded is None else current.tensors
         try:
@@ -270,14 +272,14 @@ class RemoteSync(WeightSync):
         return found.difference
 
     async def close(self) -> None:
-        """Close the transport. Servers that still sleep wake with the weights that they had: attached ones go on."""
+        """Close the transport. Sleeping servers wake with their last weights, as attached ones keep running."""
         if self._server_sleep.is_asleep and self._current is not None:
             try:
                 what = "waking the servers"
                 async with async_boundary(EngineError, what, deadline_s=TIMEOUT_S), self._group.changing:
                     await self._give(self._current)
             except AgentRLError as error:
-                _log.warning("servers are left asleep: %s", error)
+                _log.warning("some servers stay asleep: %s", error)
         await self._transport.close()
 
 
@@ -286,7 +288,7 @@ async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:
     version = await server.weight_version()
     if version != prepared.version:
         raise EngineError(
-            f"{server.url} serves another version after an update",
+            f"{server.url} serves the wrong version after an update",
             got=version,
             expected=prepared.version,
         )

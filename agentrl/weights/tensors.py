@@ -1,4 +1,4 @@
-"""Tensors for transports: named as in the model's checkpoints, and packed into runs of bytes of bounded size."""
+"""Tensors for transports: named as in the model's checkpoints, and packed into buckets of bounded size."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Some tensors of one number format, one after the other."""
+    """Tensors of one number format in consecutive memory."""
 
     run: Tensor
-    """Their bytes, uint8."""
+    """Bytes of the tensors: uint8 [bytes]."""
     layout: TensorLayout
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Names, and views of the bytes."""
+        """Yield the names and tensors, which are views of the bytes."""
         dtype: torch.dtype = getattr(torch, self.layout.dtype)
         sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
         flats = torch.split(self.run.view(dtype), sizes)
         for name, flat, shape in zip(self.layout.names, flats, self.layout.shapes, strict=True):
             yield name, flat.view(tuple(shape))
 
-    def encoded(self) -> str:
-        """Base64 of the pickled list of names and tensors."""
-        # a pickled view carries the whole memory that it is a view of
+    def encode(self) -> str:
+        """Pickle the list of names and tensors, and encode it as base64."""
+        # a pickled view would contain the whole underlying memory
         named = [(name, tensor.clone()) for name, tensor in self.tensors()]
         return base64.b64encode(pickle.dumps(named, protocol=pickle.HIGHEST_PROTOCOL)).decode("ascii")
 
@@ -54,8 +54,8 @@ class PreparedBuckets(PreparedWeights):
     """Weights in buckets.
 
     Args:
-        buckets: At least one.
-        give: Gives the buckets of a version to a paused server.
+        buckets: At least one bucket.
+        give: Function that sends the buckets of a version to a paused server.
     """
 
     def __init__(self, buckets: Sequence[Bucket], give: Give, *, version: int, seconds: float) -> None:
@@ -64,7 +64,7 @@ class PreparedBuckets(PreparedWeights):
         self._give = give
 
     async def give_to(self, server: InferenceServer) -> None:
-        """Give the buckets to a paused server."""
+        """Send the buckets to a paused server."""
         await self._give(server, self._buckets, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:
@@ -73,14 +73,14 @@ class PreparedBuckets(PreparedWeights):
 
 
 def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.device = CPU) -> list[Bucket]:
-    """Copy tensors into buckets of at most `bucket_bytes`, or one tensor; shared memory is copied under each name."""
-    return [_packed(tensors, device) for tensors in split_by_bytes(weights, bucket_bytes, lambda t: t.dtype)]
+    """Copy tensors to buckets of at most `bucket_bytes`, or one tensor; shared memory is copied under each name."""
+    return [_pack_bucket(tensors, device) for tensors in split_by_bytes(weights, bucket_bytes, lambda t: t.dtype)]
 
 
 def split_by_bytes(
     weights: Mapping[str, Tensor], most: int, key: Callable[[Tensor], Hashable] = lambda tensor: None
 ) -> Iterator[dict[str, Tensor]]:
-    """Split tensors into parts of at most `most` bytes, or one tensor; those of a part have the same `key`."""
+    """Split tensors into parts of at most `most` bytes, or one tensor; the tensors of a part have the same `key`."""
     filling: dict[Hashable, tuple[dict[str, Tensor], int]] = {}
     for name, tensor in weights.items():
         part, size = filling.get(key(tensor), ({}, 0))
@@ -92,7 +92,7 @@ def split_by_bytes(
     yield from (part for part, _ in filling.values())
 
 
-def _packed(tensors: Mapping[str, Tensor], device: torch.device) -> Bucket:
+def _pack_bucket(tensors: Mapping[str, Tensor], device: torch.device) -> Bucket:
     values = list(tensors.values())
     run = torch.empty(sum(tensor.numel() for tensor in values), dtype=values[0].dtype, device=device)
     for place, tensor in zip(torch.split(run, [tensor.numel() for tensor in values]), values, strict=True):
@@ -110,15 +110,15 @@ try:
 except ImportError:
 
     def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Change nothing: transformers 4 holds tensors as its checkpoints have them."""
+        """Change nothing: in transformers 4, models and checkpoints have the same tensors."""
         return state_dict
 
 
 class CheckpointNames:
-    """Names and tensors that transformers saves for each tensor of a model, which may be sharded and have adapters.
+    """Mapping from a model's tensors to those that transformers saves; the model may be sharded or have adapters.
 
     Raises:
-        UsageError: a tensor of the checkpoint is made of several of the model's.
+        UsageError: a tensor of the checkpoint combines several of the model's tensors.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -133,24 +133,24 @@ class CheckpointNames:
             raise UsageError(
                 "the model cannot be served",
                 got=f"{type(model).__name__}, whose checkpoints join tensors of the model",
-                expected="a model of which each tensor is saved by itself",
+                expected="a model whose tensors are saved separately",
                 hint="set engine=local",
             )
         self.parts: dict[str, tuple[str, ...]] = {name: parts for name, parts in found.items() if parts != (name,)}
-        """Names in the checkpoint, of the tensors that are saved under others."""
+        """Names in the checkpoint of each tensor that is saved under other names."""
 
     def convert(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return the tensors that are saved for a tensor."""
+        """Return the checkpoint's tensors for a tensor of the model, by name."""
         saved: dict[str, Tensor] = revert_weight_conversion(self._model, {name: tensor})
         return saved
 
     def apply(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors of a checkpoint, of which each is made when it is read; in the order of `weights`."""
+        """Return the checkpoint's tensors, in the order of `weights`; each is converted when it is read."""
         return CheckpointWeights(weights, self) if self.parts else weights
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
-    """The model's tensors as its checkpoint has them. Read in order, each of the model's is read once."""
+    """The checkpoint's tensors of a model. If they are read in order, each tensor of the model is read once."""
 
     def __init__(self, weights: Mapping[str, Tensor], names: CheckpointNames) -> None:
         self._weights, self._names = weights, names
@@ -178,15 +178,15 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
 
 class CheckpointSource:
-    """A `WeightSource` for servers, made of a trainer's source and model."""
+    """A `WeightSource` for servers, from a trainer's source and model."""
 
     def __init__(self, source: WeightSource, model: PreTrainedModel) -> None:
         self._source, self._names = source, CheckpointNames(model)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Implement `WeightSource`, by the names of a checkpoint."""
+        """Return the current tensors, by the names of a checkpoint."""
         return self._names.apply(self._source.weights())
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """Implement `WeightSource`."""
+        """Score an answer; see `WeightSource.token_logprobs`."""
         return self._source.token_logprobs(prompt_ids, answer_ids)

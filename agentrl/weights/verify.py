@@ -1,8 +1,8 @@
-"""The probe: fixed prompts on which the engine's log-probabilities must be the trainer's.
+"""The probe: fixed prompts for which the engine's log-probabilities must equal the trainer's.
 
-A server can accept an update and keep serving old tensors. Only its numbers show that: it answers a few fixed prompts
-greedily, and the trainer scores exactly the tokens that it gave. Checksums, where servers report them, name the tensors
-that differ.
+A server can accept an update and still serve old tensors; only its log-probabilities show that. Therefore the server
+answers a few fixed prompts greedily, and the trainer scores the same tokens. If servers report checksums, these
+identify the tensors that differ.
 """
 
 from __future__ import annotations
@@ -27,66 +27,66 @@ from agentrl.weights.contract import WeightSource
 
 
 class ProbeTolerance(TypedDict):
-    """How far apart two sides may be."""
+    """Tolerances of a probe."""
 
     tolerance: float
-    """Difference of any log-probability."""
+    """Maximum difference of a log-probability."""
     mean_tolerance: float
-    """Mean difference over all tokens of the probe."""
+    """Maximum mean difference over all tokens of the probe."""
 
 
 TOLERANCE: Mapping[str, ProbeTolerance] = {
     "float32": {"tolerance": 1e-3, "mean_tolerance": 1e-3},
     "bfloat16": {"tolerance": 2.0, "mean_tolerance": 0.25},
 }
-"""What rounding explains, by the weights' number format. In bfloat16 it is 0.07 on average for a pretrained model of 30
-layers, and up to 0.6 for a single token: random prompts are nothing that it knows."""
+"""Differences explained by rounding, by the weights' number format. In bfloat16, a pretrained model with 30 layers had
+a mean difference of 0.07 and a maximum of 0.6, because random prompts are unlike its training data."""
 
 
 ProbedEngine: TypeAlias = PolicyEngine | InferenceServer
 _Scored: TypeAlias = tuple[Sequence[int], Generation, Sequence[float]]
-"""A prompt, its answer, and the log-probabilities that the answer should have."""
+"""Prompt, answer, and expected log-probabilities of the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswer:
-    """An answer of an engine that served the right weights, scored by the trainer."""
+    """Answer of an engine with the right weights, scored by the trainer."""
 
     prompt: Sequence[int]
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    """The trainer's, at temperature 1."""
+    """Log-probabilities under the trainer, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """An engine that serves the trainer's weights."""
+    """Result of a comparison within the tolerances."""
 
     difference: float
-    """Largest difference of a log-probability."""
+    """Maximum difference of a log-probability."""
     answers: Sequence[RecordedAnswer]
-    """For `Probe.compare_recorded`."""
+    """Answers for `Probe.compare_recorded`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Prompts, and how far the two sides may be apart."""
+    """Prompts and tolerances of a comparison of engine and trainer."""
 
     prompts: Sequence[Sequence[int]]
     """Token ids: at least one prompt of at least one token."""
     answer_tokens: int = 4
     tolerance: float = 1e-3
-    """Largest difference of a log-probability."""
+    """Maximum difference of a log-probability."""
     mean_tolerance: float = math.inf
-    """Largest mean difference over all tokens."""
+    """Maximum mean difference over all tokens."""
     adapter: str | None = None
-    """Which of the engine's adapters answers."""
+    """Adapter that answers, if the engine has several."""
 
     @classmethod
     def random(
         cls, vocab_size: int, *, tolerance: float, mean_tolerance: float = math.inf, prompts: int = 4, length: int = 24
     ) -> Probe:
-        """Return a probe over random tokens of a vocabulary, the same ones every time."""
+        """Make a probe with random prompts, which depend only on the arguments."""
         draw = random.Random("probe")
         drawn = [[draw.randrange(vocab_size) for _ in range(length)] for _ in range(prompts)]
         return cls(prompts=drawn, tolerance=tolerance, mean_tolerance=mean_tolerance)
@@ -97,13 +97,13 @@ class Probe:
         """Compare the engine's log-probabilities with the trainer's.
 
         Args:
-            engine: Answers the prompts.
-            trainer: Scores the answers; its weights are those that the engine should have.
-            version: Version of the weights that the engine should sample with.
+            engine: Engine that answers the prompts.
+            trainer: Source of the weights that the engine should have, which scores the answers.
+            version: Version of the weights with which the engine should sample.
             name: Name of the engine in messages.
 
         Raises:
-            TrainingError: a difference above the tolerance, or an engine that samples with another version.
+            TrainingError: a difference exceeds its tolerance, or the engine samples with another version.
         """
         answers = await self._answers(engine, version, name)
         recorded = [
@@ -118,13 +118,13 @@ class Probe:
     async def compare_recorded(
         self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, version: int, name: str = "the engine"
     ) -> float:
-        """Compare the engine's log-probabilities with recorded ones, as far as it gives the recorded answers.
+        """Compare the engine's log-probabilities with recorded ones, up to the first token that differs.
 
-        Where the engine takes another first token, it must give it a log-probability within the tolerance of the
-        recorded one's: two tokens may be equally likely.
+        If the first token of an answer differs, its log-probability must be within the tolerance of the recorded
+        token's: two tokens may be equally likely.
 
         Raises:
-            TrainingError: as `compare`.
+            TrainingError: a difference exceeds its tolerance, or the engine samples with another version.
         """
         scored = []
         for right, answer in zip(recorded, await self._answers(engine, version, name), strict=True):
@@ -135,8 +135,8 @@ class Probe:
 
     async def _answers(self, engine: ProbedEngine, version: int, name: str) -> list[Generation]:
         prefix = f"probe-{version}" if self.adapter is None else f"probe-{self.adapter}-{version}"
-        asked = (self._ask(engine, f"{prefix}-{number}", prompt) for number, prompt in enumerate(self.prompts))
-        answers = await asyncio.gather(*asked)
+        requests = (self._ask(engine, f"{prefix}-{number}", prompt) for number, prompt in enumerate(self.prompts))
+        answers = await asyncio.gather(*requests)
         for answer in answers:
             if set(answer.versions) != {version}:
                 raise TrainingError(
@@ -159,7 +159,7 @@ class Probe:
                 await engine.end_session(name)
 
     def _judge(self, name: str, version: int, scored: Sequence[_Scored]) -> float:
-        """Return the largest difference; raises where it or the mean is above its tolerance."""
+        """Return the maximum difference; raise if it or the mean exceeds its tolerance."""
         found = [
             (_distance(got, right), len(prompt) + index, answer.token_ids[index], got, right)
             for prompt, answer, expected in scored
@@ -175,8 +175,8 @@ class Probe:
             f"after {after} tokens",
             got=f"{got:.6g} from the engine; {len(found)} tokens differ by {mean:.2g} on average",
             expected=f"{right:.6g} within {self.tolerance:g}, the trainer's{on_average}",
-            hint="the engine serves another model; or, after an update, that did not reach every tensor; or the "
-            "two sides compute the model differently",
+            hint="the engine serves another model, an update did not reach every tensor, or engine and trainer "
+            "compute the model differently",
         )
 
 
@@ -186,45 +186,45 @@ def _distance(first: float, second: float) -> float:
 
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""Tensors that servers keep as one, by the name that they give it."""
+"""Tensors that servers stack, by the name of the stacked tensor."""
 ROWS = 64
-"""Servers fill the vocabulary up with zeros to a multiple of so many rows."""
+"""Number of rows to whose multiples servers pad the vocabulary with zeros."""
 MOST_NAMED = 8
 NAMING_S = 30.0
-"""Deadline of the search; without names the failure is still raised."""
+"""Seconds before the search for tensors that differ fails; the error is then raised without their names."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksumDifference:
-    """Tensors whose checksums differ, by the trainer's names."""
+    """Names in the trainer of tensors whose checksums differ."""
 
     differing: Sequence[str]
     unknown: Sequence[str]
-    """For which the server gives no checksum."""
+    """Tensors for which the server reports no checksum."""
 
     def __str__(self) -> str:
         if self.differing:
-            return f"tensors that differ by checksum: {_listed(self.differing)}"
+            return f"tensors that differ by checksum: {_list_names(self.differing)}"
         if self.unknown:
-            return f"all checksums agree; the server gives none for {_listed(self.unknown)}"
-        return "all checksums agree: the two sides compute the model differently"
+            return f"all checksums agree; the server reports none for {_list_names(self.unknown)}"
+        return "all checksums agree: engine and trainer compute the model differently"
 
 
 async def name_tensors(
     error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
 ) -> TrainingError:
-    """Return a failure of the probe that names the tensors that differ, if the server has checksums.
+    """Add the names of tensors that differ to an error of the probe, if the server has checksums.
 
-    `weights` returns those that the server should have; it is called in a thread.
+    `weights` returns the weights that the server should have; it is called in a thread.
     """
     try:
         async with async_boundary(EngineError, "the search for tensors that differ", deadline_s=NAMING_S):
             checksums = await server.checksums()
             found = await asyncio.to_thread(lambda: compare_checksums(checksums, weights()))
     except AgentRLError as failure:
-        _log.info("the tensors of %s that differ are not known: %s", server.url, failure)
+        _log.info("cannot find the tensors of %s that differ: %s", server.url, failure)
         return error
     if found is None:
         return error
@@ -232,7 +232,7 @@ async def name_tensors(
 
 
 def compare_checksums(found: Mapping[str, str], weights: Mapping[str, Tensor]) -> ChecksumDifference | None:
-    """Compare a server's checksums with those of tensors; ``None`` when its checksums are of another kind."""
+    """Compare a server's checksums with those of tensors; return ``None`` if they are of another kind."""
     parts = {name: sent for name in found if (sent := _parts(name, weights))}
     agree = {name: found[name] in _checksums([weights[part] for part in sent]) for name, sent in parts.items()}
     if not any(agree.values()):
@@ -245,7 +245,7 @@ def compare_checksums(found: Mapping[str, str], weights: Mapping[str, Tensor]) -
 
 
 def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the trainer's names of the tensors that a server keeps under a name."""
+    """Return the trainer's names of the tensors that a server stores under a name."""
     if name in weights:
         return [name]
     for stacked, parts in STACKED.items():
@@ -256,7 +256,7 @@ def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _checksums(tensors: Sequence[Tensor]) -> set[str]:
-    """Compute checksums of tensors one after the other, as they are and padded."""
+    """Compute the checksums of consecutive tensors, without and with padding."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -266,6 +266,6 @@ def _checksums(tensors: Sequence[Tensor]) -> set[str]:
     return {digest.hexdigest()[:16], filled.hexdigest()[:16]}
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown = ", ".join(islice(names, MOST_NAMED))
     return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"

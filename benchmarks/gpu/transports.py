@@ -46,7 +46,7 @@ async def _broadcast(sent: torch.Tensor, received: torch.Tensor, rounds: int) ->
 
     other = threading.Thread(target=receive)
     other.start()
-    await group.meet()
+    await group.join()
     ready.wait(TIMEOUT_S)
     taken = [seconds_of(lambda: group._send(sent)) for _ in range(rounds)]
     other.join(TIMEOUT_S)

@@ -62,7 +62,9 @@ def test_whitening_of_large_values():
 
 @pytest.mark.parametrize("name", ["dr_grpo", "rloo", "opo", "gpg", "reinforce"])
 def test_advantages_too_large_for_float32_are_an_error(name):
-    with pytest.raises(TrainingError, match=rf"{name} gave numbers that are too large: got an advantage of .*e\+300"):
+    with pytest.raises(
+        TrainingError, match=rf"{name} returned numbers that are too large: got an advantage of .*e\+300"
+    ):
         Objective(AlgorithmConfig(advantage=name)).estimate(episodes(1e300))
 
 

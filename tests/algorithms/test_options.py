@@ -31,7 +31,7 @@ def test_known_options_pass_and_are_converted():
 
 
 def test_a_dual_clip_below_one_is_refused():
-    with pytest.raises(ConfigError, match=r"ppo: dual_clip bounds ratios above 1: got 0\.9, expected at least 1"):
+    with pytest.raises(ConfigError, match=r"ppo: dual_clip must bound ratios above 1: got 0\.9, expected at least 1"):
         check_options(ppo(), {"dual_clip": 0.9})
 
 
@@ -51,7 +51,7 @@ def test_positional_parameters_are_no_options():
 
 
 def test_wrong_type():
-    with pytest.raises(ConfigError, match="option clip_low is of a wrong type: got 'small'"):
+    with pytest.raises(ConfigError, match="option clip_low has the wrong type: got 'small'"):
         check_options(ppo(), {"clip_low": "small"})
 
 
@@ -63,7 +63,7 @@ def test_wrong_type():
         (Kind.ADVANTAGE, "hgpo", {"depth": -1}, "expected greater than or equal to 0"),
         (Kind.LOSS, "kl_cov", {"share": 2}, "share is out of range"),
         (Kind.LOSS, "m2po", {"tau": float("inf")}, "expected a finite number"),
-        (Kind.LOSS, "m2po", {"tau": "low"}, "tau is of a wrong type: got 'low', expected float"),
+        (Kind.LOSS, "m2po", {"tau": "low"}, "tau has the wrong type: got 'low', expected float"),
         (Kind.FILTER, "k3", {"limit": -0.1}, "limit is out of range"),
         (Kind.SHAPING, "pf_ppo", {"power": 0}, "power is out of range"),
     ],

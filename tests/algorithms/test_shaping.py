@@ -70,9 +70,9 @@ def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("invalid", {"penalty": 0.1}, r"shaping invalid: penalty is out of range: got 0\.1, expected 0 or less"),
-        ("repaired", {"penalty": 0.1}, r"shaping repaired: penalty is out of range: got 0\.1, expected 0 or less"),
-        ("unfinished", {"penalty": 1.0}, r"shaping unfinished: penalty is out of range: got 1\.0, expected 0 or less"),
+        ("invalid", {"penalty": 0.1}, r"shaping invalid: penalty is out of range: got 0\.1, expected at most 0"),
+        ("repaired", {"penalty": 0.1}, r"shaping repaired: penalty is out of range: got 0\.1, expected at most 0"),
+        ("unfinished", {"penalty": 1.0}, r"shaping unfinished: penalty is out of range: got 1\.0, expected at most 0"),
         ("overlong", {"buffer": 100}, "buffer is out of range: got 100, expected above 0 and below agent.max_tokens"),
         ("overlong", {"buffer": 10, "factor": -1.0}, "factor is out of range"),
         ("clip", {"low": 1.0, "high": 1.0}, "low and high is out of range"),
@@ -134,7 +134,7 @@ def test_the_adaptive_weight_moves_by_at_most_a_fifth_of_the_share():
     ("options", "message"),
     [
         ({"coef": 0.0}, "coef is out of range"),
-        ({"coef": 1.0, "target": 0.1}, "target and horizon belong together"),
+        ({"coef": 1.0, "target": 0.1}, "target and horizon must be set together"),
         ({"coef": 1.0, "target": -0.1, "horizon": 1.0}, "target is out of range"),
     ],
 )

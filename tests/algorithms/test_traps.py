@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from agentrl.algorithms.differences import groups_with_advantages, groups_with_rewards_apart
+from agentrl.algorithms.differences import groups_with_advantages, groups_with_different_rewards
 from agentrl.algorithms.options import check_options, clip_range
 from agentrl.algorithms.policy_losses import PPO_CLIP
 from agentrl.algorithms.traits import Input, needed_inputs
@@ -194,13 +194,13 @@ def test_lambda_of_vapo_grows_with_the_length():
 
 @pytest.mark.parametrize("name", ["gae", "remax", "prime", "gdpo"])
 def test_what_nobody_gave_is_an_error(name):
-    with pytest.raises(TrainingError, match=r"missing that the algorithm needs|normalises every component"):
+    with pytest.raises(TrainingError, match=r"lacks an input of the algorithm|normalises every component"):
         lookup(Kind.ADVANTAGE, name)(episodes())
 
 
 @pytest.mark.parametrize("name", ["luffy", "sppo", "distill"])
 def test_what_nobody_gave_to_a_loss_is_an_error(name):
-    with pytest.raises(TrainingError, match="missing that the algorithm needs"):
+    with pytest.raises(TrainingError, match="lacks an input of the algorithm"):
         lookup(Kind.LOSS, name)(loss_input([0.0], [1.0]))
 
 
@@ -251,7 +251,7 @@ def test_equal_returns_have_no_advantage(name, members):
         )
         assert not lookup(Kind.ADVANTAGE, name)(batch).any(), constant
         assert not groups_with_advantages(lookup(Kind.ADVANTAGE, name), batch).any()
-        assert not groups_with_rewards_apart(batch).any()
+        assert not groups_with_different_rewards(batch).any()
         assert not rewards_differ(returns.tolist())
 
 
@@ -259,7 +259,7 @@ def test_a_difference_above_rounding_is_one():
     close = episodes(returns=torch.tensor([0.1, 0.1 + 1e-8, 1e6, 1e6 + 0.1], dtype=torch.float64))
     assert lookup(Kind.ADVANTAGE, "grpo")(close).all()
     assert groups_with_advantages(lookup(Kind.ADVANTAGE, "grpo"), close).tolist() == [True, True]
-    assert groups_with_rewards_apart(close).tolist() == [True, True]
+    assert groups_with_different_rewards(close).tolist() == [True, True]
     assert rewards_differ([0.1, 0.1 + 1e-8])
     assert rewards_differ([1e6, 1e6 + 0.1])
     assert not rewards_differ([])

@@ -12,7 +12,7 @@ from agentrl.data_file import read_rows
 from agentrl.errors import UsageError
 from agentrl.evaluation.live_traffic import _append
 from agentrl.render.renderer import Renderer
-from agentrl.training.sft import _lessons
+from agentrl.training.sft import _examples
 from agentrl.trajectory import Source
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}
@@ -177,7 +177,7 @@ def test_an_answer_of_weight_0_is_read_and_not_learnt(tmp_path, renderer):
     }
     assert texts == {Source.MISTAKE: "bad answer<|im_end|>", Source.FORCED: "good<|im_end|>"}
     for everything in (False, True):  # neither as an answer, nor as an observation with a weight of its own
-        (lesson,) = _lessons([trajectory], everything=everything)
+        (lesson,) = _examples([trajectory], everything=everything)
         learned = lesson.scored.targets.tolist()
         assert "bad answer" not in renderer.encoder.decode(learned)
         assert "good<|im_end|>" in renderer.encoder.decode(learned)

@@ -58,7 +58,7 @@ def test_one_model_is_asked_for_where_there_are_several_adapters(agentrl, run, t
     assert "has several adapters, which cannot be merged" in said.err
     said = agentrl("eval", folder, "--tasks", "1", "adapters=null", "agent.roles=null")
     assert said.code == 2
-    assert "holds several adapters" in said.err
+    assert "contains several adapters" in said.err
     said = agentrl("eval", folder, "--tasks", "1", "--model", str(run.folder.model))
     assert said.code == 2
 

@@ -83,7 +83,7 @@ def test_what_has_no_adapter_exports_none(agentrl: Cli, base: Path, workplace: P
     ("override", "message"),
     [
         ("model.lora={dropout: 0.1}", "works with agentrl sft only"),
-        ("model.lora={target_modules: [nonsense]}", "fit no layer"),
+        ("model.lora={target_modules: [nonsense]}", "matches no layer"),
         ("model.lora={rnk: 4}", "rank"),
         ("model.lora={quantize: nf4}", "needs a GPU"),
     ],

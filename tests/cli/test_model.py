@@ -51,7 +51,7 @@ def test_what_cannot_be_added_is_named(agentrl: Cli, workplace: Path, trained_ru
         ((str(trained_run), "a/b"), "this is not a valid name for a model: got 'a/b'"),
         (("nothing-here", "new"), "there is no model in nothing-here"),
         (("notes.gguf", "new"), "notes.gguf is not a GGUF file"),
-        (("absent.gguf", "new"), "there is no such file"),
+        (("absent.gguf", "new"), "file not found"),
     ):
         ended = agentrl("model", "add", *words)
         assert ended.code == 2

@@ -136,7 +136,7 @@ async def test_a_skipped_tensor_is_caught_and_named(world, engine, skipped):
     with pytest.raises(TrainingError, match=f"does not serve the trainer's weights of version {version}") as told:
         await world.next_version()
     if engine == "vllm" and "proj" in skipped:
-        assert told.value.hint.startswith("all checksums agree; the server gives none for ")
+        assert told.value.hint.startswith("all checksums agree; the server reports none for ")
     else:
         assert told.value.hint == f"tensors that differ by checksum: {skipped}"
 

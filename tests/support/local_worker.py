@@ -40,6 +40,6 @@ class LocalWorker(GroupMember):
             if number == hears:
                 await broadcast(number)
                 raise EngineError("a run was sent that nobody heard")
-            bucket, _ = await asyncio.gather(self.hear(layout), broadcast(number))
+            bucket, _ = await asyncio.gather(self.receive_bucket(layout), broadcast(number))
             tensors |= dict(bucket.tensors())
         return tensors

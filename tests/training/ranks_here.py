@@ -51,7 +51,7 @@ def group_of(count, work: Callable[[Ranks], Any] = serve):
         ranks = join(store, rank=0, count=count)
         yield Group(ranks)
         if work is serve:
-            ranks.dismiss()
+            ranks.shutdown()
         while children:
             assert exit_code(children.pop()) == 0
     finally:

@@ -8,7 +8,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import LoraConfig
 from agentrl.errors import Outcome, TrainingError
 from agentrl.models.lora import with_adapter
-from agentrl.training.adapters import AdapterTrainers, joined
+from agentrl.training.adapters import AdapterTrainers, join_reports
 from agentrl.training.batch import select, step_batch
 from agentrl.training.report import StepReport
 from agentrl.training.rewards import RewardShaping
@@ -199,7 +199,7 @@ def test_metrics_of_all_are_sums_maxima_and_means_by_tokens():
         "role/a/members": 4.0,
     }
     two = {"train/tokens": 10.0, "train/loss": 5.0, "train/grad_norm": 1.0, "groups/trained": 1.0}
-    found = joined(
+    found = join_reports(
         {"a": StepReport(metrics=one, warnings=("odd",)), "b": StepReport(metrics=two)}, {"a": [0, 1], "b": []}
     )
     together = {"train/tokens": 40.0, "train/loss": 2.0, "train/grad_norm": 2.0, "groups/trained": 3.0}

@@ -159,9 +159,9 @@ def exchanged(ranks):
     assert torch.equal(heads, whole[:, 2 * context.rank : 2 * context.rank + 2])
     back = context.by_tokens(heads)
     (back * whole[:, :, context.own(6)]).sum().backward()
-    columns = context.collected(own[:, :, 0, 0] * 2, torch.tensor([1, 0, 0, 1, 1, 0, 1, 0]))
+    columns = context.gather_columns(own[:, :, 0, 0] * 2, torch.tensor([1, 0, 0, 1, 1, 0, 1, 0]))
     mine = whole[:, 0, 0] if context.rank == 1 else whole[:, 0, 0, :0]
-    assert torch.equal(context.collected(mine, torch.ones(3, dtype=torch.long)), whole[:, 0, 0])
+    assert torch.equal(context.gather_columns(mine, torch.ones(3, dtype=torch.long)), whole[:, 0, 0])
     return torch.equal(back, own), torch.equal(own.grad, own), columns.shape
 
 

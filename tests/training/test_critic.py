@@ -256,14 +256,16 @@ def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kin
 def test_a_checkpoint_of_another_critic_is_refused(model, trajectories, tmp_path):
     trainer = trainer_for(copy.deepcopy(model), "own")
     trainer.checkpoint.save(tmp_path)
-    with pytest.raises(UsageError, match=r"another critic: got a state of head, trunk, expected of head"):
+    with pytest.raises(
+        UsageError, match=r"another kind of critic: got a state of head, trunk, expected a state of head"
+    ):
         trainer_for(copy.deepcopy(model), "shared").checkpoint.load(tmp_path)
     config = AlgorithmConfig()
     without = Trainer(copy.deepcopy(model), config, TrainerConfig(), seed=0, max_tokens=100)
-    with pytest.raises(UsageError, match=r"the checkpoint holds a critic: got no trainer\.critic"):
+    with pytest.raises(UsageError, match=r"the checkpoint contains a critic: got no trainer\.critic"):
         without.checkpoint.load(tmp_path)
     without.checkpoint.save(tmp_path)
-    with pytest.raises(UsageError, match="another critic: got a state of none"):
+    with pytest.raises(UsageError, match="another kind of critic: got a state of none"):
         trainer.checkpoint.load(tmp_path)
 
 
@@ -298,7 +300,7 @@ def test_an_estimator_without_targets_is_an_error(model, trajectories, monkeypat
     monkeypatch.setattr(
         trainer._objective, "_estimate", lambda episodes: Estimate(advantage=torch.ones_like(episodes.values))
     )
-    with pytest.raises(TrainingError, match="gives the critic nothing to learn: got advantages only"):
+    with pytest.raises(TrainingError, match="returned no value targets for the critic: got advantages only"):
         run_step(trainer, trajectories)
 
 
@@ -322,5 +324,7 @@ def test_a_critic_and_who_reads_it_belong_together(model, algorithm, critic, mes
 def test_a_critic_of_another_vocabulary_is_refused(model):
     other = copy.deepcopy(model)
     other.config.vocab_size += 1
-    with pytest.raises(UsageError, match="another vocabulary than the policy's: got 41 token ids"):
+    with pytest.raises(
+        UsageError, match="vocabulary of the critic's model differs from the policy's: got 41 token ids"
+    ):
         trainer_for(model, "own", own=other)

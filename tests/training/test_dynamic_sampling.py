@@ -6,7 +6,7 @@ from agentrl.config.config import AlgorithmConfig
 from agentrl.errors import Outcome, TrainingError
 from agentrl.registry import Kind, names
 from agentrl.training.batch import StepExtras
-from agentrl.training.dynamic_sampling import DynamicSampling, Learner
+from agentrl.training.dynamic_sampling import DynamicSampling, GroupLearner
 from agentrl.trajectory import SOLE_ROLE, TokenSequence, Trajectory, Turn
 
 
@@ -33,7 +33,9 @@ def episode(member, rewards, *, states=None, components=None, role=SOLE_ROLE, ou
 
 
 def teaches(group, advantage="grpo", extras=None, **settings):
-    return DynamicSampling([Learner(algorithm=AlgorithmConfig(advantage=advantage, **settings))]).teaches(group, extras)
+    return DynamicSampling([GroupLearner(algorithm=AlgorithmConfig(advantage=advantage, **settings))]).teaches(
+        group, extras
+    )
 
 
 def scored(*components):
@@ -137,8 +139,8 @@ def test_one_of_several_adapters_is_enough():
 
     group = played(0, 1.0), played(1, 0.0)
     algorithm = AlgorithmConfig()
-    planner = Learner(algorithm=algorithm, roles=frozenset({"planner"}))
-    worker = Learner(algorithm=algorithm, roles=frozenset({"worker"}))
+    planner = GroupLearner(algorithm=algorithm, roles=frozenset({"planner"}))
+    worker = GroupLearner(algorithm=algorithm, roles=frozenset({"worker"}))
     assert not DynamicSampling([planner]).teaches(group)
     assert DynamicSampling([worker]).teaches(group)
     assert DynamicSampling([planner, worker]).teaches(group)

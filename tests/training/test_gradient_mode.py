@@ -7,7 +7,7 @@ from support.models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.config.config import TrainerConfig
-from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import ScoredSequence
@@ -36,7 +36,7 @@ def sequences():
 def gradients(model, mode, layout=PACKED):
     """By parameter, and how often attention was computed."""
     choose_layout(model, TrainerConfig())
-    with gradients_recomputed(model, enabled=mode), Count() as count:
+    with checkpoint_activations(model, enabled=mode), Count() as count:
         score(model, sequences(), temperature=1.0, pad_id=0, layout=layout).logp.cos().sum().backward()
     found = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
@@ -66,7 +66,7 @@ def test_compiled_layers_have_the_same_gradients(mode):
     assert len(compiled) == (4 if mode else 1)
     assert list(model.state_dict()) == names
     choose_layout(model, TrainerConfig())
-    with gradients_recomputed(model, enabled=mode):
+    with checkpoint_activations(model, enabled=mode):
         score(model, sequences(), temperature=1.0, pad_id=0, layout=PACKED).logp.cos().sum().backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5, rtol=1e-5)

@@ -7,7 +7,7 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from agentrl.config.config import TrainerConfig
 from agentrl.errors import UsageError
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.layout import (
     FEWEST_SHARED,
     PADDED,
@@ -46,7 +46,7 @@ def gradients(model, sequences, layout, batches=1, checkpointing=False):
     """Log-probabilities, and the gradients of a loss that treats every token of every sequence differently."""
     parts = [sequences[start::batches] for start in range(batches)]
     found, model.config._attn_implementation = [], ATTENTION
-    with gradients_recomputed(model, enabled=checkpointing):
+    with checkpoint_activations(model, enabled=checkpointing):
         for part in parts:
             scores = score(model, part, temperature=1.0, pad_id=0, layout=layout, entropy_gradient=True)
             owners = torch.cat([torch.full((len(s.targets),), float(len(s))) for s in part])

@@ -55,7 +55,7 @@ def test_a_missing_package_is_named(on_gpu, monkeypatch):
 
 
 def test_a_model_on_the_cpu_is_refused(model):
-    with pytest.raises(ConfigError, match=r"trainer\.kernels liger needs a GPU: got a model on cpu"):
+    with pytest.raises(ConfigError, match=r"trainer\.kernels=liger needs a GPU: got a model on cpu"):
         compile_layers(model, LIGER)
 
 

@@ -23,9 +23,9 @@ from agentrl.config.trainer import LoraConfig, SFTConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import (
-    adapters_dropped_out,
-    adapters_off,
+    adapter_dropout,
     add_adapters,
+    disable_adapters,
     has_adapters,
     load_adapter,
 )
@@ -93,7 +93,7 @@ def test_adapters_change_nothing_until_they_are_trained():
     assert torch.equal(scores(model), plain)
     changed = scores(moved(model))
     assert not torch.allclose(changed, plain, atol=1e-2)
-    with adapters_off(model):
+    with disable_adapters(model):
         assert torch.equal(scores(model), plain)
     assert torch.equal(scores(model), changed)
 
@@ -112,7 +112,7 @@ def test_a_layer_computes_what_peft_computes(weights, autocast, tolerance, dropo
     products = []
     layer.base_layer.register_forward_hook(lambda *_: products.append(1))
     results = []
-    with adapters_dropped_out(model):
+    with adapter_dropout(model):
         for forward in (layer.forward, functools.partial(peft.tuners.lora.Linear.forward, layer)):
             torch.manual_seed(0)
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
@@ -243,14 +243,14 @@ def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"target_modules": ["nonsense"]}, r"target_modules fit no layer.*\['nonsense'\]"),
+        ({"target_modules": ["nonsense"]}, r"target_modules matches no layer.*\['nonsense'\]"),
         (
             {"target_modules": ["lm_head"]},
             r"output head \(lm_head\) cannot have an adapter.*model.lora.modules_to_save",
         ),
-        ({"target_modules": ["embed_tokens"]}, "embed_tokens is no linear layer"),
-        ({"target_modules": ["input_layernorm"]}, "one that cannot have an adapter"),
-        ({"modules_to_save": ["nonsense"]}, "modules_to_save fits no module: got nonsense"),
+        ({"target_modules": ["embed_tokens"]}, "embed_tokens is not a linear layer"),
+        ({"target_modules": ["input_layernorm"]}, "a layer that cannot have an adapter"),
+        ({"modules_to_save": ["nonsense"]}, "modules_to_save matches no module: got nonsense"),
     ],
 )
 def test_layers_that_cannot_be_adapted(lora, message):
@@ -261,18 +261,18 @@ def test_layers_that_cannot_be_adapted(lora, message):
 def test_another_rank_than_the_file_has(tmp_path):
     model = adapted()
     save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
-    with pytest.raises(UsageError, match=r"not of this model and model.lora.*rank 2"):
+    with pytest.raises(UsageError, match=r"does not fit the model and model.lora.*rank 2"):
         load_adapter(adapted(LoraConfig(rank=2)), tmp_path)
 
 
 def test_a_base_that_is_gone(tmp_path):
     model = adapted(base=tmp_path / "gone")
     save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
-    with pytest.raises(UsageError, match=r"base of an adapter is not there.*gone.*base_model_name_or_path"):
+    with pytest.raises(UsageError, match=r"base of an adapter was not found.*gone.*base_model_name_or_path"):
         load_model(tmp_path, dtype="float32")
     settings = tmp_path / "adapter_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": None}))
-    with pytest.raises(UsageError, match="base of an adapter is not there: got none"):
+    with pytest.raises(UsageError, match="base of an adapter was not found: got none"):
         load_model(tmp_path, dtype="float32")
 
 
@@ -280,5 +280,5 @@ def test_four_bits_need_a_gpu(tmp_path):
     tiny_model().save_pretrained(tmp_path)
     lora = {"quantize": "nf4"}
     config = Config(environment={"name": "maze"}, model={"path": str(tmp_path), "device": "cpu", "lora": lora})
-    with pytest.raises(ConfigError, match=r"quantize needs a GPU: got model.device cpu.*Leave model"):
+    with pytest.raises(ConfigError, match=r"quantize needs a GPU: got model.device cpu.*Remove model"):
         load_policy(config, str(tmp_path))

@@ -100,7 +100,7 @@ def test_what_is_kept_by_hand(tmp_path):
     attended = 3 * 2 * LENGTH * 4 * (16 + 1) * 4
     assert kept["selective"]["activations"] - kept["full"]["activations"] == attended
     assert "activations" not in kept["offload"]
-    waiting = {item.name: item.bytes for item in plans["offload"].elsewhere}
+    waiting = {item.name: item.bytes for item in plans["offload"].off_device}
     assert waiting["activations, on the CPU"] == kept["full"]["activations"]
 
 
@@ -158,7 +158,7 @@ def test_shards_by_hand(tmp_path):
     assert "whole gradients" not in rows
     offloaded = plan(planned_config(tmp_path, "trainer={processes: 4, fsdp: {offload: true}}"), known)
     assert "parameters" not in {item.name for item in offloaded.items}
-    assert {item.name for item in offloaded.elsewhere} == {
+    assert {item.name for item in offloaded.off_device} == {
         f"{n}, on the CPU" for n in ("parameters", "gradients", "optimizer")
     }
 
@@ -172,7 +172,9 @@ def test_copies_references_caches_and_servers_by_hand(tmp_path):
     assert (found["parameters"], found["gradients"], found["reference"]) == (2 * parameters,) * 3
     assert (found["optimizer"], found["update"]) == (12 * parameters, 4 * parameters)
     assert found["key-value cache"] == 1000 * known.cache_values_per_token * 2
-    servers = plan(planned_config(tmp_path, "engine={type: vllm, max_running: 8, tensor_parallel: 2}"), known).elsewhere
+    servers = plan(
+        planned_config(tmp_path, "engine={type: vllm, max_running: 8, tensor_parallel: 2}"), known
+    ).off_device
     assert [item.bytes for item in servers] == [
         4 * parameters // 2,
         8 * LENGTH * (known.cache_values_per_token * 4 // 2),

@@ -40,12 +40,12 @@ def test_dropout_is_off(model, tmp_path):
 
 
 def test_missing_folder(tmp_path):
-    with pytest.raises(UsageError, match=r"no such model folder: got .*nowhere"):
+    with pytest.raises(UsageError, match=r"model folder not found: got .*nowhere"):
         load_model(tmp_path / "nowhere", dtype="float32")
 
 
 def test_folder_without_a_model(tmp_path):
-    with pytest.raises(UsageError, match=r"holds no model.*config\.json"):
+    with pytest.raises(UsageError, match=r"no model found.*config\.json"):
         load_model(tmp_path, dtype="float32")
 
 
@@ -70,7 +70,7 @@ def change_weights(folder, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda weights: weights.pop(QUERY), f"got no {QUERY}, expected all that its config.json asks for"),
+        (lambda weights: weights.pop(QUERY), f"got no {QUERY}, expected all weights of the architecture"),
         (
             lambda weights: weights.update({QUERY: weights[QUERY][:-1].clone()}),
             f"got {QUERY} of shape [15, 16], not [16, 16]",
@@ -80,7 +80,7 @@ def change_weights(folder, change):
 def test_weights_that_the_files_lack_are_never_random(model, tmp_path, change, words, capfd):
     model.save_pretrained(tmp_path)
     change_weights(tmp_path, change)
-    with pytest.raises(UsageError, match="do not hold all of its weights") as caught:
+    with pytest.raises(UsageError, match="do not contain all of its weights") as caught:
         load_model(tmp_path, dtype="float32")
     assert words in str(caught.value)
     assert capfd.readouterr().err == ""
@@ -102,7 +102,7 @@ def test_logits_that_are_not_the_heads(model, tmp_path):
         load_model(tmp_path, dtype="float32")
 
 
-@pytest.mark.parametrize(("device", "message"), [("gpu7", "unknown device"), ("cuda:99", "not there")])
+@pytest.mark.parametrize(("device", "message"), [("gpu7", "unknown device"), ("cuda:99", "device not found")])
 def test_device(model, tmp_path, device, message):
     model.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=message):

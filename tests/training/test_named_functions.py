@@ -65,18 +65,21 @@ def step(model, trajectories, **settings):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loss": "mean"}, "gave values of a wrong shape: got float32 of shape (), 0 not finite, expected shape"),
-        ({"loss": "bare_tensor"}, "gave no TokenLoss: got Tensor, expected agentrl.algorithms.types.unclipped"),
-        ({"loss": "scalar_clip"}, "gave clipped of a wrong shape"),
+        ({"loss": "mean"}, "returned values of the wrong shape: got float32 of shape (), 0 not finite, expected shape"),
+        (
+            {"loss": "bare_tensor"},
+            "did not return a TokenLoss: got Tensor, expected agentrl.algorithms.types.unclipped",
+        ),
+        ({"loss": "scalar_clip"}, "returned clipped of the wrong shape"),
         ({"loss": "detached"}, "has no gradient: got values that do not depend on logp"),
         ({"loss": "raises"}, "failed: got KeyError: 'oops'. It was raised in"),
         ({"advantage": "raises"}, ': raise KeyError("oops")'),
-        ({"advantage": "a_list"}, "gave unusable numbers: got list, expected"),
-        ({"advantage": "per_episode"}, "gave unusable numbers: got float64 of shape"),
-        ({"filters": {"no_bools": {}}}, "does not say which tokens train: got float32"),
+        ({"advantage": "a_list"}, "returned unusable numbers: got list, expected"),
+        ({"advantage": "per_episode"}, "returned unusable numbers: got float64 of shape"),
+        ({"filters": {"no_bools": {}}}, "did not return a mask of the tokens that train: got float32"),
         ({"filters": {"raises": {}}}, f"the filter {HERE}:raises failed"),
-        ({"shaping": {"nan_rewards": {}}}, "gave unusable rewards: got final: float64 of shape"),
-        ({"shaping": {"a_list": {}}}, "gave no rewards: got list"),
+        ({"shaping": {"nan_rewards": {}}}, "returned unusable rewards: got final: float64 of shape"),
+        ({"shaping": {"a_list": {}}}, "did not return rewards: got list"),
     ],
     ids=str,
 )
@@ -93,7 +96,7 @@ def test_what_is_wrong_is_told_under_its_name(model, trajectories, settings, wor
 
 @pytest.mark.parametrize("part", ["advantage", "loss"])
 @pytest.mark.parametrize(
-    ("name", "words"), [("takes_nothing", "got takes_nothing()"), ("NUMBER", "is no function: got int")]
+    ("name", "words"), [("takes_nothing", "got takes_nothing()"), ("NUMBER", "is not a function: got int")]
 )
 def test_what_cannot_be_called_is_refused_before_anything_is_played(model, part, name, words):
     with pytest.raises(ConfigError) as caught:

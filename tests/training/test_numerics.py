@@ -116,7 +116,7 @@ def test_the_command_shows_what_was_found(overflowing, trajectories, tmp_path, c
     assert json.loads(capsys.readouterr().out)["repeats"] is True
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "there is no file"), ("nothing", "cannot be read")])
+@pytest.mark.parametrize(("text", "message"), [(None, "not found"), ("nothing", "cannot be read")])
 def test_what_is_no_dump_is_refused(tmp_path, text, message):
     file = tmp_path / "step.pt"
     if text is not None:
@@ -124,7 +124,7 @@ def test_what_is_no_dump_is_refused(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         read_dump(file)
     torch.save({"weights": {}}, file)
-    with pytest.raises(UsageError, match="is no dump of an update: got format None"):
+    with pytest.raises(UsageError, match="is not a dump of an update: got format None"):
         read_dump(file)
 
 

@@ -189,8 +189,8 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ({"loss": "distill", "teacher": {"path": "a", "top_k": 2}}, r"top_k is ignored: the loss distill reads"),
         ({"shaping": {"distill": {}}}, r"shaping distill needs a teacher's log-probabilities"),
         ({"teacher": {"path": "a/b"}}, r"teacher is ignored.*got algorithm\.loss ppo and no shaping distill"),
-        ({"expert": {}}, "loss ppo has no place for tokens that the policy did not sample"),
-        ({"loss": "luffy", "expert": {"members": 8}}, "leaves no episode.*expected at most 7"),
+        ({"expert": {}}, "loss ppo cannot train on the tokens of algorithm.expert, which the policy did not sample"),
+        ({"loss": "luffy", "expert": {"members": 8}}, "plays all episodes of a group.*expected at most 7"),
         (
             {"loss": "luffy", "expert": {}, "correction": {"proximal": "behaviour"}},
             r"have no sampling probability mu.*got algorithm\.correction\.proximal behaviour",
@@ -201,17 +201,20 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
         ({"loss": "decoupled_ppo"}, r"apply it twice: got algorithm\.correction\.mode token"),
         (
             {"loss": "decoupled_ppo", "correction": {"mode": "off", "proximal": "behaviour"}},
-            "decoupled_ppo compares pi_old of the trainer with mu",
+            "decoupled_ppo compares the trainer's pi_old with mu",
         ),
-        ({"loss": "m2po", "correction": {"proximal": "loglinear"}}, "m2po compares pi_old of the trainer with mu"),
-        ({"filters": {"k1": {"limit": 1.0}}, "correction": {"proximal": "behaviour"}}, "k1 compares pi_old"),
+        ({"loss": "m2po", "correction": {"proximal": "loglinear"}}, "m2po compares the trainer's pi_old with mu"),
+        (
+            {"filters": {"k1": {"limit": 1.0}}, "correction": {"proximal": "behaviour"}},
+            "k1 compares the trainer's pi_old",
+        ),
         (
             {"loss": "sft", "advantage": "reinforce", "advantage_options": {"gamma": 0.5}},
             "advantage_options are ignored",
         ),
         ({"filters": {"k1": {}}}, "k1 needs the option limit"),
         ({"filters": {"k1": {"limit": 1.0, "off": "token"}}}, r"Did you mean 'of'"),
-        ({"filters": {"k1": {"limit": 1.0, "of": "turn"}}}, "option of is of a wrong type: got 'turn'"),
+        ({"filters": {"k1": {"limit": 1.0, "of": "turn"}}}, "option of has the wrong type: got 'turn'"),
         ({"advantage": "turn_discounted", "advantage_options": {"normalize_over": "turns"}}, "wrong type: got 'turns'"),
     ],
 )
@@ -226,7 +229,7 @@ def test_settings_that_clash_are_found_before_training(settings, message):
         ({"overlong": {"buffer": 100}}, "buffer is out of range: got 100"),
         ({"invalid": {}}, "invalid needs the option penalty"),
         ({"invalid": {"penalti": -1}}, "Did you mean 'penalty'"),
-        ({"kl": {"coef": 0.1, "target": 1.0}}, "target and horizon belong together"),
+        ({"kl": {"coef": 0.1, "target": 1.0}}, "target and horizon must be set together"),
         ({"pf_ppo": {"seed": 1}}, "pf_ppo does not take this option"),
     ],
 )

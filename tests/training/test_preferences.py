@@ -120,7 +120,7 @@ def test_pairs_are_the_best_with_the_worst_of_a_task(make_trajectory):
 def test_where_nobody_is_better_there_is_nothing_to_learn(make_trajectory, by, message):
     rng = random.Random(2)
     equal = [make_trajectory(rng, "a", member, reward=0.5) for member in range(2)]
-    with pytest.raises(UsageError, match=f"no pair of episodes.*got 2 episodes of 1 tasks.*{message}"):
+    with pytest.raises(UsageError, match=f"no pairs of episodes.*got 2 episodes of 1 tasks.*{message}"):
         make_pairs(equal, by=by, per_task=1)
 
 

@@ -146,9 +146,9 @@ def test_a_checkpoint_belongs_to_a_run_with_such_a_model(model, trajectories, tm
         run_step(trainer, trajectories)
         folder.mkdir()
         trainer.checkpoint.save(folder)
-    with pytest.raises(UsageError, match=r"checkpoint holds a process reward: got no trainer\.process_reward"):
+    with pytest.raises(UsageError, match=r"checkpoint contains a process reward: got no trainer\.process_reward"):
         without.checkpoint.load(tmp_path / "with")
-    with pytest.raises(UsageError, match="checkpoint holds no implicit process reward model"):
+    with pytest.raises(UsageError, match="checkpoint does not contain a process reward model"):
         with_one.checkpoint.load(tmp_path / "without")
 
 
@@ -161,5 +161,5 @@ def test_a_model_and_who_reads_it_belong_together(model):
             Trainer(model, algorithm, TrainerConfig(**settings), seed=0, max_tokens=100)
     other = copy.deepcopy(model)
     other.config.vocab_size += 1
-    with pytest.raises(UsageError, match="process reward's model has another vocabulary"):
+    with pytest.raises(UsageError, match="vocabulary of the process reward's model differs"):
         trainer_for(model, {"process_reward": other, "process_reward_start": other})

@@ -118,7 +118,7 @@ def computed(ranks, path, work, *, context=1, dtype="float32"):
         work: Cells, trajectories, and the tokens of a micro-batch of each cell.
     """
     ranks.arrange(context=context, tensor=1)
-    if ranks.are_many:
+    if ranks.is_distributed:
         device, options = torch.device("cpu"), FSDPOptions()
         model = load_sharded(path, dtype=dtype, device=device, ranks=ranks, options=options)
     else:

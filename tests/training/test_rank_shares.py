@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.forward.micro_batches import MicroBatch, balanced, pad_to_ranks, rank_share
+from agentrl.training.forward.micro_batches import MicroBatch, balance, pad_to_ranks, rank_share
 
 
 def batch(sequences, learns, cost):
@@ -18,7 +18,7 @@ def shares(work, ranks):
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
 def test_parts_are_equal_in_number_and_nearly_in_cost(costs, parts):
     costs = costs + [1] * (-len(costs) % parts)
-    found = balanced(costs, parts)
+    found = balance(costs, parts)
     assert sorted(index for part in found for index in part) == list(range(len(costs)))
     assert {len(part) for part in found} == {len(costs) // parts}
     sums = [sum(costs[index] for index in part) for part in found]
@@ -27,7 +27,7 @@ def test_parts_are_equal_in_number_and_nearly_in_cost(costs, parts):
 
 def test_differencing_evens_out_what_taking_turns_does_not():
     costs = [8, 7, 6, 5]
-    assert [sum(costs[index] for index in part) for part in balanced(costs, parts=2)] == [13, 13]
+    assert [sum(costs[index] for index in part) for part in balance(costs, parts=2)] == [13, 13]
 
 
 @given(

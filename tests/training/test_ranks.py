@@ -154,7 +154,7 @@ def weights(parts):
 
 def save(parts, folder):
     folder.mkdir(parents=True)
-    weights = parts.source.weights() if parts.trainer.ranks.are_many else None
+    weights = parts.source.weights() if parts.trainer.ranks.is_distributed else None
     save_model_folder(parts.trainer.model, NoTokenizer(), folder / "model", weights=weights)
     parts.trainer.checkpoint.save(folder)
     return folder
@@ -209,7 +209,7 @@ def resumed(group, name, path, trajectories, saved):
     """Gradients as the checkpoint has them, and the second step from there."""
     parts = group.build(settings(name, path, group.ranks.count), saved / "model", reference=str(path))
     parts.trainer.checkpoint.load(saved)
-    found = {"gradients": gradients(parts)} if not group.ranks.are_many else {}
+    found = {"gradients": gradients(parts)} if not group.ranks.is_distributed else {}
     found |= {"second": step(parts, trajectories), "weights": weights(parts)}
     again = saved.with_name(f"{saved.name}-resumed-by-{group.ranks.count}")
     return {**found, "end": save(parts, again) if name in CRITICS else None}

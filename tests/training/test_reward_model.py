@@ -50,7 +50,7 @@ def test_special_tokens_that_a_policy_spells_are_text(model):
     special = model.tokenizer.all_special_ids
     assert special
     for token in map(model.tokenizer.convert_ids_to_tokens, special):
-        assert not set(model._encoded(f"up {token} down")) & set(special)
+        assert not set(model._encode(f"up {token} down")) & set(special)
 
 
 def test_the_loss_is_that_of_bradley_and_terry():
@@ -91,7 +91,7 @@ def test_a_reward_model_learns_which_is_better(model):
 
 
 def test_a_language_model_is_no_reward_model(language_model, tmp_path):
-    with pytest.raises(UsageError, match=r"is no reward model: got \w+ForCausalLM.*agentrl reward-model --from RUN"):
+    with pytest.raises(UsageError, match=r"is not a reward model: got \w+ForCausalLM.*agentrl reward-model --from RUN"):
         RewardModel(language_model, dtype="float32", device="cpu")
     with pytest.raises(UsageError, match="cannot load the reward model"):
         RewardModel(tmp_path, dtype="float32", device="cpu")

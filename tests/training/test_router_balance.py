@@ -11,7 +11,7 @@ from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.forward.tree_attention import ATTENTION
-from agentrl.training.moe import RouterBalance, assignments, token_weights
+from agentrl.training.moe import LoadBalancingLoss, assignments, token_weights
 from agentrl.training.trainer import Trainer
 
 LAYOUTS = {"padded": PADDED, "packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}
@@ -31,7 +31,7 @@ def recorded(balance, model, part, layout):
 
 def by_formula(model, part):
     """Sequence by sequence, in float64."""
-    balance, total = RouterBalance(model, 1.0), 0.0
+    balance, total = LoadBalancingLoss(model, 1.0), 0.0
     alone = [recorded(balance, model, [sequence], PADDED) for sequence in part]
     for layer in range(len(alone[0])):
         logits = torch.cat([routed[layer][0] for routed in alone]).double()
@@ -45,7 +45,7 @@ def by_formula(model, part):
 def gradients(model, part, layout, batches):
     """Of the balance alone, added up over micro-batches; and its value."""
     model.config._attn_implementation = ATTENTION
-    balance = RouterBalance(model, 1.0)
+    balance = LoadBalancingLoss(model, 1.0)
     parts = [part[start::batches] for start in range(batches)]
     with torch.no_grad():
         counts = [assignments(recorded(balance, model, own, layout), token_weights(layout, own, torch.device("cpu")))

@@ -13,7 +13,7 @@ from support.models import EXPERTS, tiny_model
 from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.models.moe import ChosenExperts, routers
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.layout import PADDED, Layout, with_replay
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.prefix_tree import pack
@@ -119,7 +119,7 @@ def test_layers_that_are_computed_again_take_the_same_routes(mode):
     part, layout = sequences(model), with_replay(model, PADDED)
     found = []
     for enabled in (False, mode):
-        with gradients_recomputed(model, enabled=enabled):
+        with checkpoint_activations(model, enabled=enabled):
             score(model, part, temperature=1.0, pad_id=0, layout=layout).logp.sum().backward()
         found.append(gradients(model))
     for name, gradient in found[0].items():
@@ -204,7 +204,9 @@ def test_what_cannot_be_replayed_is_refused(trajectories):
         TrainerConfig(moe={"router_replay": True}, kernels="compiled")
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
         sequence.extend_routed_experts(np.full((len(sequence) - 1 - sequence.routed, 6), 1, dtype=np.uint8))
-    with pytest.raises(TrainingError, match=r"experts are not the model's: got 6 numbers per token.*expected 4"):
+    with pytest.raises(
+        TrainingError, match=r"experts do not fit the trainer's model: got 6 numbers per token.*expected 4"
+    ):
         step(trajectories, moe={"router_replay": True})
 
 
@@ -213,5 +215,5 @@ def test_an_unknown_way_of_weighing_is_refused():
     for router in routers(model):
         own = router.forward
         router.forward = lambda hidden, own=own: (lambda out: (out[0], out[1] ** 2 + 0.3, out[2]))(own(hidden))
-    with pytest.raises(ConfigError, match="does not know how this router weighs its experts"):
+    with pytest.raises(ConfigError, match="does not support the gates of this router"):
         with_replay(model, PADDED)

@@ -135,7 +135,7 @@ def test_equal_seeds_write_equal_files(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 200}, "vocabulary is too small: got 200, expected 270"),
+        ({"vocab_size": 200}, "vocabulary is too small: got 200, expected at least 270"),
         ({"heads": 3}, "do not fit together"),
         ({"kv_heads": 4, "heads": 2}, "do not fit together"),
     ],

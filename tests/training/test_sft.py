@@ -140,7 +140,7 @@ def test_nothing_to_learn(model):
     sequence = TokenSequence()
     sequence.extend([2, 5], Source.PROMPT)
     empty = Trajectory(id="e", task_id="e", environment="echo", seed=0, group_id="e", sequences=[sequence])
-    with pytest.raises(TrainingError, match="nothing to learn: got 1 demonstrations"):
+    with pytest.raises(TrainingError, match="no tokens to learn from: got 1 demonstrations"):
         train(model, [empty])
 
 

@@ -80,7 +80,7 @@ def test_token_index():
 def test_sampled_token_outside_every_turn():
     trajectory = worked_example()
     trajectory.sequences[0].turns[0].end = 4
-    with pytest.raises(LedgerError, match=r"trajectory 1 belongs to no turn: got token 4"):
+    with pytest.raises(LedgerError, match=r"trajectory 1 does not belong to a turn: got token 4"):
         build(trajectory)
 
 
@@ -89,7 +89,7 @@ def test_sampled_token_without_log_probability(logprob):
     trajectory = worked_example()
     trajectory.sequences[0].extend_sampled([7], logprobs=[logprob], versions=[4])
     trajectory.sequences[0].turns.append(Turn(index=3, start=7, end=8))
-    with pytest.raises(TrainingError, match="has no log-probability"):
+    with pytest.raises(TrainingError, match="has no valid log-probability"):
         build(trajectory)
 
 

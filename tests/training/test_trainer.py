@@ -422,7 +422,7 @@ def test_nan_reward_is_an_error(model, trajectories):
 
 
 def test_unusable_advantages_are_an_error(model, trajectories):
-    with pytest.raises(TrainingError, match=r"estimator .*:nan_advantages gave unusable numbers"):
+    with pytest.raises(TrainingError, match=r"estimator .*:nan_advantages returned unusable numbers"):
         run_step(trainer_for(model, algorithm(advantage=f"{__name__}:nan_advantages")), trajectories)
 
 

@@ -111,7 +111,7 @@ def test_images_without_a_reader_and_loss_on_images_are_refused(eyes: Eyes) -> N
         score(eyes.model, [scored], temperature=1.0, pad_id=0)
     everything = np.ones(len(sequence), dtype=bool)
     everything[0] = False
-    with pytest.raises(LedgerError, match="image carries loss"):
+    with pytest.raises(LedgerError, match="an image token has a loss"):
         scored_sequence(sequence.token_ids, everything, sequence.images)
 
 

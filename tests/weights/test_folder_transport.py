@@ -21,10 +21,10 @@ from agentrl.weights.folder import (
     INDEX,
     PREFIX,
     OwnedFolder,
-    _locked,
+    _open_locked,
     _separate,
     clear_abandoned,
-    lock_of,
+    lock_file,
     write_tensors,
 )
 
@@ -123,7 +123,7 @@ def test_a_lock_that_vanishes_before_it_is_taken_is_made_again(tmp_path, monkeyp
             stolen.append(path.unlink())
 
     monkeypatch.setattr(fcntl, "flock", steal)
-    descriptor = _locked(path)
+    descriptor = _open_locked(path)
     assert os.fstat(descriptor).st_ino == path.stat().st_ino
     os.close(descriptor)
     assert os.listdir("/proc/self/fd") == before
@@ -131,7 +131,7 @@ def test_a_lock_that_vanishes_before_it_is_taken_is_made_again(tmp_path, monkeyp
 
 def test_a_folder_whose_lock_is_gone_can_be_closed(tmp_path):
     folder = OwnedFolder(tmp_path)
-    lock_of(folder.path).unlink()
+    lock_file(folder.path).unlink()
     folder.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -202,7 +202,7 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp
     (tmp_path / "somebody-else").mkdir()
     other = OwnedFolder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [mine.path.name, lock_of(mine.path).name, other.path.name, lock_of(other.path).name, "somebody-else"]
+        [mine.path.name, lock_file(mine.path).name, other.path.name, lock_file(other.path).name, "somebody-else"]
     )
     assert str(os.getpid()) in mine.path.name
     mine.close()

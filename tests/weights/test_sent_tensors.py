@@ -85,7 +85,7 @@ async def test_what_is_encoded_is_not_much_longer_than_the_tensors():
     [bucket] = pack(weights, bucket_bytes=1 << 20)
 
     async def part():
-        return bucket.encoded()
+        return bucket.encode()
 
     assert len(await part()) < 1.5 * 40_000
     assert all(torch.equal(weights[name], tensor) for name, tensor in (await decode_parts([part])).items())
@@ -182,7 +182,7 @@ async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_ope
         return SimpleNamespace(abort=lambda: aborted.append(1))
 
     monkeypatch.setattr("agentrl.weights.collective.make_group", meet_late)
-    meeting = asyncio.create_task(group.meet())
+    meeting = asyncio.create_task(group.join())
     await asyncio.sleep(0)
     group.close()
     closed.set()
@@ -195,12 +195,12 @@ async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeyp
         raise RuntimeError("closed by the peer")
 
     member = GroupMember()
-    monkeypatch.setattr("agentrl.weights.collective._joined", broken)
+    monkeypatch.setattr("agentrl.weights.collective._join_as_worker", broken)
     with pytest.raises(EngineError, match="the trainer's group was not joined: got closed by the peer"):
         await member.join(SimpleNamespace(backend="gloo"))
     member._group = SimpleNamespace(broadcast=broken)
     with pytest.raises(EngineError, match="the broadcast broke off: got closed by the peer"):
-        await member.hear(TensorLayout(names=["a"], dtype="float32", shapes=[[2]]))
+        await member.receive_bucket(TensorLayout(names=["a"], dtype="float32", shapes=[[2]]))
 
 
 async def test_the_trainer_says_that_its_broadcast_broke_off(monkeypatch):
@@ -236,7 +236,7 @@ async def test_no_room_for_shared_buckets_is_told(tensors, monkeypatch):
         raise RuntimeError("CUDA out of memory")
 
     monkeypatch.setattr("agentrl.weights.shared_memory.share", full)
-    with pytest.raises(TrainingError, match="cannot be set apart for the servers: got CUDA out of memory"):
+    with pytest.raises(TrainingError, match="cannot be copied for the servers: got CUDA out of memory"):
         await TRANSPORTS["cuda_ipc"]().prepare(tensors, 4)
 
 

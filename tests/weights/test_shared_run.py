@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from agentrl.weights.shared_memory import open_handle, pickled
+from agentrl.weights.shared_memory import open_handle, pickle_handles
 from agentrl.weights.tensors import pack
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([7.0]), "c": torch.tensor([[1, 2]])}
@@ -47,7 +47,7 @@ def test_another_process_opens_a_run_and_sees_the_same_memory():
 def test_every_process_opens_a_pickle_of_its_own_that_holds_no_values():
     buckets = pack({**WEIGHTS, "large": torch.ones(100_000)}, bucket_bytes=1_000_000)
     for number in range(2):  # the first process leaves zeros
-        texts = [pickled(bucket) for bucket in buckets]
+        texts = [pickle_handles(bucket) for bucket in buckets]
         assert sum(map(len, texts)) < 4000
         found = {name: tensor for text in texts for name, tensor in in_another_process(OPEN_PICKLE, text).items()}
         assert found.pop("large") == [1.0 - number] * 100_000

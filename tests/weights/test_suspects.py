@@ -41,7 +41,7 @@ def told(weights):
 def test_equal_weights_agree_and_what_is_hidden_is_named(weights, told):
     found = compare_checksums(told, weights)
     assert (found.differing, found.unknown) == ([], ["head.weight"])
-    assert str(found) == "all checksums agree; the server gives none for head.weight"
+    assert str(found) == "all checksums agree; the server reports none for head.weight"
 
 
 @pytest.mark.parametrize("name", ["embed.weight", "norm.weight"])
@@ -72,7 +72,7 @@ def test_a_long_list_is_cut():
     weights = {str(number): torch.full((2,), float(number)) for number in range(12)}
     told = {name: checksum(tensor) for name, tensor in weights.items() if name == "0"}
     assert str(compare_checksums(told, weights)).endswith("none for 1, 2, 3, 4, 5, 6, 7, 8 and 3 more")
-    assert str(compare_checksums(told, {"0": weights["0"]})).startswith("all checksums agree: the two sides")
+    assert str(compare_checksums(told, {"0": weights["0"]})).startswith("all checksums agree: engine and trainer")
 
 
 def server_that(answers):

@@ -24,7 +24,7 @@ from agentrl.builders.ray.connection import Cluster, ClusterPlace, gloo_variable
 from agentrl.errors import AgentRLError, TrainingError, UsageError
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.group import leave
-from agentrl.training.distributed.launch import END_S, StartedRanks, meet
+from agentrl.training.distributed.launch import END_S, StartedRanks, join_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class RankActor(NodeActor):
             count: Number of ranks.
         """
         os.environ.update({**ONE_DEVICE, **gloo_variables(own)})
-        work(meet(host, port, rank=rank, count=count))
+        work(join_store(host, port, rank=rank, count=count))
         leave()
 
 

@@ -140,7 +140,7 @@ class LocalEngineActor(EngineHost):
 
     async def receive(self, layout: TensorLayout) -> None:
         """Receive the next broadcast, and keep its tensors until `apply_weights`."""
-        self._received |= dict((await self._member.hear(layout)).tensors())
+        self._received |= dict((await self._member.receive_bucket(layout)).tensors())
 
     async def apply_weights(self, version: int) -> None:
         """Use the received weights.

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from agentrl.errors import UsageError
 from agentrl.image import rope_positions
-from agentrl.models.vision import View, views_of
+from agentrl.models.vision import View, find_views
 from agentrl.routed_experts import RoutedExperts
 from agentrl.serving.local.cache import CacheBlock, CacheRow
 
@@ -248,7 +248,7 @@ class ForwardStep:
         positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]
         self.positions = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)[:, None]
         for piece, start in zip(self.pieces, starts, strict=False):
-            self.views += views_of(piece.row.images, piece.start, piece.end, at=start)
+            self.views += find_views(piece.row.images, piece.start, piece.end, at=start)
 
     def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
         by_block: dict[CacheBlock, tuple[list[int], list[int]]] = {}

@@ -14,7 +14,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.image import ImageReader
 from agentrl.models.moe import ChosenExperts, routers
 from agentrl.models.products import float32_linear, has_float32_head
-from agentrl.models.vision import read
+from agentrl.models.vision import forward_with_images
 from agentrl.serving.local.decoder import PackedDecoder, can_pack
 from agentrl.serving.local.forward import ATTENTION, ForwardStep
 
@@ -79,7 +79,9 @@ class LocalModelRunner:
         if self._packed is not None:
             return self._packed.logits(step)
         if step.views:
-            hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
+            hidden = forward_with_images(
+                self._module, step.input_ids, step.views, step.positions, self._reader, step=step
+            )
             found = self._module.get_output_embeddings()(hidden[0, step.last_tokens])
         else:
             found = self._module(

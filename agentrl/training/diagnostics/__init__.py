@@ -1,1 +1,1 @@
-"""The watch over a training's numbers: norms by group, alarms, updates left out and how to repeat them."""
+"""Diagnostics of training: numerical alarms, replay of skipped updates, engine agreement, memory plans."""

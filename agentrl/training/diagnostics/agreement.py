@@ -1,4 +1,4 @@
-"""Agreement of an engine with the trainer: the probabilities that both give to tokens that the engine sampled."""
+"""Agreement of an engine with the trainer: comparison of the probabilities of sampled tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from agentrl.trajectory import TokenSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Differences between the probabilities of sampled tokens by the engine (mu) and by the trainer (pi)."""
+    """Differences of sampled tokens' probabilities under the engine (mu) and the trainer (pi)."""
 
     tokens: int
     mean: float
     """Mean of |pi - mu|."""
     largest: float
+    """Maximum of |pi - mu|."""
 
 
 @torch.no_grad()
@@ -30,14 +31,14 @@ def measure_agreement(
     """Compare engine and trainer on recorded sequences.
 
     Args:
-        model: The model as the trainer computes it.
+        model: The trainer's model.
         sequences: Sequences with the engine's log-probabilities.
         temperature: Sampling temperature.
         pad_id: Any id of the vocabulary.
-        most_tokens: Sampled tokens after which no further sequence is compared.
+        most_tokens: Number of sampled tokens after which no further sequence is compared.
 
     Returns:
-        ``None`` if nothing was sampled.
+        The differences, or ``None`` if no token was sampled.
     """
     pi, mu = [], []
     compared = 0

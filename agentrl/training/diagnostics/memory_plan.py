@@ -1,4 +1,4 @@
-"""Memory that a run takes on each rank, planned before it runs, and changes for a run that does not fit."""
+"""Planned memory of each rank of a run, and config changes for a run that does not fit."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.estimate import QUANTIZED_BYTES, TrainedSize, derive
 from agentrl.config.overrides import apply, parse_override
-from agentrl.training.diagnostics.memory_trace import Counts, PassMemory, counts, footprint
+from agentrl.training.diagnostics.memory_trace import ParameterCounts, PassMemory, count_parameters, footprint
 
 FULL, MOMENTS = 4, 8
-"""Bytes of a float32, and of AdamW's two moments."""
+"""Bytes per parameter of float32, and of AdamW's two moments."""
 BACKWARD, UPDATE = "backward", "update"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryItem:
-    """A part of the memory."""
+    """An item of planned memory."""
 
     name: str
     bytes: int
     how: str
     when: str = ""
-    """`BACKWARD` or `UPDATE` for what is there at that time only; empty for what always is."""
+    """`BACKWARD` or `UPDATE` if the memory is used only at that time; empty if it is always used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Memory of a rank, of the one that holds most (rank 0)."""
+    """Planned memory of the rank that needs most (rank 0)."""
 
     footprint: PassMemory
     items: tuple[MemoryItem, ...]
-    elsewhere: tuple[MemoryItem, ...]
-    """What does not lie on the rank's device: in the CPU's memory, or on servers."""
+    off_device: tuple[MemoryItem, ...]
+    """Items outside the rank's device: in the CPU's memory, or on servers."""
     sequences_per_update: int
     tokens_per_micro_batch: int
-    """Most: a sequence that is longer than ``trainer.tokens_per_micro_batch`` is a micro-batch of its own."""
+    """Maximum number of tokens of a micro-batch; a sequence longer than ``trainer.tokens_per_micro_batch`` has its own.
+    """
     micro_batches: int
-    """Most of an update, over all ranks."""
+    """Maximum number of micro-batches of an update, over all ranks."""
 
     @property
     def total(self) -> int:
-        """Peak: what is always there, and the larger of what the backward pass and the update need."""
+        """Peak: memory that is always used, plus the larger of what the backward pass and the update need."""
         always, backward, update = (
             sum(item.bytes for item in self.items if item.when == when) for when in ("", BACKWARD, UPDATE)
         )
@@ -53,7 +54,7 @@ class MemoryPlan:
 
 
 def plan(config: Config, known: PassMemory | None = None) -> MemoryPlan:
-    """Add up a run's memory; only the model's ``config.json`` is read, unless its footprint is `known`."""
+    """Plan a run's memory from the model's ``config.json``, which is not read if the footprint is `known`."""
     sizes, trainer = derive(config), config.trainer
     sequences = -(-sizes.episodes_per_step // trainer.mini_batches) * sizes.sequences_per_episode
     tokens = min(max(trainer.tokens_per_micro_batch, config.agent.max_tokens), sequences * config.agent.max_tokens)
@@ -62,7 +63,7 @@ def plan(config: Config, known: PassMemory | None = None) -> MemoryPlan:
     return MemoryPlan(
         footprint=found,
         items=tuple(lines.items()),
-        elsewhere=tuple(lines.elsewhere()),
+        off_device=tuple(lines.off_device()),
         sequences_per_update=sequences,
         tokens_per_micro_batch=tokens,
         micro_batches=sizes.most_micro_batches,
@@ -81,23 +82,23 @@ class _Lines:
         self._base_is_reference = lora is not None and not lora.modules_to_save
 
     def items(self) -> Iterator[MemoryItem]:
-        """On the rank's device."""
+        """Yield the items on the rank's device."""
         if self._ranks == 1 or not self._config.trainer.fsdp.offload:
             yield from self._state()
         if self._ranks > 1:
-            yield from self._gathered()
-        yield from self._companions()
+            yield from self._gathered_parameters()
+        yield from self._signal_models()
         yield from self._frozen()
         yield from self._passes()
         if self._ranks == 1 and self._width < FULL and self._trained.own:
             yield MemoryItem("update", FULL * self._trained.own, "gradients as float32", when=UPDATE)
 
-    def elsewhere(self) -> Iterator[MemoryItem]:
-        """In the CPU's memory, and of a server."""
+    def off_device(self) -> Iterator[MemoryItem]:
+        """Yield the items in the CPU's memory and on servers."""
         if self._ranks > 1 and self._config.trainer.fsdp.offload:
             for item in self._state():
                 yield MemoryItem(f"{item.name}, on the CPU", item.bytes, item.how)
-        if self._waits_on_cpu:
+        if self._offloads_activations:
             yield self._activations()
         engine = self._config.engine
         if isinstance(engine, ServerEngineConfig):
@@ -137,11 +138,11 @@ class _Lines:
         yield MemoryItem("optimizer", trained.optimizer_bytes(self._width) - saved, how)
 
     def _weights(self) -> int:
-        """Bytes of a whole model without its adapters."""
+        """Compute the bytes of a whole model without its adapters."""
         in_layers = self._model.layer_parameters if self._quantized else 0
         return round(in_layers * QUANTIZED_BYTES) + (self._parameters - in_layers) * self._width
 
-    def _gathered(self) -> Iterator[MemoryItem]:
+    def _gathered_parameters(self) -> Iterator[MemoryItem]:
         options = self._config.trainer.fsdp
         outside = self._parameters - self._model.layer_parameters
         layer = self._model.layer_parameters // max(1, self._model.layers)
@@ -156,33 +157,33 @@ class _Lines:
                 when=BACKWARD,
             )
 
-    def _companions(self) -> Iterator[MemoryItem]:
-        """Models of signals; they compute when the policy does not."""
+    def _signal_models(self) -> Iterator[MemoryItem]:
+        """Yield the models of signals; their passes run when the policy's do not."""
         critic, teacher = self._config.trainer.critic, self._config.algorithm.teacher
         if critic is not None and critic.kind == "own":
-            found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+            found = ParameterCounts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
             if critic.path is not None:
-                found = counts(self._config.model.model_copy(update={"path": critic.path}))
-            how = "a model of its own, with gradients and moments"
+                found = count_parameters(self._config.model.model_copy(update={"path": critic.path}))
+            how = "its own model, with gradients and moments"
             yield MemoryItem("critic", self._share(found.all, found.trained), how)
         yield from self._process_reward()
         if teacher is not None and not teacher.servers:
-            found = counts(ModelConfig(path=teacher.path))
+            found = count_parameters(ModelConfig(path=teacher.path))
             yield MemoryItem("teacher", self._share(found.all, TrainedSize(own=0)), "frozen")
 
     def _process_reward(self) -> Iterator[MemoryItem]:
         section = self._config.trainer.process_reward
         if section is None:
             return
-        found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+        found = ParameterCounts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
         if section.path is not None:
-            found = counts(self._config.model.model_copy(update={"path": section.path}))
+            found = count_parameters(self._config.model.model_copy(update={"path": section.path}))
         start = 0 if self._base_is_reference else self._share(found.all, TrainedSize(own=0))
         how = "a model with gradients and moments" + ("" if self._base_is_reference else ", and its frozen start")
         yield MemoryItem("process reward", self._share(found.all, found.trained) + start, how)
 
     def _share(self, parameters: int, trained: TrainedSize) -> int:
-        """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""
+        """Compute the bytes of a rank's part of a model: weights, and gradients and moments of trained parameters."""
         if self._ranks > 1:
             held = FULL * (parameters + trained.adapters) + (FULL + MOMENTS) * trained.parameters
             return -(-held // self._shards)
@@ -208,46 +209,49 @@ class _Lines:
         scale = self._tokens / model.tokens
         working = model.working_checkpointed if trainer.gradient_checkpointing else model.working
         logits = 2 * min(LOGITS_MEGABYTES << 20, self._tokens * model.vocabulary * FULL)
-        if not self._waits_on_cpu:
+        if not self._offloads_activations:
             yield self._activations()
         yield MemoryItem("logits", min(logits, working) * trainer.lanes, "a chunk, and its gradient", when=BACKWARD)
         yield MemoryItem(
             "working",
             round(max(0, working - logits) * scale) * trainer.lanes,
-            "gradients before they are added up, a layer's intermediate results",
+            "gradients before they are added up, intermediate results of a layer",
             when=BACKWARD,
         )
 
     @property
-    def _waits_on_cpu(self) -> bool:
-        """Return True if activations are in another memory than the rank's device has."""
+    def _offloads_activations(self) -> bool:
+        """True if activations are kept in the CPU's memory and the rank's device has its own."""
         return self._config.trainer.gradient_checkpointing == "offload" and self._config.model.device != "cpu"
 
     def _activations(self) -> MemoryItem:
-        """Count what is kept from a forward pass to its backward pass."""
+        """Count the memory kept between a forward pass and its backward pass."""
         model, trainer = self._model, self._config.trainer
         mode = trainer.gradient_checkpointing
         kept = model.checkpointed if mode else model.activations
-        told = "inputs of layers, others are computed again" if mode else "of all layers"
+        what = "inputs of layers; others are recomputed" if mode else "of all layers"
         if mode == "selective":
-            kept, told = kept + model.attended, "inputs of layers and what attention gave"
+            kept, what = kept + model.attended, "inputs of layers and outputs of attention"
         at_once = "" if trainer.lanes == 1 else f", {trainer.lanes} at once"
         return MemoryItem(
-            "activations, on the CPU" if self._waits_on_cpu else "activations",
+            "activations, on the CPU" if self._offloads_activations else "activations",
             round(kept * self._tokens / model.tokens) * trainer.lanes,
-            f"{told}, {self._tokens:,} tokens{at_once}",
+            f"{what}, {self._tokens:,} tokens{at_once}",
             when=BACKWARD,
         )
 
 
 def remedies(config: Config, planned: MemoryPlan, limit: int) -> tuple[list[str], MemoryPlan]:
-    """Changes that make a run smaller, one after the other until it fits or none is left, and what it takes then."""
+    """Find config changes that make a run fit into `limit` bytes; return them with the plan after them.
+
+    Changes are tried one after the other until the run fits or none is left.
+    """
     chosen: list[str] = []
     best = planned
     for change in _changes(config):
         if best.total <= limit:
             break
-        tried = _changed(config, [*chosen, change])
+        tried = _apply_changes(config, [*chosen, change])
         known = planned.footprint if tried.model.dtype == config.model.dtype else None
         found = plan(tried, known)
         if found.total < best.total:
@@ -255,7 +259,7 @@ def remedies(config: Config, planned: MemoryPlan, limit: int) -> tuple[list[str]
     return chosen, best
 
 
-def _changed(config: Config, changes: Sequence[str]) -> Config:
+def _apply_changes(config: Config, changes: Sequence[str]) -> Config:
     data = config.model_dump()
     for change in changes:
         apply(data, parse_override(change))

@@ -1,7 +1,7 @@
-"""Memory of a forward and backward pass, traced on tensors without data: no weights are read.
+"""Memory of a forward and backward pass, traced on tensors without data, so that no weights are read.
 
-The passes run on models of one and of two layers, whose difference is what a layer takes. Attention is that of a kernel
-which keeps its inputs, its output and one number per token and head, as FlashAttention and SDPA do.
+The passes run on models with one and with two layers; the difference is the memory of a layer. Attention keeps its
+inputs, its output and one number per token and head, as FlashAttention and SDPA do.
 """
 
 from __future__ import annotations
@@ -30,48 +30,50 @@ from agentrl.errors import UsageError
 from agentrl.models.load import model_class
 from agentrl.models.lora import add_adapters
 from agentrl.models.scratch import scratch_model_config
-from agentrl.training.compile import gradients_recomputed
+from agentrl.training.compile import checkpoint_activations
 from agentrl.training.forward.logprobs import chunk_tokens, head_scores
 
 
 class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts every tensor that an operation of this thread gives while the block runs; also of tensors without data.
+    """Count of the memory of all tensors that operations of this thread return in a block, even tensors without data.
 
         with TensorMemory() as memory:
             model(ids).logits.sum().backward()
         print(memory.peak)
 
-    What a kernel takes for itself while it runs is not seen, nor what was there before (see `count`).
+    Temporary memory inside a kernel is not counted, nor are tensors that existed before (see `count`).
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
+        """Bytes of the tensors that exist now."""
         self.peak = 0
+        """Maximum of `live`, in bytes."""
         self.largest = 0
-        """Elements of the largest tensor that was made."""
+        """Number of elements of the largest tensor."""
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def count(self, tensor: torch.Tensor) -> None:
-        """Count a tensor that was there before, for as long as it lives; one that is known already counts once."""
+        """Count a tensor that existed before the block, as long as it exists; each storage counts once."""
         storage = tensor.untyped_storage()
         key, size = id(storage), storage.nbytes()
         if key in self._known:
             return
-        self._known[key] = weakref.ref(storage, functools.partial(self._freed, key, size))
+        self._known[key] = weakref.ref(storage, functools.partial(self._release, key, size))
         self.live += size
         self.peak = max(self.peak, self.live)
 
-    def _freed(self, key: int, size: int, _: object) -> None:
+    def _release(self, key: int, size: int, _: object) -> None:
         self._known.pop(key, None)
         self.live -= size
 
     def __torch_dispatch__(
         self, function: Callable[..., Any], types: Any, arguments: Any = (), options: Any = None
     ) -> Any:
-        """Run the operation, and count what it gives."""
+        """Run the operation, and count the tensors that it returns."""
         if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # its local tensors come here by themselves
+            return NotImplemented  # operations on its local tensors are dispatched here as well
         found = function(*arguments, **(options or {}))
         for tensor in tree_leaves(found):
             if isinstance(tensor, torch.Tensor):
@@ -81,10 +83,10 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def model_config(model: ModelConfig) -> Any:
-    """Description of a model before its weights are read.
+    """Read a model's config, without its weights.
 
     Raises:
-        UsageError: there is no config of the model, or it is not of a kind that transformers knows.
+        UsageError: the config cannot be read, or its model type is unknown to transformers.
     """
     if model.path == "scratch":
         scratch = model.scratch or ScratchModelConfig()
@@ -95,33 +97,33 @@ def model_config(model: ModelConfig) -> Any:
         raise UsageError(
             f"cannot read the config of {model.path}",
             got=str(error).strip().splitlines()[0],
-            expected="a Hugging Face model folder with a config.json, or a name on the hub that can be reached",
+            expected="a Hugging Face model folder with a config.json, or a name on the hub, which must be reachable",
         ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Sizes of a model's parameters."""
+class ParameterCounts:
+    """Numbers of a model's parameters."""
 
     all: int
     in_layers: int
     trained: TrainedSize
 
 
-def counts(settings: ModelConfig) -> Counts:
-    """Count a model's parameters, by its ``config.json``."""
+def count_parameters(settings: ModelConfig) -> ParameterCounts:
+    """Count a model's parameters from its ``config.json``."""
     config, lora = model_config(settings), settings.lora
     with torch.device("meta"):
         model = model_class(config).from_config(config)
     layers = (child for child in model.modules() if isinstance(child, torch.nn.ModuleList))
     in_layers = {id(p): p.numel() for layer in layers for p in layer.parameters()}
     every = sum(p.numel() for p in model.parameters())
-    trained = TrainedSize(own=every) if lora is None else _trained(model, lora)
-    return Counts(all=every, in_layers=sum(in_layers.values()), trained=trained)
+    trained = TrainedSize(own=every) if lora is None else _count_trained(model, lora)
+    return ParameterCounts(all=every, in_layers=sum(in_layers.values()), trained=trained)
 
 
-def _trained(model: Any, lora: LoraConfig) -> TrainedSize:
-    """Count what `agentrl.models.lora.add_adapters` would train."""
+def _count_trained(model: Any, lora: LoraConfig) -> TrainedSize:
+    """Count the parameters that train after `agentrl.models.lora.add_adapters`."""
     named, head = dict(model.named_modules()), model.get_output_embeddings()
     matrices = [
         module
@@ -141,38 +143,42 @@ def _ends_with(name: str, ends: Sequence[str]) -> bool:
 
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of a model's config that say how many experts a layer has: their grouped product knows no float32."""
+"""Config keys with the number of experts of a layer, whose grouped matrix product does not support float32."""
 _LOG_SUM_BYTES = 4
-"""Of the logarithm of a head's sum of weights, which attention keeps of each token."""
+"""Bytes of the log-sum-exp that attention keeps for each token and head."""
 ATTENTION = "agentrl_planned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassMemory:
-    """Memory of one model's passes; bytes in the number format in which it computes."""
+    """Memory of a model's passes, in bytes for the number format in which it computes."""
 
     parameters: int
-    """Without adapters."""
+    """Number of parameters without adapters."""
     layer_parameters: int
-    """Of all layers together; the rest are embeddings, the head and a norm."""
+    """Number of parameters of all layers; the rest are embeddings, the head and a norm."""
     trained: TrainedSize
-    """All parameters, or adapters and modules that are trained with them."""
+    """Trained parameters: all of them, or adapters and the modules trained with them."""
     layers: int
     cache_values_per_token: int
+    """Numbers in the key-value cache for each token."""
     vocabulary: int
     tokens: int
-    """Of the micro-batch that was tried."""
+    """Number of tokens of the traced micro-batch."""
     activations: int
-    """Bytes kept from its forward pass to its backward pass."""
+    """Bytes kept from the forward pass to the backward pass."""
     checkpointed: int
-    """The same, where layers are computed again in the backward pass."""
+    """Bytes kept from the forward pass to the backward pass with gradient checkpointing."""
     attended: int
-    """Bytes of what attention gave in all layers, which selective checkpointing keeps as well."""
+    """Bytes of attention's outputs in all layers, which selective checkpointing also keeps."""
     working: int
-    """Most bytes besides these, weights and gradients: logits, gradients of activations and of single operations."""
+    """Maximum number of bytes in addition to activations, weights and their gradients: logits, gradients of
+    activations, temporary results.
+    """
     working_checkpointed: int
+    """The value of `working` with gradient checkpointing."""
     estimated: str | None
-    """Why activations are estimated from the sizes of the model, and not tried; ``None`` where they are tried."""
+    """Reason why activations were estimated from the model's sizes; ``None`` if they were traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +188,17 @@ class _Pass:
 
 
 def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> PassMemory:
-    """Read the model's ``config.json``, and try a micro-batch of so many tokens, all of which carry loss."""
+    """Read the model's ``config.json``, and trace a micro-batch of `tokens` tokens, all with a loss."""
     config = model_config(model)
     text = config.get_text_config()
-    known = counts(model)
+    known = count_parameters(model)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     estimated = None
     try:
-        tried = _tried(config, tokens, dtype, model.lora)
-    except Exception as error:  # whatever a kind of model does with its first tensors without data
-        tried = _estimated(text, tokens, dtype)
+        passes = _trace_passes(config, tokens, dtype, model.lora)
+    except Exception as error:  # a model's code may fail in any way on tensors without data
+        passes = _estimate_passes(text, tokens, dtype)
         estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
     return PassMemory(
         parameters=known.all,
@@ -205,29 +211,29 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> PassMem
         * size,
         vocabulary=text.vocab_size,
         tokens=tokens,
-        activations=tried[False].kept,
-        checkpointed=tried[True].kept,
+        activations=passes[False].kept,
+        checkpointed=passes[True].kept,
         attended=text.num_hidden_layers * tokens * heads * (size * dtype.itemsize + _LOG_SUM_BYTES),
-        working=tried[False].working,
-        working_checkpointed=tried[True].working,
+        working=passes[False].working,
+        working_checkpointed=passes[True].working,
         estimated=estimated,
     )
 
 
-def _tried(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None) -> dict[bool, _Pass]:
+def _trace_passes(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None) -> dict[bool, _Pass]:
     if dtype != torch.bfloat16 and any(getattr(config, name, None) for name in EXPERTS):
-        raise NotImplementedError("experts are tried in bfloat16 only")
+        raise NotImplementedError("routed experts are traced in bfloat16 only")
     layers = config.num_hidden_layers
     found = {}
     for checkpointing in (False, True):
-        one, two = (_try(_with_layers(config, n), tokens, dtype, lora, checkpointing) for n in (1, 2))
+        one, two = (_trace(_with_layers(config, n), tokens, dtype, lora, checkpointing) for n in (1, 2))
         kept = one.kept + (layers - 1) * (two.kept - one.kept)
         found[checkpointing] = _Pass(kept, max(one.working, two.working))
     return found
 
 
 def _with_layers(config: Any, layers: int) -> Any:
-    """The same model with fewer layers; what is listed by layer is cut, too."""
+    """Copy a config with fewer layers; lists with one entry per layer are shortened, too."""
     values = json.loads(config.to_json_string(use_diff=False))
     cut = {
         name: value[:layers] if isinstance(value, list) and len(value) == config.num_hidden_layers else value
@@ -236,7 +242,7 @@ def _with_layers(config: Any, layers: int) -> Any:
     return type(config).from_dict({**copy.deepcopy(cut), "num_hidden_layers": layers})
 
 
-def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, checkpointing: bool) -> _Pass:
+def _trace(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, checkpointing: bool) -> _Pass:
     AttentionInterface.register(ATTENTION, _attention)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -247,7 +253,7 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, 
         model.config._attn_implementation = ATTENTION
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
-        with gradients_recomputed(model, enabled=checkpointing), TensorMemory() as memory:
+        with checkpoint_activations(model, enabled=checkpointing), TensorMemory() as memory:
             for parameter in model.parameters():
                 memory.count(parameter)
                 if parameter.grad is not None:
@@ -257,7 +263,7 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, 
             output = model.base_model(
                 input_ids=ids,
                 position_ids=ids,
-                attention_mask=torch.ones(1, 1, 1, 1),  # a mask of four dimensions is passed on as it is
+                attention_mask=torch.ones(1, 1, 1, 1),  # a mask with four dimensions is passed on unchanged
                 use_cache=False,
             )
             hidden = output.last_hidden_state[0]
@@ -267,7 +273,7 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, 
 
 
 def _give_shapes(model: Any) -> None:
-    """Let the parameters and buffers of a model be tensors without data, which behave as those on a device do."""
+    """Replace a model's parameters and buffers by tensors without data, which behave like tensors on a device."""
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -300,7 +306,7 @@ def _attention(
 
 
 class _Attention(torch.autograd.Function):
-    """Tensors of the sizes that attention gives, with nothing in them."""
+    """Attention that returns and saves empty tensors of the real sizes."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -313,8 +319,11 @@ class _Attention(torch.autograd.Function):
         return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
 
 
-def _estimated(text: Any, tokens: int, dtype: torch.dtype) -> dict[bool, _Pass]:
-    """From the sizes: norms keep float32, attention what it reads and gives, a gated feed-forward part four widths."""
+def _estimate_passes(text: Any, tokens: int, dtype: torch.dtype) -> dict[bool, _Pass]:
+    """Estimate memory from the model's sizes.
+
+    Norms keep float32 tensors, attention its inputs and outputs, and a gated feed-forward part four inner widths.
+    """
     width, heads = text.hidden_size, text.num_attention_heads
     size = getattr(text, "head_dim", None) or width // heads
     keys = (getattr(text, "num_key_value_heads", None) or heads) * size

@@ -1,4 +1,4 @@
-"""An update that was left out, once more: loss of each micro-batch, the first module that is not finite, norms."""
+"""Replay of a skipped update: losses of micro-batches, the first module that is not finite, gradient norms."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from agentrl.models.load import make_model
 from agentrl.models.lora import add_adapters
 from agentrl.models.threads import ThreadWorkers
 from agentrl.training.batch import StepBatch, step_batch
-from agentrl.training.compile import gradients_recomputed
-from agentrl.training.diagnostics.watch import UpdateNumbers, found_of, prepare_repeatable, repeatable
+from agentrl.training.compile import checkpoint_activations
+from agentrl.training.diagnostics.watch import UpdateNumbers, prepare_repeatable, recorded_numbers, repeatable
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner, RunnerSettings
@@ -38,18 +38,18 @@ from agentrl.trajectory import Trajectory
 
 
 class ModuleWatch:
-    """Finding of watched modules; names are those of `named_modules`."""
+    """First modules with values that are not finite, by their names in `named_modules`."""
 
     def __init__(self) -> None:
         self.forward: str | None = None
-        """The first module whose output is not finite, with what it was given."""
+        """First module whose output is not finite, and if its input is finite."""
         self.backward: str | None = None
-        """The first module, in the backward pass, whose output has a gradient that is not finite."""
+        """First module in the backward pass whose output has a gradient that is not finite."""
 
 
 @contextmanager
 def watched_modules(model: nn.Module) -> Iterator[ModuleWatch]:
-    """Look at every module's output, and at the gradient of it, inside the block."""
+    """Check every module's output and the output's gradient in this block."""
     watch = ModuleWatch()
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -62,7 +62,7 @@ def _forward(watch: ModuleWatch, name: str) -> Any:
         if watch.forward is None and not _finite(output):
             given = "finite" if _finite(inputs) else "not finite"
             own = [key for key, parameter in module.named_parameters() if not _finite(parameter)]
-            about = f", whose {', '.join(own)} holds what is not" if own else ""
+            about = f", not finite in its parameters {', '.join(own)}" if own else ""
             watch.forward = f"{name or 'the model'} ({type(module).__name__}): input {given}{about}"
         if isinstance(output, torch.Tensor) and output.requires_grad:
             register: Any = output.register_hook
@@ -74,7 +74,7 @@ def _forward(watch: ModuleWatch, name: str) -> Any:
 def _backward(watch: ModuleWatch, name: str) -> Any:
     def hook(gradient: torch.Tensor) -> None:
         if watch.backward is None and not _finite(gradient):
-            watch.backward = f"of the output of {name}"
+            watch.backward = f"output of {name}"
 
     return hook
 
@@ -89,23 +89,24 @@ def _finite(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchFinding:
-    """One forward and backward pass of the update."""
+    """Results of one micro-batch of the update."""
 
     trajectories: tuple[str, ...]
+    """Ids of the trajectories with sequences in the micro-batch."""
     tokens: int
-    """Sampled ones, which carry the loss."""
+    """Number of sampled tokens, which have a loss."""
     loss: float
     not_finite: tuple[str, ...]
-    """Which of its numbers are not: log-probabilities, advantages, losses."""
+    """Names of values that are not finite: log-probabilities, advantages, losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """Result of a repeated update."""
+    """Results of a repeated update."""
 
     micro_batches: tuple[MicroBatchFinding, ...]
     weights_not_finite: tuple[str, ...]
-    """Parameters that were not finite before anything was computed."""
+    """Parameters that were not finite before the update."""
     first_forward: str | None
     first_backward: str | None
     now: UpdateNumbers
@@ -113,21 +114,20 @@ class Replay:
 
     @property
     def repeats(self) -> bool:
-        """Return True if every number is the recorded one, bit for bit; NaN is like NaN."""
+        """True if every number equals the recorded one bit for bit; NaN equals NaN."""
         return _bits(self.now) == _bits(self.recorded)
 
 
 def _bits(found: UpdateNumbers) -> str:
     norms = sorted(found.group_norms.items())
-    return repr(
-        (found.loss, found.grad_norm, norms, sorted(found.non_finite))
-    )  # repr gives every bit, and NaN is 'nan'
+    # repr distinguishes all floats, and NaN is 'nan'
+    return repr((found.loss, found.grad_norm, norms, sorted(found.non_finite)))
 
 
 class _RecordingObjective(Objective):
-    """Says of every micro-batch which of its numbers are not finite."""
+    """Objective that records which values of a micro-batch are not finite."""
 
-    seen: tuple[str, ...] = ()
+    not_finite: tuple[str, ...] = ()
 
     def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
         found = super().loss(tokens, entropy)
@@ -137,12 +137,12 @@ class _RecordingObjective(Objective):
             "log-probabilities of the engine": tokens.behaviour_logp,
             "losses of tokens": found.values,
         }
-        self.seen = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
+        self.not_finite = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
         return found
 
 
-class _SeenPass(GradientPass):
-    """A gradient pass that remembers its micro-batches."""
+class _RecordingPass(GradientPass):
+    """A gradient pass that records its micro-batches."""
 
     def __init__(self, *arguments: Any, updates: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -151,25 +151,25 @@ class _SeenPass(GradientPass):
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
         value = super()._loss(weights, indices, tally)
-        seen = self._objective.seen if isinstance(self._objective, _RecordingObjective) else ()
-        self.found.append((indices, float(value.detach()), seen))
+        not_finite = self._objective.not_finite if isinstance(self._objective, _RecordingObjective) else ()
+        self.found.append((indices, float(value.detach()), not_finite))
         return value
 
 
 def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: ImageReader | None = None) -> Replay:
-    """Run the update of a dump again, on the kind of device that it was on (``auto``) or on another one.
+    """Run the update of a dump again, on the recorded type of device (``auto``) or on another device.
 
     Raises:
-        UsageError: the model is of a kind that this machine cannot make, or was in 4 bits, or a critic shares it.
-        UnknownNameError: a name of the config is not registered here.
+        UsageError: this machine cannot make the model, its weights were in 4 bits, or a critic shares it.
+        UnknownNameError: a name in the config is not registered.
     """
     config = config_from(json.loads(state["config"]))
     if state.get("joins_critic"):
         raise UsageError(
             "this update cannot be repeated",
-            got="trainer.critic.kind shared, whose loss is a part of it",
-            expected="an update of a policy alone",
-            hint="its gradient norms by group are in the run's metrics.jsonl",
+            got="trainer.critic.kind shared, whose loss is part of the update",
+            expected="an update of only the policy",
+            hint="the update's gradient norms by group are in the run's metrics.jsonl",
         )
     torch.set_num_threads(state["threads"])
     torch.set_rng_state(state["torch_generator"])
@@ -180,12 +180,12 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     layout = Layout(**state["layout"])
     values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
-        for name, value in _renamed(state["values"]).items()
+        for name, value in _rename_values(state["values"]).items()
     }
     lanes = ThreadWorkers(state["lanes"])
     passes = RunnerSettings(layout=layout, lanes=lanes, image_processor=image_processor)
     policy = ModelRunner(model, passes, workers=state["lanes"] * state["ranks"])
-    gradient = _SeenPass(
+    gradient = _RecordingPass(
         policy,
         _RecordingObjective(config.algorithm),
         batch,
@@ -196,7 +196,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     optimizer = PolicyOptimizer(model, OptimizerSettings(learning_rate=0.0, total_updates=1))
     with (
         repeatable(enabled=config.trainer.deterministic),
-        gradients_recomputed(model, enabled=config.trainer.gradient_checkpointing),
+        checkpoint_activations(model, enabled=config.trainer.gradient_checkpointing),
         watched_modules(model) as modules,
     ):
         loss = gradient.accumulate(state["part"])
@@ -207,15 +207,15 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
                 trajectories=tuple(dict.fromkeys(batch.trajectories[batch.sequence_trajectory[i]].id for i in indices)),
                 tokens=sum(batch.lengths[i] for i in indices),
                 loss=value,
-                not_finite=seen,
+                not_finite=not_finite,
             )
-            for indices, value, seen in gradient.found
+            for indices, value, not_finite in gradient.found
         ),
         weights_not_finite=weights,
         first_forward=modules.forward,
         first_backward=modules.backward,
         now=UpdateNumbers.of(loss, optimizer.measure(loss)),
-        recorded=found_of(state),
+        recorded=recorded_numbers(state),
     )
 
 
@@ -230,8 +230,8 @@ def _batch(state: Mapping[str, Any], config: Config) -> StepBatch:
     return replace(batch, needs_forward=state["reads"], temperature=state["temperature"], pad_id=state["pad_id"])
 
 
-def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the values of older dumps the names of today."""
+def _rename_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace names of values from older dumps by the current names."""
     return {"sample_counts" if name == "draws" else name: value for name, value in values.items()}
 
 
@@ -242,16 +242,14 @@ def _device(asked: str, recorded: str) -> torch.device:
 
 
 def _model(state: Mapping[str, Any], config: Config, device: torch.device) -> PreTrainedModel:
-    """The model as it was, from its configs and weights alone."""
+    """Rebuild the model from the dump's config and weights."""
     lora = config.model.lora
     if lora is not None and lora.quantize is not None:
-        raise UsageError(
-            "an update of weights in 4 bits cannot be repeated", got=f"model.lora.quantize {lora.quantize}"
-        )
+        raise UsageError("an update of 4-bit weights cannot be repeated", got=f"model.lora.quantize {lora.quantize}")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(state["model_config"], encoding="utf-8")
         model = make_model(Path(folder))
-    for parameter in model.parameters():  # and no buffer: positions are float32 in every model
+    for parameter in model.parameters():  # not buffers: rotary frequencies are float32 in every model
         parameter.data = parameter.data.to(getattr(torch, state["dtype"]))
     if lora is not None:
         add_adapters(model, lora, base=config.model.path, seed=config.run.seed)

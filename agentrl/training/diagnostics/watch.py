@@ -1,6 +1,7 @@
-"""The watch over a trainer's numbers: it applies updates, leaves out those that are not finite, and reports.
+"""Numerical safety of training: skip updates that are not finite, and raise alarms for unusual metrics.
 
-Numbers beyond limits raise alarms, once for each cause; an update that is left out is dumped to a file that repeats it.
+Each cause of an alarm is reported once until it has been absent for a while. A skipped update is dumped to a file from
+which it can be repeated.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from agentrl.training.optimizer import PolicyOptimizer, Update
 from agentrl.training.report import StepReport
 
 PREFIX = "alarms/"
-"""Metrics: 1 at steps whose number is beyond the limit, else 0."""
+"""Prefix of the alarm metrics: 1 at steps whose metric is beyond the limit, else 0."""
 CAUSES = ("skipped", "mismatch", "kl", "kl_reference", "entropy", "grad_norm")
 CALM = 10
-"""Steps within the limit after which a cause is said again."""
+"""Number of steps within the limit after which a cause is reported again."""
 FIRST_STEPS = 5
-"""Steps whose mean entropy others are compared with."""
+"""Number of first steps whose mean entropy is the baseline for later steps."""
 HISTORY, LEAST_HISTORY = 32, 8
-"""Steps whose median gradient norm others are compared with: most, and fewest."""
+"""Maximum and minimum number of steps whose median gradient norm is the baseline."""
 LIMITED = {
     "mismatch": (
         "mismatch/prob_abs_mean",
@@ -47,20 +48,20 @@ LIMITED = {
     ),
     "kl": (
         "train/kl_old",
-        "the policy runs away within a step: train/kl_old",
+        "the policy changes too much within a step: train/kl_old",
         "lower trainer.learning_rate, trainer.epochs or trainer.mini_batches",
     ),
     "kl_reference": (
         "train/kl_reference",
-        "the policy is far from its reference: train/kl_reference",
+        "the policy is too far from its reference: train/kl_reference",
         "raise algorithm.kl_coef, or lower trainer.learning_rate",
     ),
 }
-"""Causes with a limit of their own in the config: metric, message, hint."""
+"""Causes with their own limit in the config: metric, message, hint."""
 
 
 class Alarms:
-    """Compares the metrics of one step after the other with limits."""
+    """Comparison of each step's metrics with limits."""
 
     def __init__(self, config: NumericsConfig) -> None:
         self._config = config
@@ -69,12 +70,15 @@ class Alarms:
         self._norms: list[float] = []
 
     def judge(self, metrics: Mapping[str, float], *, skipped: str = "", hint: str | None = None) -> StepReport:
-        """Judge a step by its metrics; `skipped` and `hint` say which updates were skipped, and how to look at one."""
+        """Compare a step's metrics with the limits; return alarm metrics and warnings.
+
+        `skipped` describes the skipped updates, and `hint` how to inspect one.
+        """
         found = {cause: str(error) for cause, error in self._beyond(metrics, skipped, hint)}
-        said = tuple(message for cause, message in found.items() if self._calm[cause] >= CALM)
+        warnings = tuple(message for cause, message in found.items() if self._calm[cause] >= CALM)
         self._calm = {cause: 0.0 if cause in found else min(calm + 1, CALM) for cause, calm in self._calm.items()}
         self._remember(metrics)
-        return StepReport(metrics={PREFIX + cause: float(cause in found) for cause in CAUSES}, warnings=said)
+        return StepReport(metrics={PREFIX + cause: float(cause in found) for cause in CAUSES}, warnings=warnings)
 
     def _beyond(
         self, metrics: Mapping[str, float], skipped: str, hint: str | None
@@ -82,7 +86,7 @@ class Alarms:
         config = self._config
         if count := metrics.get("train/updates_skipped", 0.0):
             of = f"{count:.0f} of {count + metrics.get('train/updates', 0.0):.0f} updates skipped"
-            yield "skipped", AgentRLError(f"{of}, which left the weights as they were: {skipped}", hint=hint)
+            yield "skipped", AgentRLError(f"{of}, so the weights did not change: {skipped}", hint=hint)
         for cause, (name, what, remedy) in LIMITED.items():
             limit = getattr(config, cause)
             if (value := metrics.get(name, -math.inf)) > limit:
@@ -95,9 +99,10 @@ class Alarms:
                 AgentRLError(
                     "the policy's entropy has collapsed",
                     got=f"train/entropy {entropy:.4g}",
-                    expected=f"at least {least:.4g}, {config.entropy_share:g} of that of the first {FIRST_STEPS} steps",
+                    expected=f"at least {least:.4g}, which is {config.entropy_share:g} of the mean of the first "
+                    f"{FIRST_STEPS} steps",
                     hint="lower trainer.learning_rate, or set algorithm.entropy_coef or loss_options.clip_high; "
-                    "a policy that has solved its task has little entropy, too",
+                    "the entropy is also low if the policy has solved its task",
                 ),
             )
         usual = median(self._norms) if len(self._norms) >= LEAST_HISTORY else 0.0
@@ -108,7 +113,7 @@ class Alarms:
                     "the gradient is much larger than usual",
                     got=f"train/grad_norm {norm:.4g}",
                     expected=f"at most {config.grad_norm_ratio:g} times {usual:.4g}, the median of the last steps",
-                    hint="see train/grad_norm/* for where it comes from; "
+                    hint="train/grad_norm/* shows which parameters it comes from; "
                     "lower trainer.max_grad_norm or trainer.learning_rate",
                 ),
             )
@@ -121,13 +126,13 @@ class Alarms:
             self._norms = [*self._norms, norm][-HISTORY:]
 
     def state(self) -> torch.Tensor:
-        """Give what a resumed run needs to judge alike: float64 [causes + first steps + history], NaN where unknown."""
+        """Return the state for a checkpoint: float64 [causes + first steps + history], NaN where unknown."""
         entropies = self._entropies + [math.nan] * (FIRST_STEPS - len(self._entropies))
         norms = self._norms + [math.nan] * (HISTORY - len(self._norms))
         return torch.tensor([*self._calm.values(), *entropies, *norms], dtype=torch.float64)
 
     def restore(self, state: torch.Tensor) -> None:
-        """Take what `state` gave."""
+        """Restore a state from `state`."""
         values = state.tolist()
         first, last = len(CAUSES), len(CAUSES) + FIRST_STEPS
         self._calm = dict(zip(CAUSES, values[:first], strict=True))
@@ -139,17 +144,17 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def prepare_repeatable(*, enabled: bool) -> None:
-    """Say to cuBLAS, before its first product, that its sums must not depend on timing; what is set already stays."""
+    """Make cuBLAS deterministic if `enabled`; call this before its first product. A value set by the user remains."""
     if enabled:
         os.environ.setdefault(CUBLAS, ":4096:8")
 
 
 @contextmanager
 def repeatable(*, enabled: bool) -> Iterator[None]:
-    """Compute so that the same work gives the same bits, if `enabled`; torch's settings are put back afterwards.
+    """Make computations in this block deterministic, if `enabled`; restore torch's settings afterwards.
 
-    SDPA's kernels and FlashAttention have backward passes without atomic sums, which these settings choose; an
-    operation that has none raises. What lanes and ranks compute is added up in a fixed order in any case.
+    These settings select the backward passes of SDPA's kernels and FlashAttention without atomic sums; an operation
+    without a deterministic version raises. Results of threads and ranks are always added up in a fixed order.
     """
     if not enabled:
         yield
@@ -170,17 +175,17 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateNumbers:
-    """Numbers of an update."""
+    """Loss and gradient norms of an update."""
 
     loss: float
     grad_norm: float
     group_norms: Mapping[str, float]
     non_finite: tuple[str, ...]
-    """Parameters whose gradient is not finite, and the loss where that is not."""
+    """Parameters whose gradient is not finite, and the loss if it is not finite."""
 
     @classmethod
     def of(cls, loss: float, update: Update) -> Self:
-        """Take the numbers of an optimizer step, applied or not."""
+        """Make the record of an optimizer step, applied or skipped."""
         return cls(loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite)
 
 
@@ -192,7 +197,7 @@ def _write_dump(
     run: Mapping[str, Any],
     found: UpdateNumbers,
 ) -> None:
-    """Write what repeats an update that changed nothing; ranks without a file help to gather the weights."""
+    """Write a dump of a skipped update; ranks without a file only take part in gathering the weights."""
     weights = _weights(gradient.model, keep=file is not None)
     if file is None:
         return
@@ -224,7 +229,7 @@ def _write_dump(
 
 
 def _weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
-    """Whole tensors by name; those that are not kept are only gathered."""
+    """Gather whole tensors by name; return none of them unless `keep`."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         gathered = whole(tensor)
@@ -234,25 +239,29 @@ def _weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def read_dump(file: Path) -> dict[str, Any]:
-    """Read what `NumericsWatch` wrote."""
-    expected = "a file that a run has written into its folder `numerics`"
+    """Read a dump that `NumericsWatch` wrote.
+
+    Raises:
+        UsageError: the file does not exist, or is not a dump.
+    """
+    expected = "a file that a run has written to its folder `numerics`"
     if not file.is_file():
-        raise UsageError(f"there is no file {file}", expected=expected)
+        raise UsageError(f"file {file} not found", expected=expected)
     try:
         state = load_state(file)
-    except Exception as error:  # torch raises whatever the pickle inside happens to hit
+    except Exception as error:  # torch raises many kinds of errors for a broken pickle
         raise UsageError(f"{file} cannot be read", got=f"{type(error).__name__}", expected=expected) from error
     if state.get("format") != FORMAT:
         raise UsageError(
-            f"{file} is no dump of an update",
+            f"{file} is not a dump of an update",
             got=f"format {state.get('format')}",
             expected=f"format {FORMAT}: {expected}",
         )
     return state
 
 
-def found_of(state: Mapping[str, Any]) -> UpdateNumbers:
-    """Give the numbers of the update when it was run."""
+def recorded_numbers(state: Mapping[str, Any]) -> UpdateNumbers:
+    """Return the numbers that a dump recorded."""
     return UpdateNumbers(**{**state["found"], "non_finite": tuple(state["found"]["non_finite"])})
 
 
@@ -260,7 +269,7 @@ NAMED_PARAMETERS = 5
 
 
 class NumericsWatch:
-    """Watches the updates of one trainer; every rank has one, and all of them decide alike."""
+    """Watch over the updates of one trainer; every rank has one, and all make the same decisions."""
 
     def __init__(self, config: NumericsConfig, ranks: Ranks, generator: torch.Generator) -> None:
         self._config, self._ranks, self._generator = config, ranks, generator
@@ -272,14 +281,14 @@ class NumericsWatch:
         self._hint: str | None = None
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Set the folder for dumps of skipped updates, and the run's config in them; only rank 0 needs to."""
+        """Set the folder for dumps of skipped updates and the config written to them; needed on rank 0 only."""
         self._folder, self._run = folder, run
 
     def apply(self, gradient: GradientPass, optimizer: PolicyOptimizer) -> Update:
-        """Apply the newest gradient if all of it is finite.
+        """Apply the current gradient if it is finite, and skip the update otherwise.
 
         Raises:
-            TrainingError: too many updates in a row were left out.
+            TrainingError: too many updates in a row were skipped.
             UsageError: the disk is full.
         """
         update = optimizer.update() if math.isfinite(gradient.loss) else optimizer.discard()
@@ -287,7 +296,7 @@ class NumericsWatch:
             self._in_a_row = 0
             return update
         self._in_a_row += 1
-        self._skipped = f"gradients are not finite in {_listed(update.non_finite)}"
+        self._skipped = f"gradients are not finite in {_list_names(update.non_finite)}"
         self._dump(gradient, UpdateNumbers.of(gradient.loss, update))
         if self._in_a_row >= self._config.max_skipped:
             raise TrainingError(
@@ -306,10 +315,10 @@ class NumericsWatch:
         name = f"step-{gradient.batch.step_version + 1:06d}-update-{gradient.before['updates'] + 1}.pt"
         file = None if self._folder is None else self._folder / name
         _write_dump(file, gradient, generator=self._generator, run=self._run, found=found)
-        self._hint = f"see where it begins: agentrl replay-step {shlex.quote(str(file))}"
+        self._hint = f"find the first module that is not finite: agentrl replay-step {shlex.quote(str(file))}"
 
     def report(self, report: StepReport) -> StepReport:
-        """The report with the alarms in it."""
+        """Return the report with alarm metrics and warnings added."""
         judged = self._alarms.judge(report.metrics, skipped=self._skipped, hint=self._hint)
         return dataclasses.replace(
             report,
@@ -318,15 +327,15 @@ class NumericsWatch:
         )
 
     def state(self) -> torch.Tensor:
-        """Give what a resumed run needs to go on alike: float64, always of the same length."""
+        """Return the state for a checkpoint: float64, always of the same length."""
         return torch.cat([torch.tensor([self._in_a_row, self._dumps], dtype=torch.float64), self._alarms.state()])
 
     def restore(self, state: torch.Tensor) -> None:
-        """Take what `state` gave."""
+        """Restore a state from `state`."""
         self._in_a_row, self._dumps = int(state[0]), int(state[1])
         self._alarms.restore(state[2:])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMED_PARAMETERS} more" if len(names) > NAMED_PARAMETERS else ""
     return ", ".join(names[:NAMED_PARAMETERS]) + more

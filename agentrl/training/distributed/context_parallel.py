@@ -1,11 +1,11 @@
-"""Context parallelism: several ranks share the tokens of a row, and turn them into heads where tokens meet.
+"""Context parallelism: several ranks share the tokens of a row; for attention, they exchange tokens for heads.
 
     rank 0   tokens 0 1 2, all heads ─┐            ┌─ all tokens, heads 0 1 ─ attention ─┐            ┌─ tokens 0 1 2
     rank 1   tokens 3 4 5, all heads ─┴ all-to-all ┴─ all tokens, heads 2 3 ─ attention ─┴ all-to-all ┴─ tokens 3 4 5
 
-Everything but attention looks at single tokens, so that packing, common prefixes and masks are what they are on one
-rank (DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509). Key-value heads that are fewer than the ranks, or that do
-not divide among them, are repeated first: as often as is needed, and no more.
+Everything except attention works on single tokens, so packing, common prefixes and masks are the same as on one rank
+(DeepSpeed-Ulysses, https://arxiv.org/abs/2309.14509). If there are fewer key-value heads than ranks, or their number is
+not divisible by the ranks, they are repeated as few times as possible.
 """
 
 from __future__ import annotations
@@ -20,55 +20,56 @@ from agentrl.errors import UsageError
 
 
 class Attention(Protocol):
-    """Attention of a forward pass: which tokens attend to which."""
+    """Attention of a forward pass, which determines the tokens that attend to each other."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
     ) -> Tensor:
-        """Attention of a layer: query [rows, heads, tokens, size], key and value [rows, key-value heads, tokens,
-        size]; scores are capped at `cap`, if there is one.
+        """Compute a layer's attention; scores are capped at `cap`, if given.
+
+        Shapes: query [rows, heads, tokens, size], key and value [rows, key-value heads, tokens, size].
         """
 
 
 @dataclass(frozen=True, slots=True)
 class ContextGroup:
-    """The ranks that share rows, as one of them sees them."""
+    """Ranks that share rows, from the view of one of them."""
 
     group: distributed.ProcessGroup
     rank: int
     count: int
 
-    def padded(self, tokens: int) -> int:
-        """The next length that can be shared evenly."""
+    def padded_length(self, tokens: int) -> int:
+        """Round a length up to a multiple of the number of ranks."""
         return -(-tokens // self.count) * self.count
 
     def own(self, tokens: int) -> slice:
-        """This rank's part of a row of so many tokens, which all ranks can share evenly."""
+        """Return this rank's part of a row of `tokens` tokens, a multiple of the number of ranks."""
         part = tokens // self.count
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def by_heads(self, tensor: Tensor) -> Tensor:
-        """[rows, heads, own tokens, size] to [rows, own heads, all tokens, size]."""
+        """Exchange tokens for heads: [rows, heads, own tokens, size] to [rows, own heads, all tokens, size]."""
         return _swap(tensor, self.group, self.count, 1, 2)
 
     def by_tokens(self, tensor: Tensor) -> Tensor:
-        """[rows, own heads, all tokens, size] to [rows, heads, own tokens, size]."""
+        """Exchange heads for tokens: [rows, own heads, all tokens, size] to [rows, heads, own tokens, size]."""
         return _swap(tensor, self.group, self.count, 2, 1)
 
-    def collected(self, own: Tensor, owner: Tensor) -> Tensor:
-        """What all ranks know: each gives the columns that are its own and gets all; gradients go to the own ones only.
+    def gather_columns(self, own: Tensor, owner: Tensor) -> Tensor:
+        """All-gather columns: [rows, columns]; gradients reach only this rank's columns.
 
-        All ranks must do the same with the result: its gradient is not added up.
+        Gradients are not added up over ranks, so all ranks must compute the same from the result.
 
         Args:
-            own: [rows, own columns].
-            owner: The rank of each column: int64 [columns].
+            own: This rank's columns: [rows, own columns].
+            owner: Rank of each column: int64 [columns].
         """
-        function: Any = _Collected
+        function: Any = _GatherColumns
         return cast("Tensor", function.apply(own, owner, self))
 
     def total(self, own: Tensor) -> Tensor:
-        """The sum of what all ranks have; the gradient goes to the own part of it."""
+        """Sum a tensor over all ranks; the gradient reaches only this rank's part."""
         everything = own.detach().clone()
         distributed.all_reduce(everything, group=self.group)
         return own + (everything - own.detach())
@@ -76,7 +77,7 @@ class ContextGroup:
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:
-    """Attention of tokens that several ranks hold a part of each."""
+    """Attention over tokens that are divided among several ranks."""
 
     attention: Attention
     context: ContextGroup
@@ -84,7 +85,7 @@ class SharedAttention:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
     ) -> Tensor:
-        """Attend as `Attention.attend` does, for this rank's tokens."""
+        """Compute attention for this rank's tokens; see `Attention.attend`."""
         copies = key_value_copies(query.shape[1], key.shape[1], self.context.count)
         if copies > 1:
             key, value = (tensor.repeat_interleave(copies, dim=1) for tensor in (key, value))
@@ -93,14 +94,14 @@ class SharedAttention:
 
 
 def key_value_copies(heads: int, key_value_heads: int, ranks: int) -> int:
-    """Count how often each key-value head is repeated, so that every rank has those that its query heads look at.
+    """Compute how often to repeat each key-value head, so that every rank has those that its query heads need.
 
     >>> key_value_copies(8, 4, ranks=2), key_value_copies(8, 2, ranks=4), key_value_copies(6, 3, ranks=2)
     (1, 2, 2)
     """
     if heads % ranks:
         raise UsageError(
-            "the model's attention heads cannot be shared by trainer.context_parallel",
+            "trainer.context_parallel must divide the number of attention heads",
             got=f"{heads} heads, {ranks} ranks",
             expected="a divisor of the number of heads",
             hint="trainer.tensor_parallel divides the heads first",
@@ -115,29 +116,29 @@ def _swap(tensor: Tensor, group: distributed.ProcessGroup, count: int, split: in
 
 
 class _AllToAll(torch.autograd.Function):
-    """Every rank gives each other one a part of one dimension, and joins what it gets in another one."""
+    """All-to-all that splits one dimension over ranks and concatenates another."""
 
     @staticmethod
     def forward(
         ctx: Any, tensor: Tensor, group: distributed.ProcessGroup, count: int, split: int, joined: int
     ) -> Tensor:
         ctx.way = group, count, split, joined
-        return _exchanged(tensor, group, count, split, joined)
+        return _exchange(tensor, group, count, split, joined)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         group, count, split, joined = ctx.way
-        return _exchanged(gradient, group, count, joined, split), None, None, None, None
+        return _exchange(gradient, group, count, joined, split), None, None, None, None
 
 
-def _exchanged(tensor: Tensor, group: distributed.ProcessGroup, count: int, split: int, joined: int) -> Tensor:
-    given = torch.stack(tensor.chunk(count, split))
-    taken = torch.empty_like(given)
-    distributed.all_to_all_single(taken, given, group=group)
-    return torch.cat(taken.unbind(), joined)
+def _exchange(tensor: Tensor, group: distributed.ProcessGroup, count: int, split: int, joined: int) -> Tensor:
+    sent = torch.stack(tensor.chunk(count, split))
+    received = torch.empty_like(sent)
+    distributed.all_to_all_single(received, sent, group=group)
+    return torch.cat(received.unbind(), joined)
 
 
-class _Collected(torch.autograd.Function):
+class _GatherColumns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, own: Tensor, owner: Tensor, context: ContextGroup) -> Tensor:
         ctx.mine = owner == context.rank

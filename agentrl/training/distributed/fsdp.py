@@ -1,6 +1,6 @@
-"""A model in shards (FSDP2): each rank holds a part of every parameter, and a layer is whole only while it computes.
+"""Sharded models (FSDP2): each rank holds a part of every parameter, and gathers a layer only while it computes.
 
-A model is loaded straight into shards: no rank ever holds more of it than its shards and one layer.
+A model is loaded directly into shards: no rank ever holds more of it than its shards and one layer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _COMPUTES_IN = "agentrl_computes_in"
 
 
 class Sharder:
-    """Shards modules in float32, the layers first and the whole model last, over the mesh of all ranks."""
+    """Sharding of a model in float32 over the mesh of all ranks: layers first, then the rest."""
 
     def __init__(self, mesh: DeviceMesh, *, dtype: Literal["float32", "bfloat16"], options: FSDPOptions) -> None:
         short = dtype == "bfloat16"
@@ -58,49 +58,50 @@ class Sharder:
         self._reshard, self._dtype = options.reshard, getattr(torch, dtype)
 
     def shard_layer(self, layer: nn.Module) -> None:
-        """Shard one layer, whose parameters are there."""
+        """Shard one layer, whose parameters must have values."""
         if self._tensor is not None:
             share_layer(layer, self._tensor)
         fully_shard(layer, **self._options, reshard_after_forward=self._reshard)
 
     def shard_root(self, model: PreTrainedModel, device: torch.device) -> None:
-        """Shard what is left of a model, and make gradients sums over ranks.
+        """Shard the rest of a model, and let gradients be sums over ranks.
 
-        Losses are weighted over the whole optimizer step, wherever their tokens are.
+        They are not means, because losses are weighted over the whole optimizer step on all ranks.
         """
         fully_shard(model, **self._options)
         for module in sharded_modules(model):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            module.set_reduce_scatter_unused_params(True, recurse=False)  # images and experts that one rank only reads
+            # some ranks may not use some parts, such as the vision part or an expert
+            module.set_reduce_scatter_unused_params(True, recurse=False)
         setattr(model, _COMPUTES_IN, self._dtype)
         setattr(model, _WITHIN, MethodType(_apply, model))
         register_fsdp_forward_method(model, _WITHIN)
-        # shards may wait in the CPU's memory: what a model reads must go to where it computes
+        # shards may be in the CPU's memory, but inputs must be on the device that computes
         type(model).device = property(lambda self: device)
 
 
-def _apply(model: PreTrainedModel, read: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    return read(model, *arguments, **options)
+def _apply(model: PreTrainedModel, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(model, *arguments, **options)
 
 
 def within_forward(
     model: PreTrainedModel,
-    read: Callable[Concatenate[PreTrainedModel, Arguments], Result],
+    function: Callable[Concatenate[PreTrainedModel, Arguments], Result],
     *arguments: Arguments.args,
     **options: Arguments.kwargs,
 ) -> Result:
-    """Read a model where its embedding, last norm and head are whole: inside what counts as its forward pass."""
-    return cast("Result", getattr(model, _WITHIN, MethodType(_apply, model))(read, *arguments, **options))
+    """Call a function as a forward pass of the model, so that its embedding, last norm and head are gathered."""
+    return cast("Result", getattr(model, _WITHIN, MethodType(_apply, model))(function, *arguments, **options))
 
 
 def computing_dtype(model: PreTrainedModel) -> torch.dtype:
-    """Number format in which a model computes: that of its parameters, where it is not in shards."""
+    """Return the number format in which a model computes: for an unsharded model, that of its parameters."""
     return cast("torch.dtype", getattr(model, _COMPUTES_IN, model.dtype))
 
 
 def layers(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """The layers of a model's language part, in order; not those that see images, which not every pass runs."""
+    """Yield the layers of a model's language part, in order; not vision layers, which not every pass runs."""
     text = getattr(model.base_model, "language_model", model.base_model)
     for child in text.children():
         if isinstance(child, nn.ModuleList):
@@ -108,39 +109,39 @@ def layers(model: PreTrainedModel) -> Iterator[nn.Module]:
 
 
 def sharded_modules(model: nn.Module) -> Iterator[FSDPModule]:
-    """The parts of a model that are sharded on their own; none where it is whole."""
+    """Iterate over the separately sharded modules of a model; an unsharded model has none."""
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def reshard(model: nn.Module) -> None:
-    """Give up what was gathered for a forward pass without a backward pass: the next update would make it old."""
+    """Free parameters gathered for a forward pass without a backward pass; the next update would make them stale."""
     for module in sharded_modules(model):
         module.reshard()
 
 
 def add_up_gradients(model: nn.Module, *, over_ranks: bool) -> None:
-    """Let the next backward pass add gradients up over the ranks, or on this rank only for the time being."""
+    """Choose if the next backward pass adds up gradients over ranks, or only accumulates them on this rank."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(over_ranks)
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor of a model in one piece; all ranks must ask for it."""
+    """Return the whole tensor; for a sharded one, all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return True if a rank has a part of it only."""
+    """Return True if a rank holds only a part of the tensor."""
     return isinstance(tensor, DTensor)
 
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    """The ranks over which a tensor is sharded."""
+    """Return the mesh over which a tensor is sharded, if it is."""
     return tensor.device_mesh if isinstance(tensor, DTensor) else None
 
 
 def total_norm(tensors: Sequence[Tensor]) -> float:
-    """Norm of all tensors together; those that other ranks have parts of are counted once. All ranks must ask."""
+    """Compute the norm of all tensors together, with sharded ones as a whole; all ranks must call this."""
     by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
     for tensor in tensors:
         by_mesh.setdefault(mesh_of(tensor), []).append(tensor)
@@ -149,7 +150,7 @@ def total_norm(tensors: Sequence[Tensor]) -> float:
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """This rank's part of a tensor that every rank has, sharded as another one is."""
+    """Shard a tensor that every rank has like `other`; return it unchanged if `other` is not sharded."""
     if not isinstance(other, DTensor):
         return tensor
     local = tensor.to(other.device)
@@ -162,7 +163,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
-def _loaded(path: str | Path, dtype: Dtype) -> PreTrainedModel:
+def _load_on_cpu(path: str | Path, dtype: Dtype) -> PreTrainedModel:
     return load_model(path, dtype=dtype, device="cpu")
 
 
@@ -175,19 +176,20 @@ def load_sharded(
     options: FSDPOptions,
     adapt: Callable[[PreTrainedModel], None] = lambda model: None,
     make: Callable[[str | Path], PreTrainedModel] = make_model,
-    load: Callable[[str | Path, Dtype], PreTrainedModel] = _loaded,
+    load: Callable[[str | Path, Dtype], PreTrainedModel] = _load_on_cpu,
 ) -> PreTrainedModel:
-    """A model in float32 shards that computes in `dtype`; all ranks must ask for it.
+    """Load a model into float32 shards that computes in `dtype`; all ranks must call this.
 
     Args:
-        path: A folder, or a name on the Hugging Face hub.
-        dtype: Number format of the weights; those of the files are rounded to it.
-        device: Of this rank.
-        ranks: Share the model.
-        options: How.
-        adapt: Changes the whole model, whose parameters have no memory yet; what it adds has.
-        make: Makes the model, whatever its values; a causal language model when left out.
-        load: Loads the same model into the CPU's memory, for rank 0 to send, where the files lack some of its tensors.
+        path: Folder, or name on the Hugging Face hub.
+        dtype: Number format to which the weights of the files are rounded.
+        device: Device of this rank.
+        ranks: Ranks that share the model.
+        options: Options of the sharding.
+        adapt: Function that changes the model before its parameters have values; parameters that it adds have values.
+        make: Function that makes the model with any values; the default makes a causal language model.
+        load: Function that loads the model into the CPU's memory. Rank 0 calls it to broadcast the weights if the files
+            lack some of the tensors.
     """
     with _parameters_without_memory():
         model = make(path)
@@ -195,7 +197,7 @@ def load_sharded(
         check_tensor_parallel(model, ranks.tensor_parallel)
     sharder = Sharder(ranks.mesh(device, replicas=options.replicas), dtype=dtype, options=options)
     aliases = _aliases(model)
-    read = _source(path, model, aliases, device, ranks, load=lambda: load(path, dtype))
+    read = _make_reader(path, model, aliases, device, ranks, load=lambda: load(path, dtype))
     adapt(model)
     for layer in layers(model):
         _fill(layer, read, aliases, dtype, device)
@@ -209,10 +211,11 @@ def load_sharded(
 
 
 _Read = Callable[[list[str], Tensor], Tensor]
-"""Gives the tensor that has one of the names and the shape of another; all ranks read in the same order."""
+"""Function that reads the tensor with one of the names and the given tensor's shape; all ranks read in the same order.
+"""
 
 
-def _source(
+def _make_reader(
     path: str | Path,
     model: PreTrainedModel,
     aliases: Mapping[int, list[str]],
@@ -221,33 +224,33 @@ def _source(
     *,
     load: Callable[[], PreTrainedModel],
 ) -> _Read:
-    """Read from the files in a folder; where these lack a tensor, rank 0 loads the whole model and sends it."""
-    places = _places(Path(path))
+    """Make a reader of the files in a folder; if these lack a tensor, rank 0 loads and broadcasts the whole model."""
+    files = _tensor_files(Path(path))
     parameters = {id(parameter): parameter for parameter in model.parameters()}
-    fits = all(_holds(places, names, parameters[key].shape) for key, names in aliases.items())
+    fits = all(_holds(files, names, parameters[key].shape) for key, names in aliases.items())
     if all(ranks.collect([fits])):
-        return functools.partial(_read_file, places)
+        return functools.partial(_read_file, files)
     tensors = load().state_dict() if ranks.rank == 0 else None
 
-    def sent(names: list[str], like: Tensor) -> Tensor:
+    def broadcast(names: list[str], like: Tensor) -> Tensor:
         tensor = torch.empty(like.shape, dtype=torch.float32, device=device)
         if tensors is not None:
             tensor.copy_(tensors[names[0]])
         distributed.broadcast(tensor, src=0)
         return tensor
 
-    return sent
+    return broadcast
 
 
-def _read_file(places: Mapping[str, Path], names: list[str], like: Tensor) -> Tensor:
-    name = next(name for name in names if name in places)
-    with safe_open(places[name], framework="pt") as file:
+def _read_file(files: Mapping[str, Path], names: list[str], like: Tensor) -> Tensor:
+    name = next(name for name in names if name in files)
+    with safe_open(files[name], framework="pt") as file:
         found: Tensor = file.get_tensor(name)
     return found
 
 
-def _places(folder: Path) -> dict[str, Path]:
-    """The safetensors file of each tensor in a folder."""
+def _tensor_files(folder: Path) -> dict[str, Path]:
+    """Find the safetensors file of each tensor in a folder."""
     if (folder / INDEX).is_file():
         found: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
         return {name: folder / file for name, file in found.items()}
@@ -257,16 +260,16 @@ def _places(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), folder / SINGLE)
 
 
-def _holds(places: Mapping[str, Path], names: list[str], shape: torch.Size) -> bool:
-    name = next((name for name in names if name in places), None)
+def _holds(files: Mapping[str, Path], names: list[str], shape: torch.Size) -> bool:
+    name = next((name for name in names if name in files), None)
     if name is None:
         return False
-    with safe_open(places[name], framework="pt") as file:
+    with safe_open(files[name], framework="pt") as file:
         return bool(tuple(file.get_slice(name).get_shape()) == tuple(shape))
 
 
 def _aliases(model: nn.Module) -> dict[int, list[str]]:
-    """The names of each parameter: two, for an embedding that is the head."""
+    """Find all names of each parameter by its id: an embedding tied to the head has two."""
     found: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         found.setdefault(id(parameter), []).append(name)
@@ -274,7 +277,7 @@ def _aliases(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _fill(module: nn.Module, read: _Read, aliases: Mapping[int, list[str]], dtype: Dtype, device: torch.device) -> None:
-    """Give the parameters of a module that have no memory yet their values, in float32."""
+    """Read the values of a module's parameters that have no memory yet, in float32."""
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
         for name, parameter in owner.named_parameters(recurse=False):
@@ -288,7 +291,7 @@ def _fill(module: nn.Module, read: _Read, aliases: Mapping[int, list[str]], dtyp
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Inside the block new parameters have shapes only; buffers, which are computed and not loaded, are real."""
+    """Make new parameters in this block without memory; buffers, which are computed and not loaded, have values."""
     register = nn.Module.register_parameter
 
     def register_shape(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

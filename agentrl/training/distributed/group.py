@@ -1,4 +1,4 @@
-"""The ranks of a trainer: who there is, what they say to each other, and what rank 0 asks of the others."""
+"""The ranks of a trainer: their arrangement, collectives, and the calls that rank 0 makes on the others."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from agentrl.training.distributed.context_parallel import ContextGroup
 T = TypeVar("T")
 
 COLLECTIVE_TIMEOUT_S = 600.0
-"""Seconds after which a collective gives up: all ranks do the same work, so that none is late for long."""
+"""Seconds before a collective fails; all ranks do the same work, so none should be late for long."""
 PATIENCE = timedelta(days=365)
-"""How long a rank waits for the next call: rollouts take their time, and a rank 0 that has died is noticed at once."""
+"""Time that a rank waits for the next call: rollouts may take long, and the death of rank 0 is noticed at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankCall:
-    """Call that rank 0 makes on the others."""
+    """A call that rank 0 makes on the other ranks."""
 
     name: str
     arguments: tuple[Any, ...]
 
 
 class Ranks:
-    """This process among the ranks of a trainer; without arguments, one that is alone.
+    """Ranks of a trainer from the view of this process; the defaults describe a single process.
 
     `control` is a gloo group for calls and small objects, and `background` another one for threads that run during
-    training; `explain` says which rank is lost, once a call has failed.
+    training. `explain` is called after a call has failed, and returns the error of the lost rank, if any.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Ranks:
     ) -> None:
         self.rank, self.count, self.control, self.background = rank, count, control, background
         self.context: ContextGroup | None = None
-        """Those that share rows with this one, where rows are shared."""
+        """Ranks that share rows with this one; ``None`` without context parallelism."""
         self.tensor_parallel = self._together = 1
         self._explain = explain
-        self._calling = threading.Lock()  # a server that comes back may be probed while the trainer trains
+        self._calling = threading.Lock()  # threads may call, e.g. to probe a returning server during training
 
     @property
-    def are_many(self) -> bool:
-        """True if the model is in shards."""
+    def is_distributed(self) -> bool:
+        """True if there are several ranks, which hold the model in shards."""
         return self.count > 1
 
     @property
     def dp_size(self) -> int:
-        """Number of data-parallel groups: the ranks of a group compute the same micro-batch together."""
+        """Number of data-parallel groups; the ranks of a group compute a micro-batch together."""
         return self.count // self._together
 
     @property
@@ -75,13 +75,16 @@ class Ranks:
 
     @property
     def is_dp_leader(self) -> bool:
-        """True if this rank tells what its data-parallel group has found."""
+        """True if this rank reports the results of its data-parallel group."""
         return self.rank % self._together == 0
 
     def arrange(self, *, context: int, tensor: int) -> None:
-        """Make data-parallel groups, whose ranks compute micro-batches together; all ranks must.
+        """Make data-parallel groups, whose ranks compute micro-batches together; all ranks must call this.
 
-        `context` ranks share the tokens of a row, and `tensor` neighbours the matrices of a layer.
+        `context` ranks share the tokens of a row, and `tensor` ranks the matrices of a layer.
+
+        Raises:
+            ConfigError: the ranks cannot be divided into such groups.
         """
         if self.count % (context * tensor):
             raise ConfigError(
@@ -101,10 +104,10 @@ class Ranks:
             self.context = ContextGroup(group, self.rank % self._together // tensor, context)
 
     def device(self, asked: str) -> torch.device:
-        """Choose the device on which this rank computes, by ``model.device``.
+        """Choose this rank's device from the value of ``model.device``.
 
         Raises:
-            ConfigError: fewer GPUs than ranks on this machine, or one GPU for all of them.
+            ConfigError: this machine has fewer GPUs than ranks, or `asked` names a single GPU.
         """
         if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
             return torch.device("cpu")
@@ -112,7 +115,7 @@ class Ranks:
             raise ConfigError(
                 "model.device names one device for several ranks",
                 got=asked,
-                expected="auto, cpu or cuda: every rank takes the GPU of its number",
+                expected="auto, cpu or cuda: each rank uses the GPU with its local rank number",
             )
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
         if here > torch.cuda.device_count():
@@ -125,14 +128,17 @@ class Ranks:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
 
     def mesh(self, device: torch.device, *, replicas: int) -> DeviceMesh:
-        """The ranks as rows of shards: parameters are sharded within a row, and each row holds all of them.
+        """Arrange the ranks as `replicas` rows; parameters are sharded within a row, and each row holds all of them.
 
-        With tensor parallelism, neighbours hold parts of the same shards, and the mesh has one dimension more.
+        With tensor parallelism, the mesh has another dimension, along which ranks hold parts of the same shard.
+
+        Raises:
+            ConfigError: the ranks cannot be divided into that many rows.
         """
         whole = self.count // self.tensor_parallel
         if whole % replicas:
             raise ConfigError(
-                "trainer.fsdp.replicas must divide the number of ranks that hold no part of the same shard",
+                "trainer.fsdp.replicas must divide trainer.processes / trainer.tensor_parallel",
                 got=replicas,
                 expected=f"a divisor of {whole}",
             )
@@ -142,10 +148,12 @@ class Ranks:
 
     @contextmanager
     def broadcast_call(self, name: str, *arguments: Any) -> Iterator[None]:
-        """Broadcast a call to the other ranks, which do the block's work, too; on these nothing is broadcast.
+        """Broadcast a call from rank 0 to the other ranks, which then do the same work as this block.
+
+        On other ranks, and with a single rank, nothing is broadcast.
 
         Raises:
-            TrainingError: a rank was lost meanwhile.
+            TrainingError: a rank was lost during the block.
         """
         if self.count == 1 or self.rank:
             yield
@@ -154,38 +162,38 @@ class Ranks:
             try:
                 self._broadcast(RankCall(name, arguments))
                 yield
-            except (AgentRLError, OSError):  # says more than what it did to other ranks
+            except (AgentRLError, OSError):  # the cause; failures of other ranks follow from it
                 raise
             except Exception as error:
                 raise self._explain() or TrainingError(
                     f"the ranks of the trainer failed in {name}", got=f"{type(error).__name__}: {error}"
                 ) from error
 
-    def receive(self) -> RankCall | None:
-        """Wait for the next call of rank 0; ``None`` at the end."""
+    def next_call(self) -> RankCall | None:
+        """Wait for the next call of rank 0; return ``None`` after `shutdown`."""
         return self._broadcast(None)
 
-    def dismiss(self) -> None:
-        """Tell the other ranks that this was all."""
+    def shutdown(self) -> None:
+        """Tell the other ranks that no call will follow."""
         with self._calling:
             self._broadcast(None)
 
     def _broadcast(self, call: RankCall | None) -> RankCall | None:
-        told: list[RankCall | None] = [call]
-        distributed.broadcast_object_list(told, src=0, group=self.control)
-        return told[0]
+        calls: list[RankCall | None] = [call]
+        distributed.broadcast_object_list(calls, src=0, group=self.control)
+        return calls[0]
 
     def collect(self, own: Sequence[T]) -> list[T]:
-        """Collect what all ranks have, in the order of ranks."""
-        if not self.are_many:
+        """Gather the items of all ranks, in the order of ranks."""
+        if not self.is_distributed:
             return list(own)
         found: list[Sequence[T]] = [[]] * self.count
         distributed.all_gather_object(found, own, group=self.control)
         return [item for items in found for item in items]
 
-    def filled(self, values: torch.Tensor) -> torch.Tensor:
-        """Numbers that each rank knows a part of, NaN where it does not: the same on all ranks."""
-        if not self.are_many:
+    def fill_missing(self, values: torch.Tensor) -> torch.Tensor:
+        """Combine values of which each rank knows some, with NaN for the others; the result is equal on all ranks."""
+        if not self.is_distributed:
             return values
         known = torch.where(values.isnan(), -math.inf, values)
         distributed.all_reduce(known, distributed.ReduceOp.MAX)
@@ -199,7 +207,7 @@ def join(
     count: int,
     explain: Callable[[], TrainingError | None] = lambda: None,
 ) -> Ranks:
-    """Meet the other ranks at a store, the launcher's (torchrun) when left out; to be left again with `leave`."""
+    """Join the process group of all ranks through `store`, or through the launcher's (torchrun); see `leave`."""
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=store,
@@ -212,6 +220,6 @@ def join(
 
 
 def leave() -> None:
-    """Forget the other ranks."""
+    """Leave the process group."""
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -1,6 +1,6 @@
-"""The processes of ranks 1, 2, …: started by this one, watched, and never left behind.
+"""The processes of ranks 1, 2, …: start, watch, and stop.
 
-A rank ends on request, when its standard input closes because this process is gone, or when it is killed here.
+A rank ends on request, when its standard input closes because this process has ended, or when this process kills it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from agentrl.training.distributed.group import Ranks, join, leave
 
 START_S = 300.0
 GRACE_S = 30.0
-"""Seconds after the loss of a rank in which this process must have noticed."""
+"""Seconds after the loss of a rank before this process is killed, if it still hangs in a collective."""
 POLL_S = 0.05
 EXPLAIN_S = 5.0
-"""How long a failed call waits for the process that may have caused it to be gone."""
+"""Seconds that a failed call waits for the end of a process that may have caused the failure."""
 
 
 class StartedRanks(ABC):
-    """All ranks but this one.
+    """Base class of the ranks that rank 0 has started.
 
     Args:
-        count: Ranks, this one included.
-        logs: Folder of their logs, ``rank-1.log`` and so on.
-        on_loss: Called from a thread, once, when one has ended by itself.
-        host: Address of this process under which they reach it.
+        count: Number of ranks, including this one.
+        logs: Folder of the ranks' logs, ``rank-1.log`` and so on.
+        on_loss: Function that a thread calls once, if a rank has ended unexpectedly.
+        host: Address of this process that the ranks can reach.
     """
 
     explain_s = EXPLAIN_S
@@ -54,25 +54,25 @@ class StartedRanks(ABC):
 
     @abstractmethod
     def _start_rank(self, rank: int, port: int) -> None:
-        """Let a rank start, to meet the others at a port of this process."""
+        """Start a rank that joins the others at a port of this process."""
 
     @abstractmethod
     def _loss(self) -> TrainingError | None:
-        """Find the rank that has ended by itself, and what is known of that; ``None`` while all run."""
+        """Describe a rank that has ended unexpectedly; ``None`` while all run."""
 
     @abstractmethod
     def _kill(self) -> None:
-        """Kill all that are left, without waiting."""
+        """Kill all remaining ranks, without waiting."""
 
     @abstractmethod
     def close(self, *, at_once: bool) -> None:
-        """Wait for ranks that were dismissed, unless `at_once`, and kill what is left; idempotent."""
+        """Wait for ranks that were shut down, unless `at_once`, and kill the remaining ones; idempotent."""
 
     def start(self) -> Ranks:
-        """Start them, and meet them.
+        """Start the ranks, and join them.
 
         Raises:
-            TrainingError: one ended, or was not there in time.
+            TrainingError: a rank has ended, or did not start in time.
         """
         patience = timedelta(seconds=START_S)
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=patience)
@@ -82,11 +82,11 @@ class StartedRanks(ABC):
             self._start_rank(rank, store.port)
         began = time.monotonic()
         while not store.check([_there(rank) for rank in others]):
-            if (lost := self.lost()) is not None:
+            if (lost := self.find_lost()) is not None:
                 raise lost
             if time.monotonic() - began > START_S:
                 raise TrainingError(
-                    "the ranks of the trainer did not start", got=f"{START_S:g} s", hint=f"their logs: {self._logs}"
+                    "the ranks of the trainer did not start", got=f"{START_S:g} s", hint=f"see their logs: {self._logs}"
                 )
             time.sleep(POLL_S)
         ranks = join(store, rank=0, count=self.count, explain=self.explain)
@@ -96,57 +96,58 @@ class StartedRanks(ABC):
     def _log(self, rank: int) -> Path:
         return self._logs / f"rank-{rank}.log"
 
-    def lost(self) -> TrainingError | None:
-        """Find the rank that has ended by itself, and what it said; always the first one that was found."""
+    def find_lost(self) -> TrainingError | None:
+        """Return the error of the first rank that has ended unexpectedly, if any."""
         if self._lost is None and not self._closing.is_set():
             self._lost = self._loss()
         return self._lost
 
     def explain(self) -> TrainingError | None:
-        """Why a call has failed, if a rank was lost."""
+        """Find the lost rank that made a call fail; wait up to `explain_s` seconds for its end."""
         began = time.monotonic()
-        while (lost := self.lost()) is None and time.monotonic() - began < self.explain_s:
+        while (lost := self.find_lost()) is None and time.monotonic() - began < self.explain_s:
             time.sleep(POLL_S)
         return lost
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
-            if (lost := self.lost()) is not None:
+            if (lost := self.find_lost()) is not None:
                 self._kill()
                 self._on_loss(lost)
                 if not self._closing.wait(GRACE_S):
-                    sys.stderr.write(f"{lost}\nthe run hangs in a collective, and is ended\n")
+                    sys.stderr.write(f"{lost}\nthe run hangs in a collective and is killed\n")
                     sys.stderr.flush()
                     os._exit(1)
                 return
 
     def expect_end(self) -> None:
-        """From now on a rank that ends is not lost."""
+        """Ignore ends of ranks from now on."""
         self._closing.set()
 
 
-def meet(host: str, port: int, *, rank: int, count: int) -> Ranks:
-    """Meet the others, as a rank that was started."""
+def join_store(host: str, port: int, *, rank: int, count: int) -> Ranks:
+    """Join the others, as a rank that was started."""
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=START_S))
     store.set(_there(rank), "there")
     return join(store, rank=rank, count=count)
 
 
 def _there(rank: int) -> str:
-    """The key under which a rank says that it is there."""
+    """Return the key that a rank sets in the store when it has started."""
     return f"rank-{rank}"
 
 
 PROGRAM = "agentrl.builders.workers"
 HOST = "127.0.0.1"
 STORE_VARIABLE = "AGENTRL_RANK_STORE"
-"""Where a rank that was started here finds the others: a port of this machine."""
+"""Environment variable with the port of this machine where a started rank joins the others."""
 END_S = 10.0
-SHOWN_CHARACTERS = 4000
+LOG_CHARACTERS = 4000
+"""Maximum number of characters from the end of a lost rank's log in its error."""
 
 
 class RankProcesses(StartedRanks):
-    """The processes of all ranks but this one, on this machine; see `StartedRanks`."""
+    """Processes of all other ranks, on this machine; see `StartedRanks`."""
 
     def __init__(self, count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None) -> None:
         super().__init__(count, logs=logs, on_loss=on_loss, host=HOST)
@@ -155,7 +156,7 @@ class RankProcesses(StartedRanks):
 
     @property
     def pids(self) -> dict[int, int]:
-        """The processes by rank."""
+        """Process ids by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def _start_rank(self, rank: int, port: int) -> None:
@@ -168,7 +169,7 @@ class RankProcesses(StartedRanks):
             "WORLD_SIZE": str(self.count),
             "OMP_NUM_THREADS": str(threads),
             "OMP_WAIT_POLICY": "PASSIVE",
-            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),  # as the command line has it
+            "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),  # as on the command line
             STORE_VARIABLE: str(port),
         }
         with log.open("ab") as output:
@@ -179,26 +180,26 @@ class RankProcesses(StartedRanks):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the run, which tells its ranks
+                start_new_session=True,  # Ctrl-C goes to the run, which shuts down its ranks
             )
 
     def _loss(self) -> TrainingError | None:
         ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
         if not ended:
             return None
-        # one that was killed makes others fail, too; and what a rank says of others says less than a signal
+        # a killed rank makes others fail as well, so a signal is more likely to be the cause than an exit code
         rank = min(ended, key=lambda number: (ended[number] > 0, number))
-        said = self._said(rank)
+        output = self._read_log(rank)
         return TrainingError(
             f"rank {rank} of the trainer ended (process {self._processes[rank].pid})",
-            got=_cause(ended[rank]) + (f", after it said:\n{said}" if said else ""),
-            hint=f"its whole log: {self._log(rank)}; go on from the newest checkpoint with agentrl train --resume",
+            got=_cause(ended[rank]) + (f", with the output:\n{output}" if output else ""),
+            hint=f"see its log: {self._log(rank)}; resume from the newest checkpoint with agentrl train --resume",
         )
 
-    def _said(self, rank: int) -> str:
+    def _read_log(self, rank: int) -> str:
         with self._log(rank).open("rb") as log:
             log.seek(self._starts[rank])
-            return log.read().decode("utf-8", errors="replace").strip()[-SHOWN_CHARACTERS:]
+            return log.read().decode("utf-8", errors="replace").strip()[-LOG_CHARACTERS:]
 
     def _kill(self) -> None:
         for process in self._processes.values():
@@ -206,7 +207,7 @@ class RankProcesses(StartedRanks):
                 process.send_signal(signal.SIGKILL)
 
     def close(self, *, at_once: bool) -> None:
-        """Wait for ranks that were dismissed, and kill what is left; idempotent."""
+        """Wait for ranks that were shut down, unless `at_once`, and kill the remaining ones; idempotent."""
         self._closing.set()
         until = time.monotonic() + (0.0 if at_once else END_S)
         for process in self._processes.values():
@@ -227,42 +228,42 @@ def open_ranks(
     on_loss: Callable[[TrainingError], None] = lambda _: None,
     starter: Callable[..., StartedRanks] = RankProcesses,
 ) -> Iterator[Ranks]:
-    """The ranks of a run: this process alone, those of the launcher that has started it (torchrun), or new ones.
+    """Open the ranks of a run: only this process, those of its launcher (torchrun), or new ones from `starter`.
 
-    New ones are made by `starter`, log into a folder, and `on_loss` is called from a thread when one ends by itself.
+    New ranks log to the folder `logs`; a thread calls `on_loss` if one ends unexpectedly.
 
     Raises:
-        ConfigError: a launcher has started another number.
-        TrainingError: one does not start.
+        ConfigError: a launcher has started another number of processes.
+        TrainingError: a rank does not start.
     """
     launched = launched_ranks()
     if launched > 1 and count not in (1, launched):
         raise ConfigError(
-            "trainer.processes is another number than that of the processes which were launched",
+            "trainer.processes differs from the number of launched processes",
             got=count,
-            expected=f"{launched}, or nothing",
+            expected=f"{launched}, or no trainer.processes",
         )
     if launched > 1:
-        with _joined(join(None, rank=0, count=launched), None) as ranks:
+        with _shut_down_after(join(None, rank=0, count=launched), None) as ranks:
             yield ranks
     elif count == 1:
         yield Ranks()
     else:
         processes = starter(count, logs=logs, on_loss=on_loss)
         try:
-            with _joined(processes.start(), processes) as ranks:
+            with _shut_down_after(processes.start(), processes) as ranks:
                 yield ranks
         finally:
             processes.close(at_once=True)
 
 
 @contextmanager
-def _joined(ranks: Ranks, processes: StartedRanks | None) -> Iterator[Ranks]:
+def _shut_down_after(ranks: Ranks, processes: StartedRanks | None) -> Iterator[Ranks]:
     try:
         yield ranks
         if processes is not None:
             processes.expect_end()
-        ranks.dismiss()
+        ranks.shutdown()
         if processes is not None:
             processes.close(at_once=False)
     finally:
@@ -270,14 +271,14 @@ def _joined(ranks: Ranks, processes: StartedRanks | None) -> Iterator[Ranks]:
 
 
 def launched_ranks() -> int:
-    """Count the processes that torchrun has started; 0 where it has not started this one."""
+    """Return the number of processes that torchrun has started; 0 if it has not started this one."""
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
-def meet_starter() -> Ranks:
-    """Meet the others, as a process that `RankProcesses` has started."""
+def join_starter() -> Ranks:
+    """Join the others, as a process that `RankProcesses` has started."""
     port = int(os.environ[STORE_VARIABLE])
-    return meet(HOST, port, rank=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
+    return join_store(HOST, port, rank=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
 
 
 def _cause(code: int) -> str:

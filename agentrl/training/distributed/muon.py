@@ -1,10 +1,10 @@
-"""Muon for a model in shards: momentum stays in shards, and each matrix is orthogonalised by one rank, its owner.
+"""Muon for sharded models: momentum stays sharded, and each matrix is orthogonalised by one rank, its owner.
 
     shards of matrices 0 1 2 … ─► all-to-all ─► rank i has matrix i whole ─► Newton-Schulz ─► all-to-all ─► shards
 
-So many matrices as there are ranks go at once, one for each; none is computed twice, but by rows of ranks that hold the
-whole model each. With tensor parallelism there are two exchanges on either way: neighbours give each other their parts
-of a shard first, so that each has whole shards of as many matrices.
+A batch has one matrix per rank, and no matrix is computed twice, except by replicas of the whole model. With tensor
+parallelism, there are two exchanges in each direction: tensor-parallel ranks ("neighbours") first exchange their parts
+of shards, so that each has whole shards of its share of the matrices.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
 TENSOR = "tensor"
-"""The dimension of a mesh along which neighbours hold parts of a shard."""
+"""Mesh dimension along which neighbours hold parts of a shard."""
 _MOMENTUM = "momentum_buffer"
-"""As torch.optim.Muon calls it, so that one process reads what several have written."""
+"""Name of the momentum in torch.optim.Muon, so that one process can read a state that several have written."""
 
 
 class ShardedMuon(torch.optim.Optimizer):
-    """Muon as torch.optim.Muon computes it with ``adjust_lr_fn="match_rms_adamw"``, for matrices in shards.
+    """Muon for sharded matrices, equal to torch.optim.Muon with ``adjust_lr_fn="match_rms_adamw"``.
 
     Args:
-        matrices: DTensors, sharded by rows over the last dimension of a mesh, or over the last but one, where the last
-            one is ``tensor``.
+        matrices: DTensors, sharded by rows over the last dimension of a mesh, or over the second to last one if the
+            last is ``tensor``.
         lr: Learning rate.
-        weight_decay: Of the matrices.
-        momentum: Decay of the gradients' mean, with Nesterov's look ahead.
+        weight_decay: Weight decay of the matrices.
+        momentum: Decay of the gradients' mean, with Nesterov's lookahead.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ShardedMuon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update the matrices that have a gradient."""
-        assert closure is None, "the gradients are there already"
+        assert closure is None, "gradients must be computed before"
         for group in self.param_groups:
             matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
             for batch in _batches(matrices):
@@ -57,7 +57,7 @@ class ShardedMuon(torch.optim.Optimizer):
             local.add_(change)
 
     def _direction(self, matrix: DTensor, momentum: float) -> Tensor:
-        """This rank's rows of what is to be orthogonalised."""
+        """Update the momentum; return this rank's rows of the matrix to orthogonalise."""
         state, gradient = self.state[matrix], matrix.grad
         if _MOMENTUM not in state:
             state[_MOMENTUM] = torch.zeros_like(matrix)
@@ -69,24 +69,24 @@ class ShardedMuon(torch.optim.Optimizer):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The ranks along one dimension of a mesh; one alone where matrices are not cut along it."""
+    """Ranks along one dimension of a mesh; a single rank if matrices are not divided along it."""
 
     group: distributed.ProcessGroup | None = None
     ranks: int = 1
     rank: int = 0
 
-    def exchanged(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
-        """Give every rank its part, flat, and get one of each rank, of these sizes."""
+    def exchange(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Send each rank its flat part, and receive one from each rank, with these sizes."""
         if self.group is None:
             return list(parts)
-        room = parts[0].new_empty(sum(sizes))
+        received = parts[0].new_empty(sum(sizes))
         sent = [part.numel() for part in parts]
-        distributed.all_to_all_single(room, torch.cat(list(parts)), list(sizes), sent, group=self.group)
-        return list(torch.split(room, list(sizes)))
+        distributed.all_to_all_single(received, torch.cat(list(parts)), list(sizes), sent, group=self.group)
+        return list(torch.split(received, list(sizes)))
 
 
 def _batches(matrices: list[DTensor]) -> Iterable[list[DTensor]]:
-    """Matrices of similar size that are cut alike, one for each rank."""
+    """Yield batches of matrices of similar size that are divided alike, one matrix per rank."""
     for cut in (False, True):
         order = sorted((m for m in matrices if _is_cut(m) == cut), key=lambda matrix: -matrix.numel())
         if order:
@@ -96,30 +96,33 @@ def _batches(matrices: list[DTensor]) -> Iterable[list[DTensor]]:
 
 
 def _is_cut(matrix: DTensor) -> bool:
-    """Tell if neighbours hold columns or rows of its shards."""
+    """Return True if neighbours hold parts of the matrix's shards."""
     return TENSOR in (matrix.device_mesh.mesh_dim_names or ())
 
 
 def _lines(matrix: DTensor) -> tuple[_Line, _Line]:
-    """The ranks that have shards of a matrix, and the neighbours that have parts of the same shard."""
+    """Return the ranks that hold shards of a matrix, and the neighbours that hold parts of the same shard."""
     mesh, cut = matrix.device_mesh, _is_cut(matrix)
     lines = [_Line(mesh.get_group(place), mesh.size(place), mesh.get_local_rank(place)) for place in range(mesh.ndim)]
     return (lines[-2], lines[-1]) if cut else (lines[-1], _Line())
 
 
 def _changes(matrices: list[DTensor], directions: list[Tensor], learning_rate: float) -> list[Tensor]:
-    """This rank's parts of the changes of the matrices: number n is computed by rank n // T of the neighbours n % T."""
+    """Compute this rank's parts of the changes of the matrices.
+
+    With T neighbours, matrix n is computed by rank n // T along the shards, among the neighbours n % T.
+    """
     shards, neighbours = _lines(matrices[0])
     dealt = [range(first, len(matrices), neighbours.ranks) for first in range(neighbours.ranks)]
     mine = dealt[neighbours.rank]
     sent = [_flat([directions[number] for number in numbers], directions[0]) for numbers in dealt]
     own = sum(directions[number].numel() for number in mine)
-    found = neighbours.exchanged(sent, [own] * neighbours.ranks)
+    found = neighbours.exchange(sent, [own] * neighbours.ranks)
     parts = [torch.split(part, [directions[number].numel() for number in mine]) for part in found]
     whole_shards = [torch.stack(list(same)) for same in zip(*parts, strict=True)]
     changes = _shard_changes([matrices[number] for number in mine], whole_shards, shards, learning_rate, directions[0])
-    back = [_flat([change[beside] for change in changes], directions[0]) for beside in range(neighbours.ranks)]
-    found = neighbours.exchanged(back, [part.numel() for part in sent])
+    back = [_flat([change[rank] for change in changes], directions[0]) for rank in range(neighbours.ranks)]
+    found = neighbours.exchange(back, [part.numel() for part in sent])
     changed: dict[int, Tensor] = {}
     for numbers, part in zip(dealt, found, strict=True):
         sizes = [directions[number].numel() for number in numbers]
@@ -130,37 +133,37 @@ def _changes(matrices: list[DTensor], directions: list[Tensor], learning_rate: f
 def _shard_changes(
     matrices: list[DTensor], own: list[Tensor], shards: _Line, learning_rate: float, like: Tensor
 ) -> list[Tensor]:
-    """As `_changes`, of whole shards: [neighbours, numbers of a part] each."""
+    """Compute this rank's parts of the changes from whole shards: [neighbours, numbers of a part] each."""
     sizes = [part.numel() for part in own] + [0] * (shards.ranks - len(matrices))
     sent = [part.flatten() for part in own] + [like.new_empty(0)] * (shards.ranks - len(matrices))
     if shards.rank >= len(matrices):
-        shards.exchanged(sent, [0] * shards.ranks)
+        shards.exchange(sent, [0] * shards.ranks)
         back = [like.new_empty(0)] * shards.ranks
     else:
         matrix = matrices[shards.rank]
-        place = _Place.of(matrix, shards.ranks, own[0].shape[0])
-        found = shards.exchanged(sent, [rows * place.width * place.neighbours for rows in place.rows])
-        change = _orthogonal_step(place.whole(found), learning_rate)
-        back = place.parts(change)
-    changes = shards.exchanged(back, sizes)
+        division = _MatrixDivision.of(matrix, shards.ranks, own[0].shape[0])
+        found = shards.exchange(sent, [rows * division.width * division.neighbours for rows in division.rows])
+        change = _orthogonal_step(division.join(found), learning_rate)
+        back = division.split(change)
+    changes = shards.exchange(back, sizes)
     return [change.view(part.shape) for change, part in zip(changes, own, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Place of the numbers of a matrix: neighbours have parts of it, and of each part shards have some rows."""
+class _MatrixDivision:
+    """Division of a matrix: neighbours hold parts of it, and shards hold rows of each part."""
 
     neighbours: int
     side: int
-    """Which dimension neighbours cut: 0 rows, 1 columns."""
+    """Dimension that is divided among neighbours: 0 for rows, 1 for columns."""
     width: int
-    """Columns of a part."""
+    """Number of columns of a part."""
     rows: list[int]
-    """Of a part, by shard."""
+    """Number of rows of a part in each shard."""
 
     @classmethod
     def of(cls, matrix: DTensor, shards: int, neighbours: int) -> Self:
-        """Read it off the matrix."""
+        """Derive the division from the matrix's placements."""
         cut: Any = matrix.placements[-1]
         side = cut.dim if neighbours > 1 else 0
         rows, columns = matrix.shape
@@ -168,31 +171,31 @@ class _Place:
             return cls(neighbours, side, columns, _rows(rows // neighbours, shards))
         return cls(neighbours, side, columns // neighbours, _rows(rows, shards))
 
-    def whole(self, shards: list[Tensor]) -> Tensor:
-        """The matrix, of what each shard has of all neighbours' parts, flat."""
+    def join(self, shards: list[Tensor]) -> Tensor:
+        """Join the matrix from the flat rows of all neighbours' parts in each shard."""
         parts = [shard.view(self.neighbours, rows, self.width) for shard, rows in zip(shards, self.rows, strict=True)]
         return torch.cat(list(torch.cat(parts, dim=1).unbind()), dim=self.side)
 
-    def parts(self, matrix: Tensor) -> list[Tensor]:
-        """Give what `whole` takes."""
-        beside = torch.stack(matrix.chunk(self.neighbours, dim=self.side))
-        return [part.flatten() for part in torch.split(beside, self.rows, dim=1)]
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """Split the matrix into the parts that `join` takes."""
+        stacked = torch.stack(matrix.chunk(self.neighbours, dim=self.side))
+        return [part.flatten() for part in torch.split(stacked, self.rows, dim=1)]
 
 
 def _flat(tensors: list[Tensor], like: Tensor) -> Tensor:
-    """All of them in one row, which may be empty."""
+    """Concatenate the flattened tensors; the result may be empty."""
     return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
 
 
 def _rows(rows: int, ranks: int) -> list[int]:
-    """Count the rows of each rank: shards are of equal size, but for the last ones."""
+    """Compute the number of rows of each rank: shards have equal sizes, except for the last ones."""
     size = -(-rows // ranks)
     bounds = [min(rank * size, rows) for rank in range(ranks + 1)]
     return [high - low for low, high in itertools.pairwise(bounds)]
 
 
 def _orthogonal_step(direction: Tensor, learning_rate: float) -> Tensor:
-    """The change of a whole matrix: torch's Muon without momentum, applied to zeros."""
+    """Compute the change of a whole matrix: torch's Muon without momentum, applied to zeros."""
     change = torch.zeros_like(direction)
     change.grad = direction
     muon: Any = torch.optim.Muon(

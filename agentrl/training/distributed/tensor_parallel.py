@@ -1,9 +1,9 @@
-"""Tensor parallelism: neighbours hold columns of a layer's first matrices, rows of its last, and add up what they find.
+"""Tensor parallelism: ranks hold columns of a layer's first matrices and rows of its last ones, and add up outputs.
 
     hidden states ─► q, k, v (own heads) ─► attention ─► o (own rows) ─► sum over ranks
     hidden states ─► gate, up (own columns) ─────────► down (own rows) ─► sum over ranks
 
-Norms, embedding and head are whole on each of the neighbours, and sharded over the other ranks as ever.
+Norms, embedding and head are whole on each tensor-parallel rank, and sharded over the other ranks as usual.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
-"""Norms that see the own heads only, [rows, tokens, heads, size]: their gradients are added up."""
+"""Norms of a rank's own heads, [rows, tokens, heads, size], whose gradients are added up over ranks."""
 _HEADS_DIMENSION = 2
 ADAPTER = "default"
 
 
 def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:
-    """Refuse what cannot be shared so."""
+    """Check that a model supports tensor parallelism over `ranks` ranks.
+
+    Raises:
+        UsageError: the model type is not supported, or a size is not divisible by `ranks`.
+    """
     config = model.config
     if config.model_type not in FAMILIES:
         raise UsageError(
             "this model cannot be trained with trainer.tensor_parallel",
             got=f"model type {config.model_type}",
             expected=f"one of {', '.join(FAMILIES)}",
-            hint="trainer.processes alone shards any model",
+            hint="trainer.processes without tensor_parallel shards any model",
         )
     sizes = {
         "attention heads": config.num_attention_heads,
@@ -48,17 +52,17 @@ def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:
     }
     if uneven := {name: size for name, size in sizes.items() if size % ranks}:
         raise UsageError(
-            "the model cannot be shared evenly by trainer.tensor_parallel",
+            "trainer.tensor_parallel must divide the sizes of the model",
             got=", ".join(f"{name} {size}" for name, size in uneven.items()) + f", {ranks} ranks",
-            expected="a divisor of each",
+            expected="a divisor of each size",
         )
 
 
 def share_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave each rank its part of a layer, whose parameters are whole and the same on all ranks of the mesh.
+    """Reduce a layer to this rank's part; its parameters must be whole and equal on all ranks of the mesh.
 
-    Adapters are cut, too: of the two factors that they add, A by its rows, which are its rank, beside columns of a
-    matrix, and by its columns beside rows; B as the matrix is, and by its columns.
+    Adapters are divided, too. Next to a matrix divided by columns, factor A is divided by its rows (the adapter's rank)
+    and B like the matrix; next to a matrix divided by rows, both factors are divided by their columns.
     """
     known = {name for name, _ in layer.named_modules()}
     styles: dict[str, ParallelStyle] = {
@@ -73,7 +77,7 @@ def share_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
         layer, mesh, {name: style for name, style in styles.items() if name in known}, src_data_rank=None
     )
     for name, parameter in layer.named_parameters():
-        parameter.requires_grad_(trained[name])  # torch begins anew with norms
+        parameter.requires_grad_(trained[name])  # torch replaces the norms' parameters
 
 
 def _adapted_columns(name: str) -> dict[str, ParallelStyle]:

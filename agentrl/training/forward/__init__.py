@@ -1,1 +1,1 @@
-"""Log-probabilities and entropies of sampled tokens: how sequences lie in forward passes, and what the head says."""
+"""Forward passes: layout of sequences, and log-probabilities and entropies of sampled tokens."""

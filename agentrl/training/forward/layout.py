@@ -1,4 +1,4 @@
-"""Layout of sequences in the model's forward passes: padded, packed without padding, or with common prefixes once."""
+"""Layout of sequences in forward passes: padded, packed without padding, or packed with shared prefixes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from agentrl.training.forward.sequences import ScoredSequence, micro_batches, pa
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 
 FEWEST_SHARED = 16
-"""Tokens in common, beyond those that stand once already, for which a node of the trie is worth while."""
+"""Minimum number of additional shared tokens for which a node of the prefix trie pays off."""
 PACKED_LAYERS = ("full_attention", "sliding_attention")
-"""Kinds of layers that see other tokens through attention alone."""
+"""Types of layers in which tokens depend on other tokens only through attention."""
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
-"""Greatest difference of hidden states, relative to their size, that numbers rounded in another order make."""
+"""Maximum difference of hidden states, relative to their norm, that is explained by the order of rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +36,28 @@ class Layout:
     """Layout of sequences in forward passes; `choose_layout` finds the best one."""
 
     budget: int = 8192
-    """Tokens of a forward pass, padding included."""
+    """Maximum number of tokens of a forward pass, including padding."""
     logits_megabytes: int = LOGITS_MEGABYTES
     """Memory of the logits that exist at once, in MiB."""
     packed: bool = False
+    """True to concatenate sequences in one row instead of padding them."""
     share: int = 0
-    """Common prefixes of so many tokens, or more, stand once in a packed row; 0 shares nothing."""
+    """Minimum length of a common prefix that is computed once in a packed row; 0 disables sharing."""
     context: ContextGroup | None = None
     """Ranks that share the tokens of every row."""
     replay: RouterReplay | None = None
-    """Routes tokens as an engine did, where sequences say how."""
+    """Replay of the engine's routed experts, for sequences that have them."""
 
     def micro_batches(self, sequences: Sequence[ScoredSequence]) -> list[list[int]]:
-        """Indices of the sequences that go through the model together."""
+        """Group sequences into micro-batches; return their indices."""
         if self.share:
             return shared_rows(sequences, self.budget, share=self.share)
         return micro_batches([len(sequence) for sequence in sequences], self.budget, padded=not self.packed)
 
     def for_workers(self, sequences: Sequence[ScoredSequence], workers: int) -> Layout:
-        """With forward passes so short that every lane or rank has one, as far as the sequences can be divided.
+        """Reduce the budget so that, if possible, every worker has a micro-batch.
 
-        Where a trie is divided, a prefix is computed in both parts: there is room for the longest.
+        The two parts of a divided trie both compute their common prefix, so the budget allows for the longest one.
         """
         if workers == 1:
             return self
@@ -67,14 +68,14 @@ class Layout:
         return replace(self, budget=min(self.budget, math.ceil(tokens / workers)))
 
     def tokens(self, sequences: Sequence[ScoredSequence]) -> int:
-        """Tokens that a micro-batch of these sequences computes."""
+        """Count the tokens that a micro-batch of these sequences computes, including padding."""
         if self.share:
             return pack(sequences, share=self.share).input_ids.numel()
         lengths = [len(sequence) for sequence in sequences]
         return sum(lengths) if self.packed else max(lengths) * len(lengths)
 
     def pairs(self, sequences: Sequence[ScoredSequence]) -> int:
-        """Pairs of a token and an earlier one that it attends to, in such a micro-batch, padding included."""
+        """Count the pairs of tokens that attend to each other in a micro-batch, including padding."""
         if self.share:
             return int(pack(sequences, share=self.share).depths.sum())
         lengths = [len(sequence) for sequence in sequences]
@@ -82,14 +83,14 @@ class Layout:
             lengths = [max(lengths)] * len(lengths)
         return sum(length * length for length in lengths) // 2
 
-    def read(
+    def hidden_states(
         self,
         model: PreTrainedModel,
         sequences: Sequence[ScoredSequence],
         pad_id: int,
         image_processor: ImageReader | None,
     ) -> torch.Tensor:
-        """Read the hidden states that predict the targets of a micro-batch: [targets, width]."""
+        """Compute the hidden states that predict the targets of a micro-batch: [targets, width]."""
         device = model.device
         if not self.packed:
             batch = pad(sequences, pad_id)
@@ -100,7 +101,7 @@ class Layout:
         output = model.base_model(
             input_ids=row.input_ids[None].to(device),
             position_ids=row.depths[None].to(device),
-            attention_mask=torch.ones(1, 1, 1, 1, device=device),  # a mask of four dimensions is passed on as it is
+            attention_mask=torch.ones(1, 1, 1, 1, device=device),  # a mask with four dimensions is passed on unchanged
             tree=AttentionTree(row, device),
             use_cache=False,
             **self._routes(sequences, row.places, (1, row.input_ids.numel()), device),
@@ -108,20 +109,22 @@ class Layout:
         wanted = [place[sequence.positions] for place, sequence in zip(row.places, sequences, strict=True)]
         return cast("torch.Tensor", output.last_hidden_state[0, torch.cat(wanted).to(device)])
 
-    def read_shared(
+    def shared_hidden_states(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Read rows that several ranks share: the own hidden states, in the order of targets, and each target's rank:
-        int64 [targets].
+        """Compute rows that several ranks share.
+
+        Returns:
+            This rank's hidden states, in the order of targets, and the rank of each target, int64 [targets].
         """
         if self.packed:
-            row = pack(sequences, share=self.share).padded(context.padded, pad_id)
+            row = pack(sequences, share=self.share).pad(context.padded_length, pad_id)
             ids, depths = row.input_ids[None], row.depths[None]
             attention: Attention = AttentionTree(row, model.device)
             places = row.places
             at = torch.cat([place[s.positions] for place, s in zip(places, sequences, strict=True)])
         else:
-            batch = pad(sequences, pad_id, longest=context.padded(max(len(sequence) for sequence in sequences)))
+            batch = pad(sequences, pad_id, longest=context.padded_length(max(len(sequence) for sequence in sequences)))
             ids, attention = batch.input_ids, PaddedAttention()
             depths = torch.arange(ids.shape[1]).expand_as(ids)
             at, places = batch.positions, tuple(batch.places(sequences))
@@ -148,17 +151,21 @@ class Layout:
         shape: Sequence[int],
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """Give the model's further arguments, where its routers are to do as an engine's."""
+        """Return the additional arguments of the model for router replay, if any."""
         if self.replay is None:
             return {}
-        return {ROUTES: self.replay.wanted([sequence.routes for sequence in sequences], places, shape).to(device)}
+        return {ROUTES: self.replay.lay_out([sequence.routes for sequence in sequences], places, shape).to(device)}
 
 
 PADDED = Layout()
 
 
 def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | None = None) -> Layout:
-    """The fastest layout that is exact for a model, whose attention is made ready for it."""
+    """Choose the fastest layout that is exact for a model, and set up the model's attention for it.
+
+    Raises:
+        UsageError: the model does not support ``trainer.share_prefixes`` or context parallelism.
+    """
     ranks = ranks or Ranks()
     obstacle, packed = _obstacle(model), config.share_prefixes or all(ranks.collect([_packs_well(model)]))
     if (packed or ranks.context is not None) and obstacle is None:
@@ -169,7 +176,7 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
         raise UsageError(
             "this model cannot share prefixes",
             got=f"{type(model).__name__}: {obstacle}",
-            expected="a causal language model whose tokens meet in attention only",
+            expected="a causal language model whose tokens interact only in attention",
             hint="set trainer.share_prefixes=false",
         )
     packed = packed and obstacle is None
@@ -186,7 +193,7 @@ def _check_context(model: PreTrainedModel, ranks: Ranks, context: ContextGroup, 
         raise UsageError(
             "this model cannot be trained with trainer.context_parallel",
             got=f"{type(model).__name__}: {obstacle}",
-            expected="a causal language model whose tokens meet in attention only",
+            expected="a causal language model whose tokens interact only in attention",
             hint="set trainer.context_parallel=1",
         )
     text = model.config.get_text_config()
@@ -195,18 +202,18 @@ def _check_context(model: PreTrainedModel, ranks: Ranks, context: ContextGroup, 
 
 
 def _packs_well(model: PreTrainedModel) -> bool:
-    """Return True if the device has a kernel for packed rows that needs no dense mask, in all layers."""
+    """Return True if the device has a kernel for packed rows without a dense mask, for all layers."""
     if model.device.type == "cuda":
         return has_flash(computing_dtype(model))
     text = model.config.get_text_config()
     if getattr(text, "attn_logit_softcapping", None):
-        return False  # there is no kernel for capped scores
+        return False  # no kernel supports capped scores
     kinds = getattr(text, "layer_types", None) or ["sliding_attention" if getattr(text, "sliding_window", None) else ""]
     return model.device.type == "cpu" and "sliding_attention" not in kinds
 
 
 def _obstacle(model: PreTrainedModel) -> str | None:
-    """Why the model cannot read packed rows, as far as its config tells."""
+    """Find a reason in the model's config why it cannot compute packed rows."""
     text = model.config.get_text_config()
     if model.config.model_type in MODEL_TYPES or text is not model.config:
         return "it reads images"
@@ -220,28 +227,32 @@ def _obstacle(model: PreTrainedModel) -> str | None:
 
 @torch.no_grad()
 def _difference(model: PreTrainedModel) -> str | None:
-    """Try a small row, and leave the model's attention as it was where the result is not what it should be."""
-    # the first ids are special tokens, which make more of rounding than all others: one of SmolLM2's is off by its size
+    """Compare a small packed row with padded sequences.
+
+    Returns:
+        ``None`` if they agree. Otherwise the reason why packed rows cannot be used; the model's attention is restored.
+    """
+    # avoids the first ids: special tokens amplify rounding errors, one of SmolLM2's up to its whole norm
     ids = (torch.arange(24) + model.config.vocab_size // 2) % model.config.vocab_size
     sequences = [
         ScoredSequence(input_ids=own, positions=torch.arange(len(own)), targets=own)
         for own in (ids, torch.cat([ids[:9], ids[:5]]), ids.flip(0))
     ]
-    expected = within_forward(model, Layout().read, sequences, 0, None)
+    expected = within_forward(model, Layout().hidden_states, sequences, 0, None)
     before = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
-        found = within_forward(model, Layout(packed=True, share=2).read, sequences, 0, None)
+        found = within_forward(model, Layout(packed=True, share=2).hidden_states, sequences, 0, None)
     except (TypeError, UsageError) as error:
         model.config._attn_implementation = before
-        return f"its layers take no arguments for attention ({error})"
+        return f"its layers do not pass arguments to attention ({error})"
     finally:
         reshard(model)
     apart = float((found.float() - expected.float()).norm() / expected.float().norm())
     if apart <= TOLERANCE.get(expected.dtype, 0.0):
         return None
     model.config._attn_implementation = before
-    return f"hidden states of a packed row that are {apart:.2g} apart from those of its sequences"
+    return f"hidden states of a packed row differ by {apart:.2g} from those of padded sequences"
 
 
 _TRIED_TOKENS = 8
@@ -249,14 +260,18 @@ _TRIED_TOKENS = 8
 
 @torch.no_grad()
 def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
-    """Add a replay, which all routers of the model are seen to follow, to a layout; all its ranks must call."""
+    """Add router replay to a layout, and test that all routers follow it; all ranks must call this.
+
+    Raises:
+        ConfigError: the model does not support router replay.
+    """
     replay = RouterReplay(model)
     layers, chosen = replay.shape
     ids, targets = torch.arange(_TRIED_TOKENS) % model.config.vocab_size, torch.zeros(0, dtype=torch.long)
     routes = torch.arange(chosen, dtype=torch.uint8).repeat(_TRIED_TOKENS, layers)
-    told = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
-    with replay.counted() as count:
-        within_forward(model, Layout(replay=replay).read, [told], 0, None)
+    sequence = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
+    with replay.count_differences() as count:
+        within_forward(model, Layout(replay=replay).hidden_states, [sequence], 0, None)
     reshard(model)
     if [differing.numel() for differing in count.differing] != [_TRIED_TOKENS] * layers:
         raise ConfigError(

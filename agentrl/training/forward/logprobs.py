@@ -1,6 +1,6 @@
-"""Numbers about tokens from a model's last hidden states: log-probabilities, entropies, top tokens, a critic's values.
+"""Scores of tokens from a model's last hidden states: log-probabilities, entropies, top tokens, a critic's values.
 
-The output head runs over chunks of tokens, so that no tensor of [tokens, vocabulary] ever exists.
+The output head runs over chunks of tokens, so that a tensor of [tokens, vocabulary] never exists.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from agentrl.training.forward.layout import PADDED, Layout
 from agentrl.training.forward.sequences import ScoredSequence
 
 LOGIT_BYTES = 4
-"""Of one logit while log-probabilities are computed: float32."""
+"""Bytes of a logit while log-probabilities are computed (float32)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """Scores of wanted tokens under a model; float32 [targets] each."""
+    """Scores of target tokens under a model; float32 [targets] each."""
 
     logp: Tensor
-    """log_softmax(logits / temperature) at the token."""
+    """log_softmax(logits / temperature) of the target token."""
     entropy: Tensor
+    """Entropy of softmax(logits / temperature)."""
     top_logp: Tensor | None = None
-    """log_softmax(logits / temperature) at other tokens that were asked about: [targets, k]."""
+    """log_softmax(logits / temperature) of other requested tokens: [targets, k]."""
     values: Tensor | None = None
-    """What a critic that shares the policy's hidden states expects before the token."""
+    """Values before the token from a critic that shares the policy's hidden states."""
 
 
 def chunk_tokens(vocabulary: int, megabytes: int) -> int:
-    """Tokens whose logits fit into a budget; at least one.
+    """Compute the number of tokens whose logits fit into a budget in MiB; at least one.
 
     >>> chunk_tokens(150_000, 64)
     111
@@ -59,25 +60,25 @@ def head_scores(
     others: Tensor | None = None,
     in_float32: bool = False,
 ) -> TokenScores:
-    """Scores of `targets`.
+    """Score `targets` with an output head.
 
     Args:
-        hidden: Last hidden states, [n, width].
-        weight: The head's, [vocabulary, width].
-        bias: [vocabulary], if the head has one.
-        targets: int64 [n].
-        temperature: Divides the logits.
-        chunk: Tokens whose logits exist at once.
-        entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
-        cap: What logits are capped at before they are divided, if they are.
-        others: Tokens besides the target that are asked about at each position: int64 [n, k].
-        in_float32: Compute the logits in float32, of operands in any format.
+        hidden: Last hidden states: [n, width].
+        weight: Weight of the head: [vocabulary, width].
+        bias: Bias of the head, if it has one: [vocabulary].
+        targets: Target tokens: int64 [n].
+        temperature: Divisor of the logits.
+        chunk: Number of tokens whose logits exist at once.
+        entropy_gradient: True to let gradients flow through the entropy.
+        cap: Value at which logits are softly capped before they are divided, if any.
+        others: Further tokens to score at each position: int64 [n, k].
+        in_float32: True to compute the logits in float32, from operands in any format.
     """
     function: Any = _HeadScores
-    asked = targets[:, None] if others is None else torch.cat([targets[:, None], others], dim=1)
-    logp, entropy = function.apply(hidden, weight, bias, asked, temperature, chunk, entropy_gradient, cap, in_float32)
+    tokens = targets[:, None] if others is None else torch.cat([targets[:, None], others], dim=1)
+    logp, entropy = function.apply(hidden, weight, bias, tokens, temperature, chunk, entropy_gradient, cap, in_float32)
     top = None if others is None else logp[:, 1:].clone()
-    return TokenScores(logp=logp[:, 0].clone(), entropy=entropy, top_logp=top)  # what shards give back is no view
+    return TokenScores(logp=logp[:, 0].clone(), entropy=entropy, top_logp=top)  # FSDP does not accept views as outputs
 
 
 class _HeadScores(torch.autograd.Function):
@@ -159,7 +160,7 @@ def head_logits(
     *,
     in_float32: bool = False,
 ) -> Tensor:
-    """Compute the logits of hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
+    """Compute logits from hidden states, capped and divided by the temperature: float32 [n, vocabulary]."""
     logits = float32_linear(hidden, weight, bias) if in_float32 else linear(hidden, weight, bias).float()
     if cap is not None:
         logits = logits.div_(cap).tanh_().mul_(cap)
@@ -177,12 +178,12 @@ def _by_logits(
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Sum over the last dimension of the products, which are never stored: [n, 1]."""
+    """Compute the dot products over the last dimension, without storing the elementwise products: [n, 1]."""
     return torch.bmm(left[:, None, :], right[:, :, None]).squeeze(-1)
 
 
 class ValueHead(nn.Module):
-    """A linear map in float32 that begins as 0, so that a new critic expects nothing and changes nothing."""
+    """A linear map in float32, initialised to 0, so that a new critic predicts 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -190,12 +191,12 @@ class ValueHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """V of hidden states [n, width], in any format: float32 [n]."""
+        """Compute V from hidden states [n, width] in any format: float32 [n]."""
         return hidden.float() @ self.weight + self.bias
 
 
 def head_for(model: PreTrainedModel) -> ValueHead:
-    """A new head on a model's last hidden states, where the model computes."""
+    """Make a new head for a model's last hidden states, on the model's device."""
     return ValueHead(cast("int", model.config.get_text_config().hidden_size)).to(model.device)
 
 
@@ -211,27 +212,27 @@ def score(
     value_head: ValueHead | None = None,
     others: torch.Tensor | None = None,
 ) -> TokenScores:
-    """The wanted tokens of a micro-batch, sequence after sequence; gradients flow unless the caller turned them off.
+    """Score the target tokens of a micro-batch, sequence after sequence; gradients flow if they are enabled.
 
     Args:
-        model: A causal language model; attention sees each sequence from its start.
-        sequences: One or more.
-        temperature: Divides the logits; 0 counts as 1, as engines do (see `agentrl.engine`).
+        model: A causal language model.
+        sequences: At least one sequence.
+        temperature: Divisor of the logits; 0 counts as 1, as in engines (see `agentrl.engine`).
         pad_id: Any id of the vocabulary.
-        layout: How the sequences lie in the forward pass, and the size of the logits that exist at once.
-        entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
-        image_processor: Prepares images; needed where sequences hold any.
-        value_head: Reads values from the same hidden states.
-        others: Tokens besides the wanted ones that are asked about: int64 [targets, k]; not where ranks share rows.
+        layout: Layout of the sequences in the forward pass, and memory of the logits that exist at once.
+        entropy_gradient: True to let gradients flow through the entropy.
+        image_processor: Image processor; required if sequences contain images.
+        value_head: Value head to apply to the same hidden states.
+        others: Further tokens to score at each target: int64 [targets, k]; not supported if ranks share rows.
     """
 
-    def read(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
+    def compute(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
         targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
         owner = None
         if layout.context is None:
-            hidden = layout.read(model, sequences, pad_id, image_processor)
+            hidden = layout.hidden_states(model, sequences, pad_id, image_processor)
         else:
-            hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
+            hidden, owner = layout.shared_hidden_states(model, sequences, pad_id, layout.context)
             targets = targets[owner == layout.context.rank]
         head = model.get_output_embeddings()
         inputs, weight = head_product(head, hidden)
@@ -254,31 +255,31 @@ def score(
             found.append(value_head(hidden))
         if layout.context is None or owner is None:
             return tuple(found)
-        together = layout.context.collected(torch.stack(found), owner)
-        return tuple(own.clone() for own in together)  # what a model in shards gives back is no view
+        together = layout.context.gather_columns(torch.stack(found), owner)
+        return tuple(own.clone() for own in together)  # FSDP does not accept views as outputs
 
-    logp, entropy, *rest = within_forward(model, read)
+    logp, entropy, *rest = within_forward(model, compute)
     top = rest.pop(0) if others is not None else None
     return TokenScores(logp=logp, entropy=entropy, top_logp=top, values=rest[0] if rest else None)
 
 
 LARGEST_ID = 1 << 24
-"""Above it float32, in which ranks tell each other ids, skips whole numbers."""
+"""Maximum token id that ranks can exchange as float32, which cannot represent all larger integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherLogprobs:
-    """Log-probabilities that a model gives to tokens, and those of the tokens that it would have preferred."""
+    """A teacher's log-probabilities of given tokens and of its most probable tokens."""
 
     logp: torch.Tensor
-    """Log-probability of the given tokens: float32 [targets]."""
+    """Log-probabilities of the given tokens: float32 [targets]."""
     top_ids: torch.Tensor | None = None
-    """The model's own k most probable tokens there: int64 [targets, k]; ``None`` where they are not asked for."""
+    """The teacher's k most probable tokens at each position: int64 [targets, k]; ``None`` if not requested."""
     top_logp: torch.Tensor | None = None
-    """Their log-probabilities: float32 [targets, k]."""
+    """Log-probabilities of `top_ids`: float32 [targets, k]."""
 
 
-def read_top_tokens(
+def top_token_scores(
     model: PreTrainedModel,
     sequences: Sequence[ScoredSequence],
     *,
@@ -288,14 +289,14 @@ def read_top_tokens(
     layout: Layout,
     image_processor: ImageReader | None,
 ) -> torch.Tensor:
-    """Read the most probable tokens of a micro-batch: float32 [1 + 2 k, targets].
+    """Find the most probable tokens at each target of a micro-batch: float32 [1 + 2 k, targets].
 
-    The rows are the log-probabilities of the targets, the ids of the k tokens, and the log-probabilities of these. To
-    be called inside the model's forward pass, by ranks that do not share rows.
+    The rows are the log-probabilities of the targets, the ids of the k most probable tokens, and the log-probabilities
+    of these. Must be called by `within_forward`, and not with ranks that share rows.
     """
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     head = model.get_output_embeddings()
-    hidden, weight = head_product(head, layout.read(model, sequences, pad_id, image_processor))
+    hidden, weight = head_product(head, layout.hidden_states(model, sequences, pad_id, image_processor))
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     chunk = chunk_tokens(weight.shape[0], layout.logits_megabytes)
     found = []

@@ -1,7 +1,7 @@
-"""Micro-batches: how sequences are cut into them, shared out over lanes and ranks, and their gradients added up.
+"""Micro-batches: making them from sequences, distributing them over lanes and ranks, adding up their gradients.
 
-Lanes compute in parallel (`agentrl.models.threads`), and gradients are added up in a fixed order. Ranks get work that
-is equal in number, so that all meet in the same collectives, and nearly equal in cost.
+Lanes are threads that compute in parallel (`agentrl.models.threads`); their gradients are added up in a fixed order.
+All ranks get the same number of micro-batches, so that they call the same collectives, at nearly equal cost.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.sequences import ScoredSequence
 
 BACKWARD_COST = 3
-"""A forward and a backward pass, in forward passes."""
+"""Cost of a forward and a backward pass, relative to a forward pass."""
 
 ATTENTION_COSTS_AS_MUCH = 16_384
-"""Length of a sequence at which attention costs as much as all the rest: about 12 times the width of a model."""
+"""Length of a sequence at which attention costs as much as the rest of the model: about 12 times its width."""
 
 
 class SumsByName:
@@ -35,23 +35,23 @@ class SumsByName:
         self._counts: defaultdict[str, int] = defaultdict(int)
 
     def add(self, name: str, values: torch.Tensor) -> None:
-        """Take in values of any shape."""
+        """Add values of any shape."""
         self._sums[name] += float(values.detach().double().sum())
         self._counts[name] += values.numel()
 
     def merge(self, other: SumsByName) -> None:
-        """Take in what another one has added up."""
+        """Add the sums and counts of `other`."""
         for name, total in other._sums.items():
             self._sums[name] += total
             self._counts[name] += other._counts[name]
 
     def means(self) -> dict[str, float]:
-        """The mean of everything added under each name."""
+        """Compute the mean of the values added under each name."""
         return {name: self._sums[name] / count for name, count in self._counts.items() if count}
 
 
 Loss = Callable[[list[int], SumsByName], torch.Tensor]
-"""Gives the loss of a micro-batch, whose sequences it gets by number, and adds what it measures to the sums."""
+"""Function that returns the loss of a micro-batch, given its sequences' numbers, and adds measurements to the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +61,16 @@ class MicroBatch:
     sequences: list[int]
     needs_grad: bool
     tokens: int
-    """That go through the model, padding included."""
+    """Number of tokens that go through the model, including padding."""
     cost: int
     counts: bool = True
-    """Whether its loss does: one that does not only keeps a rank in step with the others."""
+    """True if its loss counts; a micro-batch that does not count only keeps a rank in step with the others."""
 
 
 def make_micro_batches(
     numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, needs_grad: bool
 ) -> list[MicroBatch]:
-    """Cut sequences, which have these numbers, into micro-batches, so many that all lanes and ranks have work."""
+    """Divide sequences, identified by `numbers`, into micro-batches; if possible, at least one for each worker."""
     passes = BACKWARD_COST if needs_grad else 1
     work = []
     for chosen in layout.for_workers(sequences, workers).micro_batches(sequences):
@@ -82,7 +82,7 @@ def make_micro_batches(
 
 
 def forward_cost(tokens: int, pairs: int) -> int:
-    """Cost of a forward pass, in tokens: attention grows with the pairs of tokens that attend to each other.
+    """Estimate the cost of a forward pass, in tokens; that of attention grows with the number of pairs of tokens.
 
     >>> forward_cost(1000, 1000 * 500), forward_cost(16_384, 16_384 * 8192)
     (1061, 32768)
@@ -99,19 +99,19 @@ def add_gradients(
     every_time: bool = False,
     head_parameters: Sequence[nn.Parameter] = (),
 ) -> list[tuple[float, SumsByName]]:
-    """Add the gradients of all micro-batches to those of the parameters of a model, and of `head_parameters`.
+    """Add the gradients of all micro-batches to those of the model's parameters and of `head_parameters`.
 
-    The loss is called in the lanes' threads. With `every_time`, the gradients of a model in shards are added up over
-    the ranks after every micro-batch, not in the end.
+    The loss is called in the lanes' threads. With `every_time`, a sharded model's gradients are added up over ranks
+    after every micro-batch instead of once at the end.
 
     Returns:
-        The losses, with what they have measured, in the order of `work`, of what counts.
+        Loss and measurements of each micro-batch that counts, in the order of `work`.
     """
     parameters = [*(p for p in model.parameters() if p.requires_grad), *head_parameters]
     costs = [micro_batch.cost for micro_batch in work]
     shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
     last = max((index for index, micro_batch in enumerate(work) if micro_batch.needs_grad), default=None)
-    alone = len(shares) == 1
+    single = len(shares) == 1
 
     def compute(share: list[int]) -> tuple[dict[int, tuple[float, SumsByName]], list[torch.Tensor | None]]:
         found: dict[int, tuple[float, SumsByName]] = {}
@@ -122,7 +122,7 @@ def add_gradients(
                 value = loss(work[index].sequences, tally)
             if not work[index].counts:
                 value = value * 0.0
-            if work[index].needs_grad and alone:
+            if work[index].needs_grad and single:
                 add_up_gradients(model, over_ranks=every_time or index == last)
                 torch.autograd.backward(value)
             elif work[index].needs_grad:
@@ -140,7 +140,7 @@ def add_gradients(
 
 
 def share_out(costs: Sequence[int], lanes: int) -> list[list[int]]:
-    """Share work out over lanes: the dearest first, each in the lane with the least to do.
+    """Distribute work over lanes: the most expensive first, each to the lane with the least work.
 
     >>> share_out([1, 5, 3, 2], lanes=2)
     [[1, 0], [2, 3]]
@@ -161,29 +161,29 @@ def _sum(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | N
 
 
 def rank_share(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[MicroBatch]:
-    """The micro-batches of one rank, those that learn first, each kind by falling cost.
+    """Return one rank's micro-batches: first those that need gradients, then the others, each by decreasing cost.
 
-    Every rank gets as many of each kind as every other one. Where the numbers do not come out even, micro-batches are
-    split; where there is nothing to split, the cheapest is computed once more without counting.
+    Every rank gets the same number of each kind. Micro-batches are split to make the numbers even; if none can be
+    split, the cheapest is computed again without counting.
     """
     if ranks == 1:
         return list(work)
     share: list[MicroBatch] = []
     for needs_grad in (True, False):
         even = [micro_batch for micro_batch in pad_to_ranks(work, ranks) if micro_batch.needs_grad == needs_grad]
-        own = balanced([micro_batch.cost for micro_batch in even], ranks)[rank] if even else []
+        own = balance([micro_batch.cost for micro_batch in even], ranks)[rank] if even else []
         share += sorted((even[index] for index in own), key=lambda micro_batch: -micro_batch.cost)
     return share
 
 
 def pad_to_ranks(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
-    """The micro-batches that `rank_share` shares out: those that learn first."""
+    """Make the number of micro-batches of each kind a multiple of `ranks`; those that need gradients come first."""
     kinds = ([micro_batch for micro_batch in work if micro_batch.needs_grad == kind] for kind in (True, False))
     return [micro_batch for kind in kinds for micro_batch in _even(kind, ranks)] if ranks > 1 else list(work)
 
 
 def _even(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
-    """Split or repeat micro-batches until the ranks can share them evenly."""
+    """Split or repeat micro-batches until their number is a multiple of `ranks`."""
     even = list(work)
     while len(even) % ranks:
         large = [index for index, micro_batch in enumerate(even) if len(micro_batch.sequences) > 1]
@@ -209,17 +209,18 @@ def _halves(micro_batch: MicroBatch) -> list[MicroBatch]:
     ]
 
 
-def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
-    """Items in parts of equal numbers and nearly equal sums: the differencing of Karmarkar and Karp (1982).
+def balance(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Divide items into parts of equal size and nearly equal sums; differencing method of Karmarkar and Karp (1982).
 
-    >>> balanced([8, 7, 6, 5, 4, 2], parts=2)
+    >>> balance([8, 7, 6, 5, 4, 2], parts=2)
     [[0, 2, 5], [1, 3, 4]]
     """
     order = sorted(range(len(costs)), key=lambda index: -costs[index])
     rows = [[(costs[index], [index]) for index in order[low : low + parts]] for low in range(0, len(order), parts)]
     heap = [(_spread(row), number, row) for number, row in enumerate(rows)]
     heapq.heapify(heap)
-    while len(heap) > 1:  # what differs most is evened out first: the dearest of one with the cheapest of the other
+    while len(heap) > 1:
+        # merge the two most uneven rows: the most expensive part of one with the cheapest of the other
         _, number, first = heapq.heappop(heap)
         _, _, second = heapq.heappop(heap)
         pairs = zip(first, reversed(second), strict=True)
@@ -229,5 +230,5 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def _spread(row: Sequence[tuple[int, list[int]]]) -> int:
-    """Negative difference of the dearest and the cheapest part, which a heap gives largest first."""
+    """Compute the negative spread of the costs, so that a heap pops the largest spread first."""
     return row[-1][0] - row[0][0]

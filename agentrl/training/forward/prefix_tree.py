@@ -1,4 +1,4 @@
-"""Sequences as one row of tokens without padding, in which common prefixes may stand once.
+"""Packed rows: sequences as one row of tokens without padding, in which common prefixes may be shared.
 
 The sequences form a trie over token ids. Its nodes, runs of tokens without a branch, are laid out in depth-first order:
 
@@ -6,9 +6,9 @@ The sequences form a trie over token ids. Its nodes, runs of tokens without a br
     A B X Y            depth: 0 1 | 2 3 4 | 2 3
                        end:   7 7 | 5 5 5 | 7 7
 
-A token's position in its sequences is its depth. `end` is where the subtree of its node ends in the row, so that token
-i may look at token j if and only if j <= i < end[j]: attention needs nothing else. Sequences that share nothing are
-trees of one node each. Where routes are replayed, a prefix ends at a token that an engine routed to other experts.
+A token's position in its sequences is its depth. `end` is the index in the row at which the subtree of its node ends,
+so token i attends to token j if and only if j <= i < end[j]. Sequences without a shared prefix are trees with one node.
+With router replay, a shared prefix ends before the first token that the engine routed to different experts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 @dataclass(frozen=True, slots=True)
 class PrefixNode:
-    """Tokens `start` to `end` of a row; those below it in the trie follow, up to `last`."""
+    """Node of the trie: the tokens `start` to `end` of a row; the tokens below it follow, up to `last`."""
 
     start: int
     end: int
@@ -35,16 +35,16 @@ class PrefixNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRow:
-    """Sequences in a row; see the module."""
+    """Sequences in one row; the module's docstring has an example."""
 
     input_ids: torch.Tensor
-    """int64 [tokens]."""
+    """Token ids: int64 [tokens]."""
     depths: torch.Tensor
     """Position of each token in its sequences: int64 [tokens]."""
     nodes: tuple[PrefixNode, ...]
-    """By their starts."""
+    """Nodes of the trie, ordered by start."""
     places: tuple[torch.Tensor, ...]
-    """Of each sequence, in the order in which they were given: where its tokens are in the row, int64 [length]."""
+    """Indices in the row of each sequence's tokens, int64 [length], in the order of the given sequences."""
 
     def ends(self) -> torch.Tensor:
         """Find the end of the subtree of each token's node: int64 [tokens]."""
@@ -53,8 +53,8 @@ class PackedRow:
             ends[node.start : node.end] = node.last
         return ends
 
-    def padded(self, length: Callable[[int], int], pad_id: int) -> PackedRow:
-        """The row with unused tokens at its end, up to a length that is found from its own."""
+    def pad(self, length: Callable[[int], int], pad_id: int) -> PackedRow:
+        """Append unused tokens up to the length that `length` computes from the row's length."""
         tokens = self.input_ids.numel()
         more = length(tokens) - tokens
         if more == 0:
@@ -68,7 +68,7 @@ class PackedRow:
 
 
 def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
-    """Lay sequences out in one row, in which common prefixes of `share` tokens or more stand once; 0 shares nothing."""
+    """Lay sequences out in one row; share common prefixes of at least `share` tokens, or none if `share` is 0."""
     order, common = sorted_prefixes(sequences) if share else (range(len(sequences)), [0] * len(sequences))
     row = _Row(share)
     places: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
@@ -83,10 +83,14 @@ def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
 
 
 def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int) -> list[list[int]]:
-    """Indices of sequences in rows of at most `budget` tokens, in which prefixes of `share` tokens or more stand once.
+    """Group sequences into rows of at most `budget` tokens that share prefixes of at least `share` tokens.
 
-    Neighbours in the order of their tokens stay together. Where a trie does not fit, it is cut where least is shared,
-    within the last half of what fits, and the prefix is repeated. A sequence longer than the budget is a row alone.
+    Sequences stay together with their neighbours in the order of their tokens. If a trie does not fit, it is cut where
+    the least is shared, within the second half of the sequences that fit, and the shared prefix is repeated. A sequence
+    longer than the budget has its own row.
+
+    Returns:
+        Indices of the sequences of each row.
     """
     order, common = sorted_prefixes(sequences)
     rows = []
@@ -102,25 +106,32 @@ def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int)
 
 
 def sorted_prefixes(sequences: Sequence[ScoredSequence]) -> tuple[list[int], list[int]]:
-    """Indices of sequences in the order of their tokens, and how many first tokens each shares with the one before."""
+    """Sort sequences by their tokens.
+
+    Returns:
+        Indices of the sequences in order, and the length of the prefix that each shares with the previous one.
+    """
     ids = [sequence.input_ids.numpy() for sequence in sequences]
     routes = [sequence.routes for sequence in sequences]
     order = sorted(range(len(ids)), key=lambda i: ids[i].astype(">i8").tobytes())
     common = [
-        min(_common(ids[before], ids[after]), _routed_alike(routes[before], routes[after]))
+        min(_common_prefix(ids[before], ids[after]), _common_routes(routes[before], routes[after]))
         for before, after in itertools.pairwise(order)
     ]
     return order, [0, *common][: len(order)]
 
 
-def _common(left: np.ndarray[tuple[int], np.dtype[np.int64]], right: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+_Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+
+def _common_prefix(left: _Ids, right: _Ids) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(different[0]) if len(different) else shorter
 
 
-def _routed_alike(left: torch.Tensor | None, right: torch.Tensor | None) -> int:
-    """First tokens that are routed alike; all where nothing is known of either."""
+def _common_routes(left: torch.Tensor | None, right: torch.Tensor | None) -> int:
+    """Count the first tokens with equal routes; no limit if both are unknown."""
     if left is None or right is None:
         return sys.maxsize if left is right else 0
     shorter = min(len(left), len(right))
@@ -140,7 +151,7 @@ def _fitting(lengths: Sequence[int], common: Sequence[int], budget: int, share: 
 
 @dataclass(slots=True)
 class _Open:
-    """A node on the path of the sequence that was appended last."""
+    """Node on the path of the sequence that was appended last."""
 
     start: int
     end: int
@@ -153,7 +164,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Row:
-    """A row that grows by sequences in the order of their tokens."""
+    """Builder of a row, to which sequences are appended in the order of their tokens."""
 
     share: int
     tokens: int = 0
@@ -161,14 +172,14 @@ class _Row:
     _closed: list[PrefixNode] = field(default_factory=list)
 
     def append(self, length: int, shared: int) -> None:
-        """Add a sequence that has its first `shared` tokens in common with the one before."""
+        """Append a sequence that shares its first `shared` tokens with the previous one."""
         depth = self._branch(shared)
         if depth < length:
             self._path.append(_Open(self.tokens, self.tokens + length - depth, depth))
             self.tokens += length - depth
 
     def _branch(self, shared: int) -> int:
-        """Cut the path where a branch begins; its depth, which is `shared` or a little less."""
+        """Cut the path where the next branch begins; return the branch's depth, which is `shared` or slightly less."""
         while self._path and self._path[-1].depth >= shared:
             self._close(self._path.pop())
         if not self._path:
@@ -188,11 +199,11 @@ class _Row:
         self._closed.append(PrefixNode(node.start, node.end, self.tokens))
 
     def place(self) -> torch.Tensor:
-        """Give the places of the tokens of the sequence that was appended last."""
+        """Return the indices in the row of the tokens of the sequence that was appended last."""
         return torch.cat([torch.arange(node.start, node.end) for node in self._path])
 
     def nodes(self) -> tuple[PrefixNode, ...]:
-        """All nodes; nothing is appended afterwards."""
+        """Close the path and return all nodes; nothing may be appended afterwards."""
         while self._path:
             self._close(self._path.pop())
         return tuple(sorted(self._closed, key=lambda node: node.start))

@@ -1,7 +1,7 @@
-"""A model's forward and backward passes over any number of sequences, on any number of lanes and ranks.
+"""A model's forward and backward passes over any number of sequences, with any number of threads and ranks.
 
-`ModelRunner` cuts sequences into micro-batches, gives each lane and rank its share, and brings the results together; no
-other part of training knows micro-batches, lanes, shards or layouts.
+`ModelRunner` divides sequences into micro-batches, assigns them to worker threads ("lanes") and ranks, and combines the
+results. The rest of training does not depend on micro-batches, lanes, shards or layouts.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from transformers import PreTrainedModel
 from agentrl.config.config import Checkpointing, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
-from agentrl.models.lora import adapters_off
+from agentrl.models.lora import disable_adapters
 from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout, choose_layout, with_replay
-from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, read_top_tokens, score
+from agentrl.training.forward.logprobs import LARGEST_ID, TeacherLogprobs, TokenScores, score, top_token_scores
 from agentrl.training.forward.micro_batches import (
     Loss,
     MicroBatch,
@@ -39,21 +39,21 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSettings:
-    """Settings that all passes of a model have in common."""
+    """Settings of all passes of a model."""
 
     layout: Layout = PADDED
     lanes: ThreadWorkers = field(default_factory=lambda: ThreadWorkers(1))
     ranks: Ranks = field(default_factory=Ranks)
     image_processor: ImageReader | None = None
-    """Prepares images; needed where sequences hold any."""
+    """Image processor; required if sequences contain images."""
     every_time: bool = False
-    """Add the gradients of a model in shards up over the ranks after every micro-batch, not in the end."""
+    """True to add up a sharded model's gradients over ranks after every micro-batch instead of once at the end."""
     recompute: bool | Checkpointing = False
-    """Activations, in the backward pass; see `agentrl.training.compile`."""
+    """Gradient checkpointing; see `agentrl.training.compile`."""
 
 
 class PassHook(Protocol):
-    """A part of a model, such as routed experts, that takes part in the passes of an update."""
+    """Hook into the passes of an update, for parts of a model such as routed experts."""
 
     def begin(
         self,
@@ -64,22 +64,25 @@ class PassHook(Protocol):
     ) -> None:
         """Prepare an update; called on every rank before the first micro-batch, without gradients.
 
-        `own` has each micro-batch of this rank that needs gradients, and whether its loss counts; `tokens` are those of
-        all micro-batches, on all ranks, whose gradients count.
+        Args:
+            runner: Runner of the update.
+            own: This rank's micro-batches that need gradients, each with True if its loss counts.
+            tokens: Number of tokens, over all ranks, of the micro-batches whose gradients count.
+            tally: Sums to which the hook may add measurements.
         """
 
     def record(self) -> AbstractContextManager[Any]:
-        """Watch the forward pass of a micro-batch inside the block."""
+        """Record the forward pass of a micro-batch in this block."""
 
     def end(
         self, recorded: Any, runner: ModelRunner, sequences: Sequence[ScoredSequence], tally: SumsByName
     ) -> torch.Tensor | None:
-        """Give an addition to the loss of a micro-batch, of which `record` gave `recorded`, and tally measurements."""
+        """Return a term to add to a micro-batch's loss, if any, from what `record` has recorded; tally measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """Result of the forward and backward passes of an update, on all ranks."""
+    """Results of an update's forward and backward passes on all ranks."""
 
     loss: float
     tally: SumsByName
@@ -87,17 +90,18 @@ class PassResult:
 
 
 class ModelRunner:
-    """Runs one model over sequences.
+    """Runner of a model over sequences.
 
         runner = make_runner(model, config.trainer)
         scores = runner.logprobs(sequences, temperature=1.0, pad_id=0)     # no gradient
         runner.forward_backward(sequences, loss)                           # adds to the parameters' gradients
 
     Args:
-        model: As it is at the time of each call.
-        passes: How to compute.
-        base_only: Leave the model's adapters out.
-        workers: Lanes of all ranks, for which there are micro-batches enough; counted when left out.
+        model: Model whose current weights each call uses.
+        passes: Settings of the passes.
+        base_only: True to disable the model's adapters.
+        workers: Minimum number of micro-batches into which sequences are divided, if possible; by default, the number
+            of lanes of all data-parallel ranks.
     """
 
     def __init__(
@@ -107,12 +111,12 @@ class ModelRunner:
         self._workers = workers or passes.lanes.count * passes.ranks.dp_size
 
     def for_model(self, model: PreTrainedModel, config: TrainerConfig, *, base_only: bool = False) -> ModelRunner:
-        """Make the runner of another model, whose layout is its own."""
+        """Make the runner of another model, with a layout chosen for that model."""
         passes = replace(self.passes, layout=choose_layout(model, config, self.passes.ranks))
         return ModelRunner(model, passes, base_only=base_only)
 
     def replay_routes(self) -> None:
-        """Let the model's routers do as the engine's did from now on."""
+        """Replay the engine's routed experts in the model from now on."""
         self.passes = replace(self.passes, layout=with_replay(self.model, self.passes.layout))
 
     @property
@@ -121,26 +125,27 @@ class ModelRunner:
         return self.passes.layout.replay is not None
 
     def score(self, part: Sequence[ScoredSequence], **options: Any) -> TokenScores:
-        """Score the wanted tokens of one micro-batch; see `agentrl.training.forward.logprobs.score`."""
+        """Score the target tokens of one micro-batch; see `agentrl.training.forward.logprobs.score`."""
         passes = self.passes
         return score(self.model, part, layout=passes.layout, image_processor=passes.image_processor, **options)
 
     def hidden_states(
         self, part: Sequence[ScoredSequence], pad_id: int
     ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-        """Read the hidden states that predict the wanted tokens of one micro-batch: [targets, width].
+        """Compute the hidden states that predict the target tokens of one micro-batch: [targets, width].
 
         Returns:
-            Those that this rank has, and what brings numbers about them together, [targets], in the targets' order.
+            This rank's hidden states, and a function that gathers one number per hidden state from all ranks: [targets]
+            in the targets' order.
         """
         layout, images = self.passes.layout, self.passes.image_processor
         if (context := layout.context) is None:
-            return within_forward(self.model, layout.read, part, pad_id, images), lambda numbers: numbers
-        hidden, owner = within_forward(self.model, layout.read_shared, part, pad_id, context)
-        return hidden, lambda numbers: context.collected(numbers[None], owner)[0]
+            return within_forward(self.model, layout.hidden_states, part, pad_id, images), lambda numbers: numbers
+        hidden, owner = within_forward(self.model, layout.shared_hidden_states, part, pad_id, context)
+        return hidden, lambda numbers: context.gather_columns(numbers[None], owner)[0]
 
     def logprobs(self, sequences: Sequence[ScoredSequence], *, temperature: float, pad_id: int) -> TokenScores:
-        """Score the wanted tokens of all sequences, in their order, on every rank, without gradients."""
+        """Score the target tokens of all sequences, in order, without gradients; every rank gets all results."""
 
         def compute(part: Sequence[ScoredSequence]) -> torch.Tensor:
             scores = self.score(part, temperature=temperature, pad_id=pad_id)
@@ -152,25 +157,25 @@ class ModelRunner:
     def top_logprobs(
         self, sequences: Sequence[ScoredSequence], *, top_k: int | None, temperature: float, pad_id: int
     ) -> TeacherLogprobs:
-        """Score as `logprobs` does, with the model's own `top_k` tokens in each place; ranks do not share rows then.
+        """Score the target tokens like `logprobs`, and the model's `top_k` most probable tokens at each position.
 
         Raises:
-            UsageError: the vocabulary has fewer tokens, or ranks share rows.
+            UsageError: the vocabulary is too small or too large, or ranks share rows.
         """
         if top_k is None:
             return TeacherLogprobs(logp=self.logprobs(sequences, temperature=temperature, pad_id=pad_id).logp)
         layout, vocabulary = self.passes.layout, self.model.get_output_embeddings().weight.shape[0]
         if not top_k <= vocabulary <= LARGEST_ID or layout.context is not None:
             raise UsageError(
-                f"the {top_k} most probable tokens cannot be read",
-                got=f"a vocabulary of {vocabulary:,}" + ("" if layout.context is None else " in rows that ranks share"),
-                expected=f"at most {LARGEST_ID:,} tokens, {top_k} or more, and trainer.context_parallel=1",
+                f"the {top_k} most probable tokens cannot be computed",
+                got=f"a vocabulary of {vocabulary:,} tokens" + ("" if layout.context is None else ", and shared rows"),
+                expected=f"a vocabulary of {top_k} to {LARGEST_ID:,} tokens, and trainer.context_parallel=1",
             )
 
         def compute(part: Sequence[ScoredSequence]) -> torch.Tensor:
             found: torch.Tensor = within_forward(
                 self.model,
-                read_top_tokens,
+                top_token_scores,
                 part,
                 top_k=top_k,
                 temperature=temperature or 1.0,
@@ -191,9 +196,9 @@ class ModelRunner:
         *,
         rows: int,
     ) -> torch.Tensor:
-        """Compute numbers about the wanted tokens of all sequences, without gradients: float32 [rows, targets].
+        """Compute values of the target tokens of all sequences, without gradients: float32 [rows, targets].
 
-        `compute` gives those of a micro-batch; the result is in the order of the sequences, and on every rank.
+        `compute` returns the values of a micro-batch. Every rank gets all results, in the order of the sequences.
         """
         model, ranks = self.model, self.passes.ranks
         work = self._micro_batches(range(len(sequences)), sequences, needs_grad=False)
@@ -206,17 +211,17 @@ class ModelRunner:
             return dict(zip(indices, torch.split(numbers, [s.targets.numel() for s in part], dim=1), strict=True))
 
         found: dict[int, torch.Tensor] = {}
-        with adapters_off(model) if self._base_only else nullcontext():
+        with disable_adapters(model) if self._base_only else nullcontext():
             for numbers in self.passes.lanes.run(compute_part, [micro_batch.sequences for micro_batch in own]):
                 found.update(numbers)
             reshard(model)
         unknown = [torch.full((rows, s.targets.numel()), math.nan, device=model.device) for s in sequences]
-        return ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
+        return ranks.fill_missing(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
 
     def backward_logprobs(
         self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, *, temperature: float, pad_id: int
     ) -> None:
-        """Add the gradient of a loss whose derivative by each log-probability is known: [targets]."""
+        """Add the gradient of a loss, given its derivative with respect to each log-probability: [targets]."""
         slopes = torch.split(by_logp.float().to(self.model.device), [s.targets.numel() for s in sequences])
 
         def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
@@ -235,15 +240,15 @@ class ModelRunner:
         head_parameters: Sequence[nn.Parameter] = (),
         hooks: Sequence[PassHook] = (),
     ) -> PassResult:
-        """Add the gradient of a loss over sequences, which is a sum over their micro-batches.
+        """Add the gradient of a loss that is a sum over micro-batches.
 
         Args:
-            sequences: Each goes through the model once.
-            loss: Of a micro-batch; called in the lanes' threads.
-            numbers: By which `loss` knows the sequences; their places when left out.
-            needs_grad: Whether each sequence has a gradient; the others are only measured. All have when left out.
-            head_parameters: Parameters outside the model, which get a gradient, too.
-            hooks: Take part in the passes.
+            sequences: Sequences, which go through the model once.
+            loss: Loss of a micro-batch; called in the lanes' threads.
+            numbers: Numbers by which `loss` identifies the sequences; by default, their indices.
+            needs_grad: True for each sequence with a gradient; the others are only measured. By default, all have one.
+            head_parameters: Parameters outside the model that also get gradients.
+            hooks: Hooks into the passes.
         """
         numbers = range(len(sequences)) if numbers is None else numbers
         by_number, work = dict(zip(numbers, sequences, strict=True)), list[MicroBatch]()
@@ -254,7 +259,7 @@ class ModelRunner:
             return self.run(work, loss, head_parameters=head_parameters)
         tally = self._begin(hooks, work, by_number)
 
-        def hooked(indices: list[int], own: SumsByName) -> torch.Tensor:
+        def loss_with_hooks(indices: list[int], own: SumsByName) -> torch.Tensor:
             with ExitStack() as stack:
                 recorded = [stack.enter_context(hook.record()) for hook in hooks]
                 value = loss(indices, own)
@@ -264,14 +269,14 @@ class ModelRunner:
                     value = value + more
             return value
 
-        result = self.run(work, hooked, head_parameters=head_parameters)
+        result = self.run(work, loss_with_hooks, head_parameters=head_parameters)
         result.tally.merge(tally)
         return result
 
     def run(
         self, work: Sequence[MicroBatch], loss: Loss, *, head_parameters: Sequence[nn.Parameter] = ()
     ) -> PassResult:
-        """Compute micro-batches that the caller has made: see `forward_backward`."""
+        """Run micro-batches that the caller has made; see `forward_backward`."""
         passes, tally, total = self.passes, SumsByName(), 0.0
         work = pad_to_ranks(work, passes.ranks.dp_size)
         own = rank_share(work, rank=passes.ranks.dp_rank, ranks=passes.ranks.dp_size)
@@ -316,10 +321,10 @@ def make_runner(
     ranks: Ranks | None = None,
     image_processor: ImageReader | None = None,
 ) -> ModelRunner:
-    """Make the runner that a config asks for.
+    """Make the runner of a config.
 
     Raises:
-        UsageError: prefixes are to be shared, and the model cannot do it; or lanes would harm.
+        UsageError: the model does not support ``trainer.share_prefixes``, context parallelism, or several lanes.
     """
     check_lanes("trainer.lanes", config.lanes, model)
     ranks = ranks or Ranks()

@@ -1,4 +1,4 @@
-"""Token sequences as a model's forward pass needs them: ids, and the positions whose log-probability is wanted.
+"""Token sequences as inputs of forward passes: ids, and the positions of the target tokens to score.
 
 Sequences of similar length are padded together in micro-batches, within a budget of tokens.
 """
@@ -19,10 +19,10 @@ from agentrl.routed_experts import RoutedExperts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredSequence:
-    """One sequence, cut after its last wanted token.
+    """A sequence up to its last target token.
 
-    Of the ids ``[5, 6, 8, 2, 9, 4, 7]`` the tokens at 2, 3 and 5 are wanted. The model reads up to the token before the
-    last one wanted, and the hidden states at 1, 2 and 4 predict them:
+    Let the tokens at 2, 3 and 5 of the ids ``[5, 6, 8, 2, 9, 4, 7]`` be targets. The model reads the tokens before the
+    last target, and the hidden states at 1, 2 and 4 predict the targets:
 
     >>> sequence = scored_sequence(np.array([5, 6, 8, 2, 9, 4, 7]), np.array([0, 0, 1, 1, 0, 1, 0], dtype=bool))
     >>> sequence.input_ids.tolist(), sequence.positions.tolist(), sequence.targets.tolist()
@@ -30,14 +30,16 @@ class ScoredSequence:
     """
 
     input_ids: torch.Tensor
-    """int64 [length]."""
+    """Ids of the tokens that the model reads: int64 [length]."""
     positions: torch.Tensor
-    """Indices into `input_ids` of the hidden states that predict the targets: int64 [targets], rising."""
+    """Indices into `input_ids` of the hidden states that predict the targets: int64 [targets], increasing."""
     targets: torch.Tensor
-    """The wanted tokens: int64 [targets]."""
+    """Ids of the target tokens: int64 [targets]."""
     images: tuple[PlacedImage, ...] = ()
     routes: torch.Tensor | None = None
-    """Experts of the first of `input_ids`, where the engine recorded them: uint8 or int16 [tokens, layers x chosen]."""
+    """Experts of the first tokens of `input_ids`, if the engine recorded them: uint8 or int16 [tokens, layers x
+    chosen].
+    """
 
     def __len__(self) -> int:
         return self.input_ids.numel()
@@ -49,18 +51,19 @@ def scored_sequence(
     images: Sequence[PlacedImage] = (),
     routes: RoutedExperts | None = None,
 ) -> ScoredSequence:
-    """Cut a sequence after the last of its wanted tokens; both arrays are [tokens], and at least one is wanted.
+    """Cut a sequence after the last of its target tokens (`wanted`).
+
+    Both arrays are [tokens], and at least one token must be a target.
 
     Raises:
-        LedgerError: the first token is wanted, and nothing precedes it to predict it from; or one that stands for an
-            image is, which models do not predict.
+        LedgerError: the first token, which nothing predicts, or an image token is a target.
     """
     ids = torch.from_numpy(token_ids.astype(np.int64))
     index = torch.from_numpy(np.flatnonzero(wanted))
     if index[0] == 0:
-        raise LedgerError("the first token of a sequence carries loss", expected="a prompt of one token or more")
+        raise LedgerError("the first token of a sequence has a loss", expected="a prompt of at least one token")
     if any(wanted[image.start : image.end].any() for image in images):
-        raise LedgerError("a token of an image carries loss", expected="loss on text only")
+        raise LedgerError("an image token has a loss", expected="a loss on text tokens only")
     read = tuple(image for image in images if image.start < index[-1])
     return ScoredSequence(
         input_ids=ids[: index[-1]],
@@ -77,28 +80,29 @@ def _tensor(routes: RoutedExperts) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaddedBatch:
-    """Sequences padded on the right, which causal attention needs no mask for."""
+    """Sequences padded on the right, for which causal attention needs no mask."""
 
     input_ids: torch.Tensor
-    """int64 [sequences, longest]."""
+    """Padded token ids: int64 [sequences, longest]."""
     positions: torch.Tensor
-    """Where the wanted tokens are predicted: int64 [targets], indices into the flattened [sequences * longest]."""
+    """Indices of the hidden states that predict the targets, in the flattened [sequences * longest]: int64 [targets].
+    """
     targets: torch.Tensor
-    """int64 [targets], sequence after sequence."""
+    """Ids of the target tokens, sequence after sequence: int64 [targets]."""
     images: tuple[tuple[PlacedImage, ...], ...]
 
     def places(self, sequences: Sequence[ScoredSequence]) -> Iterator[torch.Tensor]:
-        """Give the places of each sequence's tokens among the flattened ones: int64 [length]."""
+        """Yield the indices of each sequence's tokens in the flattened batch: int64 [length]."""
         longest = self.input_ids.shape[1]
         for row, sequence in enumerate(sequences):
             yield torch.arange(row * longest, row * longest + len(sequence))
 
 
 def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
-    """Indices of sequences, longest first, in batches of at most `budget` tokens.
+    """Group sequences, longest first, into batches of at most `budget` tokens; return their indices.
 
-    Where padding counts, a batch ends early if more than half of the next row would be padding. A sequence longer than
-    the budget is a batch of its own. Equal lengths keep their order.
+    If `padded`, padding counts, and a batch ends early if more than half of the next row would be padding. A sequence
+    longer than the budget has its own batch. Sequences of equal length keep their order.
 
     >>> micro_batches([3, 9, 4, 1], budget=8)
     [[1], [2, 0], [3]]
@@ -106,10 +110,10 @@ def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool = True) -
     [[1], [2, 0, 3]]
     """
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    return _padded(order, lengths, budget) if padded else _filled(order, lengths, budget)
+    return _pad_batches(order, lengths, budget) if padded else _pack_batches(order, lengths, budget)
 
 
-def _filled(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+def _pack_batches(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     room = 0
     for index in order:
@@ -121,7 +125,7 @@ def _filled(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[l
     return batches
 
 
-def _padded(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+def _pad_batches(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     longest = room = 0
     for index in order:
@@ -135,7 +139,7 @@ def _padded(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[l
 
 
 def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None = None) -> PaddedBatch:
-    """Stack sequences on rows of the longest one's length, or of a given one."""
+    """Stack sequences as rows of the length of the longest sequence, or of length `longest`."""
     longest = longest or max(len(sequence) for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), pad_id)
     for row, sequence in enumerate(sequences):

@@ -1,8 +1,8 @@
-"""Attention over a packed row of sequences (`agentrl.training.forward.prefix_tree`), by what the device does best.
+"""Attention over a packed row of sequences (`agentrl.training.forward.prefix_tree`), with the device's fastest kernel.
 
-On the CPU it is computed node by node (`agentrl.training.forward.tree_attention`). On CUDA, FlashAttention takes rows
-in which nothing is shared, if it is installed, and flex_attention the others. Layers with a sliding window that is
-shorter than the sequences, and other devices, get a dense mask.
+On the CPU, attention is computed node by node. On CUDA, FlashAttention computes rows without shared prefixes, if it is
+installed, and flex_attention the others. Other devices use a dense mask, as does the CPU for capped scores and for
+sliding windows shorter than the sequences.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ _BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """Tokens that attend to a node."""
+    """Tokens that attend to the tokens of a node."""
 
     queries: slice
     keys: slice
     causal: bool
-    """They are the node's own."""
+    """True if the queries are the node's own tokens."""
     first: bool
-    """They have attended to nothing before."""
+    """True if the queries have no earlier block."""
 
 
 def node_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: tuple[AttentionBlock, ...], *, scale: float
 ) -> Tensor:
-    """Attention of a layer, [1, heads, tokens, size], with torch's fused kernels for the CPU, block by block."""
+    """Compute a layer's attention block by block with torch's fused CPU kernels: [1, heads, tokens, size]."""
     function: Any = _NodeAttention
     return cast("Tensor", function.apply(query, key, value, blocks, scale))
 
 
 class _NodeAttention(torch.autograd.Function):
-    """Node by node, with torch's fused kernels for the CPU."""
+    """Attention node by node, with torch's fused CPU kernels."""
 
     @staticmethod
     def forward(
@@ -93,14 +93,14 @@ class _NodeAttention(torch.autograd.Function):
 
 
 def _merge(left: Tensor, left_sums: Tensor, right: Tensor, right_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the keys of both, from attention over those of each and its log-sum-exp."""
+    """Combine attention over two sets of keys, from the attention over each and its log-sum-exp."""
     sums = torch.logaddexp(left_sums, right_sums)
     shares = ((own - sums).exp()[..., None].to(left.dtype) for own in (left_sums, right_sums))
     return left * next(shares) + right * next(shares), sums
 
 
 def attention_blocks(nodes: Sequence[PrefixNode]) -> Iterator[AttentionBlock]:
-    """Attention in a row, a node at a time: itself, then everything below it."""
+    """Yield the blocks of a row: for each node, its own tokens, then all tokens below it."""
     tree_end = 0
     for node in nodes:
         first = node.start >= tree_end
@@ -112,13 +112,13 @@ def attention_blocks(nodes: Sequence[PrefixNode]) -> Iterator[AttentionBlock]:
 
 
 ATTENTION = "agentrl_tree"
-"""Its name for transformers: with a row it is what this module says, without one it is SDPA."""
+"""Name of this attention in transformers; without the argument `tree`, it is SDPA."""
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
 
 
 class AttentionTree:
-    """Attention in a row, for all layers of a forward pass."""
+    """Attention in a packed row, for all layers of a forward pass."""
 
     def __init__(self, row: PackedRow, device: torch.device) -> None:
         self.nodes, self._blocks = row.nodes, tuple(attention_blocks(row.nodes))
@@ -131,54 +131,54 @@ class AttentionTree:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
     ) -> Tensor:
-        """Attention of a layer.
+        """Compute a layer's attention.
 
         Args:
-            query: [1, heads, tokens, size].
-            key: [1, key-value heads, tokens, size].
-            value: [1, key-value heads, tokens, its size], which is smaller than that of queries in latent attention.
-            scale: Multiplies the scores.
-            window: Tokens that a token sees, itself included; ``None`` for all.
-            cap: What scores are capped at, if they are.
+            query: Queries: [1, heads, tokens, size].
+            key: Keys: [1, key-value heads, tokens, size].
+            value: Values: [1, key-value heads, tokens, value size]; latent attention has smaller values than queries.
+            scale: Factor of the scores.
+            window: Number of tokens to which a token attends, including itself; ``None`` for all.
+            cap: Value at which scores are softly capped, if any.
         """
         window = None if window is None or window >= self._longest else window
         if query.device.type == "cpu" and window is None and cap is None:
-            attended = node_attention(query, key, _widened(value, query), self._blocks, scale=scale)
+            attended = node_attention(query, key, _pad_values(value, query), self._blocks, scale=scale)
             return attended[..., : value.shape[-1]]
         if query.device.type == "cuda":
             if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
-                packed = self._flash(query, key, _widened(value, query), scale, window, cap)
+                packed = self._flash(query, key, _pad_values(value, query), scale, window, cap)
                 return packed[..., : value.shape[-1]]
             options: dict[str, Any] = {"block_mask": self.block_mask(window), "scale": scale, "enable_gqa": True}
-            return cast("Tensor", _compiled_flex()(query, key, value, score_mod=_capping(cap), **options))
+            return cast("Tensor", _compiled_flex()(query, key, value, score_mod=_make_cap(cap), **options))
         mask = self.mask(window)
         if cap is not None:
             return capped_attention(query, key, value, mask, scale=scale, cap=cap)
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
 
     def sees(self, window: int | None, queries: Tensor, keys: Tensor) -> Tensor:
-        """Tell which tokens may attend to which; int64 indices of any shapes that broadcast."""
+        """Return True where a query attends to a key; int64 indices with shapes that broadcast."""
         seen = (keys <= queries) & (queries < self._ends[keys])
         if window is not None:
             seen = seen & (self._depths[queries] - self._depths[keys] < window)
         return seen
 
     def mask(self, window: int | None) -> Tensor:
-        """All pairs: bool [tokens, tokens]."""
+        """Return the attention mask: bool [tokens, tokens]."""
         if window not in self._masks:
             index = torch.arange(len(self._ends), device=self._ends.device)
             self._masks[window] = self.sees(window, index[:, None], index)
         return self._masks[window]
 
     def block_mask(self, window: int | None) -> BlockMask:
-        """The same for flex_attention."""
+        """Return the attention mask for flex_attention."""
         if window not in self._block_masks:
             tokens, device = len(self._ends), self._ends.device
 
-            def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
                 return self.sees(window, query, key)
 
-            self._block_masks[window] = create_block_mask(seen, None, None, tokens, tokens, device=str(device))
+            self._block_masks[window] = create_block_mask(sees, None, None, tokens, tokens, device=str(device))
         return self._block_masks[window]
 
     def _flash(
@@ -201,14 +201,12 @@ class AttentionTree:
 
 
 class PaddedAttention:
-    """Attention in rows that are padded on the right: every token to those before it in its row."""
+    """Causal attention in rows that are padded on the right."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
     ) -> Tensor:
-        """Attention of a layer: query [rows, heads, tokens, size], key and value [rows, key-value heads, tokens,
-        size]; scores are capped at `cap`, if there is one.
-        """
+        """Compute a layer's attention; see `Attention.attend`."""
         tokens, mask = query.shape[2], None
         if window is not None and window < tokens:
             index = torch.arange(tokens, device=query.device)
@@ -224,7 +222,10 @@ class PaddedAttention:
 def capped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float, cap: float
 ) -> Tensor:
-    """Attention whose scores are scaled, then capped at ``cap``; shapes as SDPA has them, causal without a mask."""
+    """Compute attention with scores that are scaled and then softly capped at `cap`; causal if there is no mask.
+
+    Shapes are those of SDPA.
+    """
     groups = query.shape[1] // key.shape[1]
     keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.tanh(query @ keys.mT * (scale / cap)) * cap
@@ -234,22 +235,22 @@ def capped_attention(
     return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
 
 
-def _widened(value: Tensor, query: Tensor) -> Tensor:
-    """Values with zeros behind them, for kernels that want one size; the zeros come out as zeros."""
+def _pad_values(value: Tensor, query: Tensor) -> Tensor:
+    """Pad values with zeros to the size of queries, for kernels that need equal sizes; outputs are padded alike."""
     missing = query.shape[-1] - value.shape[-1]
     return pad(value, (0, missing)) if missing else value
 
 
 @functools.cache
-def _capping(cap: float | None) -> Callable[..., Tensor] | None:
+def _make_cap(cap: float | None) -> Callable[..., Tensor] | None:
     """Make the function that flex_attention applies to scores."""
     if cap is None:
         return None
 
-    def capped(score: Tensor, *_: Tensor) -> Tensor:
+    def cap_score(score: Tensor, *_: Tensor) -> Tensor:
         return torch.tanh(score / cap) * cap
 
-    return capped
+    return cap_score
 
 
 @functools.cache
@@ -258,7 +259,7 @@ def _compiled_flex() -> Any:
 
 
 def has_flash(dtype: torch.dtype) -> bool:
-    """Return True if FlashAttention is installed, and takes this format."""
+    """Return True if FlashAttention is installed and supports this number format."""
     return dtype in (torch.float16, torch.bfloat16) and importlib.util.find_spec("flash_attn") is not None
 
 
@@ -275,7 +276,11 @@ def tree_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it."""
+    """Compute attention with the interface of transformers.
+
+    Raises:
+        UsageError: the model's attention has terms that packed rows do not support.
+    """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree is None and softcap is not None:
         attended = capped_attention(query, key, value, attention_mask, scale=scale, cap=softcap)
@@ -283,8 +288,10 @@ def tree_attention(
     if tree is None:
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return attended, None
-    if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
-        raise UsageError("this model's attention cannot be packed", got=f"attention with {', '.join(changed)}")
+    if unsupported := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
+        raise UsageError(
+            "this model's attention does not support packed rows", got=f"attention with {', '.join(unsupported)}"
+        )
     return tree.attend(query, key, value, scale, sliding_window, softcap).transpose(1, 2).contiguous(), None
 
 

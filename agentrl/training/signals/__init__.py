@@ -1,6 +1,7 @@
-"""Signals: what is added to sampled tokens before their advantages are estimated, in the order in which it is added.
+"""Signals: additional values of sampled tokens for advantages and losses, such as log-probabilities of a reference.
 
-A signal is one file here and one entry of `SIGNALS`; `agentrl.training.signals.base` has the protocol.
+A signal is one file in this folder and one entry of `SIGNALS`, which lists them in the order in which they annotate a
+batch. `agentrl.training.signals.base` defines the protocol.
 """
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
@@ -23,29 +24,29 @@ SIGNALS: tuple[type[TokenSignal], ...] = (
 
 
 def check_signals(algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool = False) -> None:
-    """Check that an algorithm has the signals that its parts read, and reads those that it has.
+    """Check that an algorithm has all the signals that it reads, and reads all that it has.
 
     Raises:
-        ConfigError: one is missing, or of no use.
-        UnknownNameError: no such estimator or loss.
+        ConfigError: a signal is missing or unused.
+        UnknownNameError: an estimator or loss is not registered.
     """
     for signal in SIGNALS:
         signal.check(algorithm, config, has_adapters=has_adapters)
 
 
 def build_signals(setup: SignalSetup) -> dict[str, TokenSignal]:
-    """Make the signals of an algorithm, by name, in their order."""
+    """Build the signals of an algorithm, by name, in the order of `SIGNALS`."""
     built = {signal.name: signal.build(setup) for signal in SIGNALS}
     return {name: signal for name, signal in built.items() if signal is not None}
 
 
 def pretrain_steps(config: TrainerConfig) -> int:
-    """Count the first steps, in which the policy waits for a signal's model to learn."""
+    """Return the number of first steps in which only a signal's model trains."""
     return 0 if config.critic is None else config.critic.pretrain_steps
 
 
 def joins_policy(config: TrainerConfig) -> bool:
-    """Return True if the loss of a signal's model is a part of the policy's."""
+    """Return True if the policy's loss includes the loss of a signal's model."""
     return config.critic is not None and config.critic.kind == "shared"
 
 

@@ -1,4 +1,4 @@
-"""The protocol of signals: what is added to a step's sampled tokens before their advantages are estimated."""
+"""The protocol of signals, which add values to a step's sampled tokens before advantages are estimated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.training.rewards import RewardShaping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalSetup:
-    """Setup of a trainer, from which its signals are made."""
+    """Parts of a trainer from which its signals are built."""
 
     policy: ModelRunner
     algorithm: AlgorithmConfig
@@ -31,24 +31,24 @@ class SignalSetup:
     shaping: RewardShaping
     optimizer: OptimizerSettings
     models: Mapping[str, PreTrainedModel]
-    """By the name of their signal; copies of the policy stand in for those left out."""
+    """Models by signal name; signals without an entry copy the policy, except for a teacher."""
 
 
 class SignalUpdates(Protocol):
-    """Training of a signal's model in one step, update by update together with the policy's."""
+    """Updates of a signal's model in one step, made together with the policy's."""
 
     joins_policy: bool
-    """The loss is a part of the policy's, so that one forward and backward pass serves both."""
+    """True if the loss is part of the policy's, so that one forward and backward pass serves both."""
 
     @property
     def head(self) -> ValueHead:
-        """Give the output that reads the policy's hidden states, where the loss joins the policy's."""
+        """Value head on the policy's hidden states, if the loss joins the policy's."""
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Compute the addition to the policy's loss at tokens `where`, from the head's `values`: both [selected]."""
+        """Compute the term of the policy's loss for the tokens `where`, from the head's `values`: both [selected]."""
 
     def accumulate(self, part: list[int]) -> None:
-        """Add the gradient of some sequences, which are one update, or prepare to join the policy's pass."""
+        """Add the gradient of one update, over the sequences `part`, or prepare to join the policy's pass."""
 
     def update(self) -> None:
         """Apply the gradients of the last `accumulate`."""
@@ -57,46 +57,46 @@ class SignalUpdates(Protocol):
         """Drop the gradients of the last `accumulate`."""
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of the step, under their final names."""
+        """Return the metrics of the step, by final name."""
 
 
 class TokenSignal:
-    """A part of the algorithm that annotates sampled tokens; this base class does nothing."""
+    """Base class of signals, which annotate sampled tokens; its methods do nothing."""
 
     name: ClassVar[str]
-    """Of the signal: in `Trainer`'s `signal_models`, and before its state in checkpoints."""
+    """Name of the signal in `Trainer`'s `signal_models`, and prefix of its state in checkpoints."""
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that the signal is there where the algorithm reads it, and only there.
+        """Check that the signal is configured if, and only if, the algorithm reads it.
 
         Raises:
-            ConfigError: it is missing, or of no use.
+            ConfigError: the signal is missing or unused.
         """
 
     @classmethod
     def build(cls, setup: SignalSetup) -> TokenSignal | None:
-        """Make the signal, if the algorithm has it.
+        """Build the signal; return ``None`` if the algorithm does not have it.
 
         Raises:
-            UsageError: its model is missing, or is not of the policy's kind.
+            UsageError: the signal's model is missing, or does not fit the policy.
         """
         raise NotImplementedError
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Add the signal's values to a step's tokens, which have those of earlier signals."""
+        """Add the signal's values to a step's tokens; those of earlier signals are present."""
         return batch
 
     def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> SignalUpdates | None:
-        """Make what trains the signal's model together with the policy, if anything does."""
+        """Return the updates of the signal's model to make with the policy's, or ``None``."""
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of the last `annotate`, under their final names."""
+        """Return the metrics of the last `annotate`, by final name."""
         return {}
 
     def state(self) -> SignalState | None:
-        """Give what a checkpoint holds of the signal."""
+        """Return the signal's state for checkpoints, or ``None``."""
         return None
 
     def replay_routes(self, policy: ModelRunner) -> None:
@@ -104,7 +104,7 @@ class TokenSignal:
 
 
 def update_metrics(prefix: str, updates: Sequence[Update]) -> dict[str, float]:
-    """Give the metrics of the optimizer steps of a signal's own model, under names that begin with `prefix`."""
+    """Compute the metrics of a signal model's optimizer steps; names start with `prefix`."""
     applied = [update for update in updates if not update.non_finite]
     found = {f"{prefix}/updates_skipped": float(len(updates) - len(applied))}
     if applied:
@@ -114,12 +114,12 @@ def update_metrics(prefix: str, updates: Sequence[Update]) -> dict[str, float]:
 
 
 def check_vocabulary(own: PreTrainedModel, policy: PreTrainedModel, *, what: str) -> None:
-    """Check that a signal's model reads what the policy writes."""
+    """Check that a signal's model has the policy's vocabulary."""
     found, expected = (model.config.get_text_config().vocab_size for model in (own, policy))
     if found != expected:
         raise UsageError(
-            f"{what}'s model has another vocabulary than the policy's",
+            f"the vocabulary of {what}'s model differs from the policy's",
             got=f"{found} token ids ({own.config._name_or_path or 'no name'})",
-            expected=f"{expected}",
-            hint="it reads the policy's tokens: take a model of the same family, or leave its path out",
+            expected=f"{expected} token ids",
+            hint="it reads the policy's tokens: use a model of the same family, or omit its path",
         )

@@ -1,4 +1,4 @@
-"""A critic: a value head on hidden states, which are those of a model of its own or of the policy."""
+"""A critic: a value head on the hidden states of its own model or of the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.config.trainer import CriticConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.batch import StepBatch
-from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.forward.logprobs import ValueHead, head_for
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
@@ -29,9 +29,9 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabu
 
 
 class Critic(TokenSignal):
-    """Values of sampled tokens, and what trains them.
+    """Critic that estimates the values of sampled tokens.
 
-    The head is whole on every rank, and has an optimizer of its own. So has the trunk, where it is not the policy's.
+    The head is whole on every rank and has its own optimizer, as does the trunk if it is not the policy.
     """
 
     name = "critic"
@@ -44,19 +44,19 @@ class Critic(TokenSignal):
         self.head_optimizer = PolicyOptimizer(self.head, replace(settings, optimizer="adamw"))
         self.trunk_optimizer: PolicyOptimizer | None = None
         if config.kind == "own":
-            _freeze_what_gives_no_hidden_state(trunk)
+            _freeze_output_head(trunk)
             self.trunk_optimizer = PolicyOptimizer(trunk, settings)
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that an estimator that reads a critic's values has a critic, and that a critic is read."""
+        """Check that there is a critic if, and only if, the advantage estimator reads its values."""
         reads = Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
         if reads and config.critic is None:
             raise ConfigError(
                 f"the advantage estimator {algorithm.advantage} needs a critic",
                 got="no trainer.critic",
                 expected="trainer.critic={kind: own} or trainer.critic={kind: shared}",
-                hint="grpo, rloo and reinforce++ need none",
+                hint="grpo, rloo and reinforce++ do not need one",
             )
         if config.critic is not None and not reads:
             raise ConfigError(
@@ -68,7 +68,7 @@ class Critic(TokenSignal):
 
     @classmethod
     def build(cls, setup: SignalSetup) -> Critic | None:
-        """Make the critic, if the config has one: on a model of its own, or on the policy."""
+        """Build the critic on its own model or on the policy, if the config has one."""
         config, policy = setup.config, setup.policy
         if config.critic is None:
             return None
@@ -82,21 +82,21 @@ class Critic(TokenSignal):
         return cls(runner, config.critic, setup.optimizer)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Add the critic's values, which estimators read."""
+        """Add the critic's values for the advantage estimator."""
         values = self.values(batch.sequences, batch.pad_id).cpu().double()
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
 
     def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> CriticStep | None:
-        """Make what trains the critic on the returns of a step.
+        """Return the updates of the critic on the value targets of a step.
 
         Raises:
-            TrainingError: the estimator, a user's own, says nothing that a critic could learn.
+            TrainingError: a user's estimator returned no value targets.
         """
         if batch.episodes.values is None:
             return None
         if estimate.value_target is None:
             raise TrainingError(
-                "the advantage estimator gives the critic nothing to learn",
+                "the advantage estimator returned no value targets for the critic",
                 got="advantages only",
                 expected="an agentrl.algorithms.types.Estimate with a value_target",
             )
@@ -108,47 +108,53 @@ class Critic(TokenSignal):
         return CriticStep(self, batch, targets, policy_learns=policy_learns)
 
     def state(self) -> Critic:
-        """Give the weights, moments and numbers of updates."""
+        """Return the state with the weights, moments and numbers of updates."""
         return self
 
-    def read(self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True) -> torch.Tensor:
-        """V before each wanted token of a micro-batch, sequence after sequence: float32 [targets]."""
+    def micro_batch_values(
+        self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True
+    ) -> torch.Tensor:
+        """Compute V before each target token of a micro-batch, sequence after sequence: float32 [targets]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
             hidden, collected = self.runner.hidden_states(sequences, pad_id)
         values: torch.Tensor = self.head(hidden)
         return collected(values)
 
     def values(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
-        """The values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
-        return self.runner.forward(sequences, lambda part: self.read(part, pad_id)[None], rows=1)[0]
+        """Compute the values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
+        return self.runner.forward(sequences, lambda part: self.micro_batch_values(part, pad_id)[None], rows=1)[0]
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Weights, moments and numbers of updates by name: ``head/…``, and ``trunk/…`` of a model of its own."""
+        """Return weights, moments and numbers of updates by name: ``head/…``, and ``trunk/…`` for its own model."""
         return {
             f"{part}/{name}": tensor
             for part, optimizer in self._optimizers().items()
             for name, tensor in optimizer.named_state().items()
         }
 
-    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
+    def allocate_state(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Allocate tensors for a saved state with these names.
+
+        Raises:
+            UsageError: the names are those of another kind of critic.
+        """
         optimizers = self._optimizers()
         found = {name.partition("/")[0] for name in names}
         if found != set(optimizers):
             raise UsageError(
-                "the checkpoint is of another critic",
+                "the checkpoint is from another kind of critic",
                 got=f"a state of {', '.join(sorted(found)) or 'none'}",
-                expected=f"of {', '.join(optimizers)}",
-                hint="set trainer.critic as the run had it",
+                expected=f"a state of {', '.join(optimizers)}",
+                hint="set trainer.critic to the run's value",
             )
         return {
             f"{part}/{name}": tensor
             for part, optimizer in optimizers.items()
-            for name, tensor in optimizer.room_for(_of_part(names, part)).items()
+            for name, tensor in optimizer.allocate_state(_of_part(names, part)).items()
         }
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
+        """Load the tensors of `allocate_state` after they have been filled."""
         for part, optimizer in self._optimizers().items():
             optimizer.load_named_state({name: state[f"{part}/{name}"] for name in _of_part(state, part)})
             optimizer.restore_weights()
@@ -162,8 +168,8 @@ def _of_part(names: Sequence[str] | Mapping[str, torch.Tensor], part: str) -> li
     return [name.removeprefix(f"{part}/") for name in names if name.startswith(f"{part}/")]
 
 
-def _freeze_what_gives_no_hidden_state(model: PreTrainedModel) -> None:
-    """An output head for tokens that is no embedding has nothing to learn here."""
+def _freeze_output_head(model: PreTrainedModel) -> None:
+    """Freeze the output head for tokens, unless it is tied to the embedding: hidden states do not depend on it."""
     used = {id(parameter) for parameter in model.base_model.parameters()}
     for parameter in model.parameters():
         if id(parameter) not in used:
@@ -172,16 +178,16 @@ def _freeze_what_gives_no_hidden_state(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTargets:
-    """Targets of a step's sampled tokens; float32 [tokens] each, on the device where the critic computes."""
+    """Value targets of a step's sampled tokens; float32 [tokens] each, on the critic's device."""
 
     old_values: torch.Tensor
-    """V at the start of the step."""
+    """Values V at the start of the step."""
     targets: torch.Tensor
-    """G; NaN at tokens that the critic learns nothing from."""
+    """Targets G; NaN at tokens on which the critic does not train."""
     clip: float | None
 
     def weights(self, index: torch.Tensor) -> torch.Tensor:
-        """The mean over an update's tokens (`index`) with a target, as a weight of each of the step's: [tokens]."""
+        """Weight the step's tokens for a mean over an update's tokens (`index`) that have a target: [tokens]."""
         known = index.to(self.targets.device)
         known = known[self.targets[known].isfinite()]
         return torch.zeros_like(self.targets).index_fill(0, known, 1 / max(known.numel(), 1))
@@ -197,10 +203,10 @@ class ValueTargets:
         return (weights[where] * loss.values).sum()
 
     def measurements(self) -> dict[str, float]:
-        """Measure how good the values of the start of the step were.
+        """Compare the values at the start of the step with the targets.
 
-        The explained variance is 1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for one that knows the mean only;
-        left out where all returns are equal.
+        The explained variance is 1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for one that predicts only the
+        mean. It is missing if all targets are equal.
         """
         known = self.targets.isfinite()
         targets, values = self.targets[known].double(), self.old_values[known].double()
@@ -212,7 +218,7 @@ class ValueTargets:
 
 
 class CriticStep:
-    """Trains a critic on the returns of one step, together with the policy where it shares its hidden states."""
+    """Updates of a critic on the value targets of one step; with a shared trunk, part of the policy's updates."""
 
     def __init__(self, critic: Critic, batch: StepBatch, targets: ValueTargets, *, policy_learns: bool) -> None:
         self.joins_policy = critic.trunk_optimizer is None and policy_learns
@@ -223,19 +229,20 @@ class CriticStep:
 
     @property
     def head(self) -> ValueHead:
-        """The critic's output."""
+        """Value head of the critic."""
         return self._critic.head
 
     def accumulate(self, part: list[int]) -> None:
-        """Add the gradient of the value loss of some sequences, which are one update; where the loss is a
-        part of the policy's, prepare the policy's pass, which adds it.
+        """Add the gradient of one update's value loss, over the sequences `part`.
+
+        If the loss is part of the policy's, only prepare the weights for the policy's pass.
         """
         self._weights = self._targets.weights(self._batch.token_index(part))
         if self.joins_policy:
             return
         critic, sequences = self._critic, [self._batch.sequences[i] for i in part]
         recompute = critic.runner.passes.recompute and critic.trunk_optimizer is not None
-        with gradients_recomputed(critic.trunk, enabled=recompute):
+        with checkpoint_activations(critic.trunk, enabled=recompute):
             result = critic.runner.forward_backward(
                 sequences, self._own_loss, numbers=part, head_parameters=tuple(critic.head.parameters())
             )
@@ -243,37 +250,39 @@ class CriticStep:
 
     def _own_loss(self, indices: list[int], tally: SumsByName) -> torch.Tensor:
         critic, sequences = self._critic, [self._batch.sequences[i] for i in indices]
-        values = critic.read(sequences, self._batch.pad_id, trains_trunk=critic.trunk_optimizer is not None)
+        values = critic.micro_batch_values(
+            sequences, self._batch.pad_id, trains_trunk=critic.trunk_optimizer is not None
+        )
         where = self._batch.token_index(indices).to(values.device)
         return self._targets.loss(values, where, self._weights, tally)
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Compute what is added to the policy's loss of some tokens; see `SignalUpdates`."""
+        """Compute the critic's term of the policy's loss; see `SignalUpdates`."""
         return self._critic.config.coef * self._targets.loss(values, where, self._weights, tally)
 
     def update(self) -> None:
         """Apply the gradients of the last `accumulate`."""
         critic, ranks = self._critic, self._critic.runner.passes.ranks
-        if ranks.are_many:
+        if ranks.is_distributed:
             for parameter in critic.head.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 distributed.all_reduce(parameter.grad)
-                parameter.grad /= ranks.tensor_parallel  # neighbours have found the same
+                parameter.grad /= ranks.tensor_parallel  # tensor-parallel ranks have equal gradients
         updates = [critic.head_optimizer.update()]
         if critic.trunk_optimizer is not None:
             updates.append(critic.trunk_optimizer.update())
         self._updates += updates
 
     def leave_out(self) -> None:
-        """Forget the gradients of the last `accumulate`."""
+        """Drop the gradients of the last `accumulate`."""
         self._critic.head.zero_grad(set_to_none=True)
 
     def metrics(self) -> dict[str, float]:
-        """Under their final names, all ``critic/``."""
+        """Return the metrics of the step, by final name; all start with ``critic/``."""
         return {**self._targets.measurements(), **self._tally.means(), **update_metrics("critic", self._updates)}
 
 
 def _value_estimators() -> list[str]:
-    """The shipped estimators that read a critic's values."""
+    """List the shipped estimators that read a critic's values."""
     shipped = [name for name in names(Kind.ADVANTAGE) if ":" not in name]
     return [name for name in shipped if Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, name))]

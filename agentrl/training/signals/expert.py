@@ -1,6 +1,7 @@
-"""The expert of ``algorithm.expert``: members of the groups whose tokens the policy did not sample.
+"""The expert of ``algorithm.expert``: group members whose tokens the policy did not sample.
 
-Its episodes come with the step (`agentrl.training.batch.StepExtras`), and `step_batch` lays out their forced tokens.
+The expert's episodes come with the step (`agentrl.training.batch.StepExtras`); `step_batch` lays out their forced
+tokens.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 
 class ExpertSignal(TokenSignal):
-    """Marks of the tokens that an expert wrote, for a loss that tells them from the policy's."""
+    """Mask of the tokens that an expert wrote, for a loss that treats them differently."""
 
     name = "expert"
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that there is an expert where the loss has a place for one, and only there."""
+        """Check that there is an expert if, and only if, the loss can train on its tokens."""
         expert = algorithm.expert
         if expert is None:
             if reads_expert(algorithm):
@@ -36,13 +37,13 @@ class ExpertSignal(TokenSignal):
             return
         if not reads_expert(algorithm):
             raise ConfigError(
-                f"algorithm.expert plays members of the groups, and the loss {algorithm.loss} has no place for tokens "
-                "that the policy did not sample",
+                f"the loss {algorithm.loss} cannot train on the tokens of algorithm.expert, which the policy did not "
+                "sample",
                 expected="algorithm.loss=luffy, or no algorithm.expert",
             )
         if expert.members >= algorithm.group_size:
             raise ConfigError(
-                "the expert leaves no episode of a group to the policy",
+                "algorithm.expert plays all episodes of a group",
                 got=f"algorithm.expert.members {expert.members} of algorithm.group_size {algorithm.group_size}",
                 expected=f"at most {algorithm.group_size - 1}",
             )
@@ -54,23 +55,23 @@ class ExpertSignal(TokenSignal):
             )
         if "kl" in algorithm.shaping:
             raise ConfigError(
-                "the shaping kl measures the divergence of what was sampled, and an expert's tokens were not",
+                "the shaping kl needs sampled tokens, and an expert's tokens were not sampled",
                 got="algorithm.expert and the shaping kl",
-                expected="algorithm.kl_coef, which measures it in the loss",
+                expected="algorithm.kl_coef, which adds the KL to the loss",
             )
 
     @classmethod
     def build(cls, setup: SignalSetup) -> ExpertSignal | None:
-        """Make the signal where the loss reads it."""
+        """Build the signal, if the loss reads it."""
         return cls() if reads_expert(setup.algorithm) else None
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Fill `batch.expert` with False where no expert has played in this step."""
+        """Fill `batch.expert` with False if the step has no expert's episode."""
         if batch.expert is not None:
             return batch
         return dataclasses.replace(batch, expert=torch.zeros(batch.tokens, dtype=torch.bool))
 
 
 def reads_expert(algorithm: AlgorithmConfig) -> bool:
-    """Return True if the loss tells an expert's tokens from the policy's."""
+    """Return True if the loss treats an expert's tokens differently from the policy's."""
     return Input.EXPERT in needed_inputs(lookup(Kind.LOSS, algorithm.loss))

@@ -11,7 +11,7 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 
 class GreedyBaseline(TokenSignal):
-    """Returns of greedy rollouts, shaped like the others'; KL in the reward is not in them."""
+    """Returns of greedy rollouts, shaped like other returns but without KL in the reward."""
 
     name = "greedy_baseline"
 
@@ -20,23 +20,23 @@ class GreedyBaseline(TokenSignal):
 
     @classmethod
     def build(cls, setup: SignalSetup) -> GreedyBaseline:
-        """Make the signal; steps without greedy rollouts go through as they are."""
+        """Build the signal; it does not change steps without greedy rollouts."""
         return cls(setup.shaping)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
         """Add the return of each group's greedy rollout, if the step has any.
 
         Raises:
-            TrainingError: a group has no greedy rollout with a reward, and others have.
+            TrainingError: only some groups have a greedy rollout with a reward.
         """
         greedy = batch.extras.greedy
         if not greedy:
             return batch
         groups = dict.fromkeys(trajectory.group_id for trajectory in batch.trajectories)
-        if lacking := [group for group in groups if group not in greedy or greedy[group].reward is None]:
+        if missing := [group for group in groups if group not in greedy or greedy[group].reward is None]:
             raise TrainingError(
-                f"group {lacking[0]} cannot be compared with a greedy rollout",
-                got=f"{len(lacking)} of {len(groups)} groups without one, or with one that has no reward",
+                f"group {missing[0]} has no greedy rollout with a reward",
+                got=f"{len(missing)} of {len(groups)} groups without one",
                 expected="a greedy rollout with a reward for every group",
             )
         returns = self._shaping([greedy[group] for group in groups]).returns

@@ -1,6 +1,6 @@
-"""An implicit process reward model: a language model whose log-ratio to its start is the logit of success.
+"""An implicit process reward model: a language model whose log-ratio to its initial weights is the logit of success.
 
-It learns from the outcomes of the step's episodes, and gives each of their tokens a reward.
+It learns from the outcomes of the step's episodes, and assigns a reward to each of their tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import base_is_reference
 from agentrl.registry import Kind, lookup
 from agentrl.training.batch import StepBatch
-from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.compile import checkpoint_activations, compile_layers
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
@@ -30,13 +30,13 @@ from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Updat
 from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary, update_metrics
 
 START = "process_reward_start"
-"""The frozen start, among a trainer's `signal_models`; not needed where the model without its adapters is that."""
+"""Name of the frozen initial model in a trainer's `signal_models`; not needed if only adapters train."""
 TEMPERATURE = 1.0
-"""The outcome is learned from log-probabilities as they are, however the policy was sampled."""
+"""Temperature of the log-probabilities, whatever the policy's sampling temperature."""
 
 
 class ProcessRewardModel(TokenSignal):
-    """Log-probabilities of a model in training and of its start, and what trains it."""
+    """Process rewards from the log-probabilities of a model in training and of its initial weights."""
 
     name = "process_reward"
 
@@ -54,7 +54,7 @@ class ProcessRewardModel(TokenSignal):
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that an estimator that reads process rewards has a model for them, and that such a model is read."""
+        """Check that there is a process reward model if, and only if, the advantage estimator reads process rewards."""
         reads = Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
         if reads and config.process_reward is None:
             raise ConfigError(
@@ -71,7 +71,7 @@ class ProcessRewardModel(TokenSignal):
 
     @classmethod
     def build(cls, setup: SignalSetup) -> ProcessRewardModel | None:
-        """Make the model, if the config has one; copies of the policy stand in for models left out."""
+        """Build the signal, if the config has one; missing models are replaced by copies of the policy."""
         config, policy = setup.config, setup.policy
         if config.process_reward is None:
             return None
@@ -83,7 +83,7 @@ class ProcessRewardModel(TokenSignal):
         return cls(policy.for_model(model, config), start, config.process_reward, setup.optimizer)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Add a reward for each token, and learn from the outcomes, one update for each of the policy's."""
+        """Add a reward for each token, and train on the outcomes, with one update for each of the policy's."""
         learning = _ProcessRewardStep(self, batch)
         if self.config.update == "before":
             learning.learn()
@@ -94,43 +94,47 @@ class ProcessRewardModel(TokenSignal):
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, process_reward=rewards))
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of the updates, each measured before it, and the mean reward."""
+        """Return the metrics of the updates, each measured before the update, and the mean reward."""
         return self._metrics
 
     def state(self) -> ProcessRewardModel:
-        """Give the weights, moments and number of updates."""
+        """Return the state with the weights, moments and number of updates."""
         return self
 
     def logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
-        """The log pi_rm of the wanted tokens, on all ranks: float64 [targets] on the CPU."""
+        """Compute log pi_rm of the target tokens, on all ranks: float64 [targets] on the CPU."""
         return _logp(self._now, sequences, pad_id)
 
     def start_logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
-        """The log pi_ref of the wanted tokens: as `logp`."""
+        """Compute log pi_ref of the target tokens, on all ranks: float64 [targets] on the CPU."""
         return _logp(self._start, sequences, pad_id)
 
     def descend(self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, pad_id: int) -> Update:
-        """Take an optimizer step down a loss, by its derivative by log pi_rm of each wanted token: [targets]."""
-        with gradients_recomputed(self.model, enabled=self._now.passes.recompute):
+        """Take an optimizer step on a loss, given its derivatives with respect to log pi_rm: [targets]."""
+        with checkpoint_activations(self.model, enabled=self._now.passes.recompute):
             self._now.backward_logprobs(sequences, by_logp, temperature=TEMPERATURE, pad_id=pad_id)
         return self.optimizer.update()
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Weights, moments and number of updates by name."""
+        """Return weights, moments and number of updates by name."""
         return self.optimizer.named_state()
 
-    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
+    def allocate_state(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Allocate tensors for a saved state with these names.
+
+        Raises:
+            UsageError: `names` is empty.
+        """
         if not names:
             raise UsageError(
-                "the checkpoint holds no implicit process reward model",
+                "the checkpoint does not contain a process reward model",
                 got="trainer.process_reward",
-                hint="set trainer.process_reward as the run had it",
+                hint="set trainer.process_reward to the run's value",
             )
-        return self.optimizer.room_for(names)
+        return self.optimizer.allocate_state(names)
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
+        """Load the tensors of `allocate_state` after they have been filled."""
         self.optimizer.load_named_state(state)
         self.optimizer.restore_weights()
 
@@ -149,7 +153,7 @@ def _start(
 
 
 UNDECIDED = math.log(2) - 1e-5
-"""Loss above which an episode counts as misjudged; a logit of 0, but for rounding, does too."""
+"""Loss from which an episode counts as misjudged: that of a logit of 0, with a margin for rounding."""
 
 
 class _ProcessRewardStep:
@@ -162,18 +166,20 @@ class _ProcessRewardStep:
         self._updates: list[Update] = []
 
     def rewards(self) -> torch.Tensor:
-        """The reward beta log(pi_rm / pi_ref) of each token under the weights of now: float64 [tokens]."""
+        """Compute the reward beta log(pi_rm / pi_ref) of each token with the current weights: float64 [tokens]."""
         logp = self._model.logp(self._batch.sequences, self._batch.pad_id)
         return implicit_reward(logp, self._start_logp, beta=self._model.config.beta)
 
     def learn(self) -> None:
-        """Take one update for each of the policy's."""
+        """Make one update for each of the policy's."""
         for part in self._batch.parts:
             self._update(part)
 
     def _update(self, part: list[int]) -> None:
-        """The logit of an episode is a sum over all of its sequences, wherever these are read: so it is computed first,
-        and what the loss changes with each token is the weight of that token's log-probability then.
+        """Make one update on the outcomes of the sequences `part`.
+
+        The logit of an episode is a sum over all its sequences, which may be in different micro-batches. It is computed
+        first; the loss's derivatives with respect to the tokens' log-probabilities are then backpropagated.
         """
         sequences, index = [self._batch.sequences[i] for i in part], self._batch.token_index(part)
         members, episode = torch.unique(self._batch.owners.trajectory[index], return_inverse=True)
@@ -188,7 +194,7 @@ class _ProcessRewardStep:
         self._updates.append(self._model.descend(sequences, by_logp, self._batch.pad_id))
 
     def metrics(self) -> dict[str, float]:
-        """Give the metrics of the updates, each measured before it."""
+        """Return the metrics of the updates, each measured before the update."""
         successes = float(self._success.double().mean())
         metrics = update_metrics("process_reward", self._updates)
         return {**self._tally.means(), "process_reward/successes": successes, **metrics}

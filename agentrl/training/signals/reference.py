@@ -1,4 +1,4 @@
-"""The reference: a frozen model that KL is measured from, which may become the current policy every so many steps."""
+"""The reference: a frozen model for KL terms, which may be refreshed from the policy at regular intervals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 
 class ReferenceModel(TokenSignal):
-    """Log-probabilities of a reference, for a loss with a KL to it, or as a part of the rewards.
+    """Log-probabilities of a reference model, for KL terms in the loss or in the rewards.
 
-    The model, when left out, is the policy without its adapters where these are all that is trained, and else a frozen
-    copy of the policy as it is at the start. A reference that is refreshed is a part of the trainer's state, because no
-    file of the run holds it otherwise.
+    Without a given model, the reference is the policy without its adapters, if only these train, and otherwise a frozen
+    copy of the initial policy. A refreshed reference is part of the trainer's state, because no other file of the run
+    holds it.
     """
 
     name = "reference"
@@ -38,24 +38,24 @@ class ReferenceModel(TokenSignal):
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that a reference that is to be refreshed is there, and can be."""
+        """Check that a reference with ``refresh_every`` is used, and can be refreshed."""
         every = _refresh_every(algorithm)
         if every and not reads_reference(algorithm):
             raise ConfigError(
-                "algorithm.reference.refresh_every is ignored: nothing is compared with a reference",
+                "algorithm.reference.refresh_every is ignored: the algorithm does not use a reference",
                 got=f"algorithm.loss {algorithm.loss}, no algorithm.kl_coef and no shaping kl",
                 expected="algorithm.loss=sppo, or a KL to the reference",
             )
         if every and has_adapters:
             raise ConfigError(
-                "the reference of adapters is the model without them, which stays as it is",
+                "the reference of adapters is the model without them, which never changes",
                 got=f"model.lora with algorithm.reference.refresh_every {every}",
                 expected="algorithm.reference.refresh_every=0, or no model.lora",
             )
 
     @classmethod
     def build(cls, setup: SignalSetup) -> ReferenceModel | None:
-        """Make the signal, if anything compares with a reference."""
+        """Build the signal, if the algorithm uses a reference."""
         algorithm, policy = setup.algorithm, setup.policy
         if not reads_reference(algorithm):
             return None
@@ -64,7 +64,7 @@ class ReferenceModel(TokenSignal):
         return cls(runner, setup.shaping, policy.model, refresh_every=_refresh_every(algorithm))
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Add the reference's log-probabilities, and its part of the rewards."""
+        """Add the reference's log-probabilities, and the KL to it in the rewards, if configured."""
         if self._every:
             self._refresh(batch.step_version)
         logp = self.runner.logprobs(batch.sequences, temperature=batch.temperature, pad_id=batch.pad_id).logp
@@ -76,7 +76,7 @@ class ReferenceModel(TokenSignal):
         return dataclasses.replace(batch, episodes=episodes, reference_logp=logp)
 
     def _refresh(self, steps: int) -> None:
-        """Copy the policy where a round begins, after so many steps of the policy."""
+        """Copy the policy to the reference if a round begins after `steps` steps."""
         if steps and steps % self._every == 0:
             with torch.no_grad():
                 for own, new in zip(self.runner.model.parameters(), self._policy.parameters(), strict=True):
@@ -84,37 +84,41 @@ class ReferenceModel(TokenSignal):
         self._metrics = {"train/reference_round": float(steps // self._every + 1)}
 
     def metrics(self) -> dict[str, float]:
-        """Give the round of a reference that is refreshed."""
+        """Return the round of a refreshed reference."""
         return self._metrics
 
     def state(self) -> ReferenceModel | None:
-        """Give the weights of a reference that is refreshed."""
+        """Return the state with the weights of a refreshed reference; ``None`` for a fixed one."""
         return self if self._every else None
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """The weights of the reference by name."""
+        """Return the weights of the reference by name."""
         return {name: parameter.detach() for name, parameter in self.runner.model.named_parameters()}
 
-    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
+    def allocate_state(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Allocate tensors for a saved state with these names.
+
+        Raises:
+            UsageError: the names are not those of the reference's weights.
+        """
         own = self.named_state()
         if set(names) != set(own):
             raise UsageError(
-                "the checkpoint does not hold the reference of a run in rounds",
+                "the checkpoint does not contain a refreshed reference",
                 got=f"{len(names)} tensors",
-                expected=f"{len(own)}",
-                hint="set algorithm.reference.refresh_every as the run had it",
+                expected=f"{len(own)} tensors",
+                hint="set algorithm.reference.refresh_every to the run's value",
             )
         return {name: torch.empty_like(own[name]) for name in names}
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
+        """Load the tensors of `allocate_state` after they have been filled."""
         with torch.no_grad():
             for name, parameter in self.runner.model.named_parameters():
                 parameter.copy_(state[name])
 
     def replay_routes(self, policy: ModelRunner) -> None:
-        """Route as the engine did, and as the policy does already."""
+        """Replay the engine's routed experts, as the policy does."""
         if self.runner.model is policy.model:
             self.runner.passes = policy.passes
         else:
@@ -122,7 +126,7 @@ class ReferenceModel(TokenSignal):
 
 
 def reads_reference(algorithm: AlgorithmConfig) -> bool:
-    """Return True if anything of an algorithm compares with a reference."""
+    """Return True if an algorithm uses a reference."""
     return algorithm.keeps_reference or Input.REFERENCE in needed_inputs(lookup(Kind.LOSS, algorithm.loss))
 
 

@@ -1,4 +1,4 @@
-"""The teacher of ``algorithm.teacher``: a frozen model, here or behind servers, whose log-probabilities are read."""
+"""The teacher of ``algorithm.teacher``: a frozen model, local or served, that provides log-probabilities."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ DISTILL = "distill"
 
 
 class TeacherModel(TokenSignal):
-    """Log-probabilities of a teacher, for losses that read them, or as a part of the rewards.
+    """Log-probabilities of a teacher, for losses that read them or as part of the rewards.
 
-    Without a runner the teacher is behind servers, which were asked when the episodes ended.
+    Without a runner, the teacher is served, and was queried when the episodes ended.
     """
 
     name = "teacher"
@@ -37,7 +37,7 @@ class TeacherModel(TokenSignal):
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that there is a teacher where it is read, and only there."""
+        """Check that there is a teacher if, and only if, the algorithm reads its log-probabilities."""
         needed, teacher = needed_inputs(lookup(Kind.LOSS, algorithm.loss)), algorithm.teacher
         top_k = None if teacher is None else teacher.top_k
         readers = {
@@ -59,7 +59,7 @@ class TeacherModel(TokenSignal):
             )
         if top_k is not None and Input.TEACHER_TOP not in needed:
             raise ConfigError(
-                f"algorithm.teacher.top_k is ignored: the loss {algorithm.loss} reads the sampled tokens only",
+                f"algorithm.teacher.top_k is ignored: the loss {algorithm.loss} reads only the sampled tokens",
                 got=top_k,
                 expected="algorithm.loss=distill_top_k",
                 hint="or remove algorithm.teacher.top_k",
@@ -73,22 +73,22 @@ class TeacherModel(TokenSignal):
 
     @classmethod
     def build(cls, setup: SignalSetup) -> TeacherModel | None:
-        """Make the signal, if the algorithm has a teacher."""
+        """Build the signal, if the algorithm has a teacher."""
         section, model = setup.algorithm.teacher, setup.models.get(cls.name)
         if section is None:
             return None
         if not section.servers and model is None:
             raise UsageError(
-                "algorithm.teacher is a model", got="no teacher", expected="Trainer(signal_models={'teacher': …})"
+                "algorithm.teacher needs a model", got="no teacher", expected="Trainer(signal_models={'teacher': …})"
             )
         runner = None if model is None else setup.policy.for_model(model, setup.config)
         return cls(runner, section.top_k, setup.shaping, setup.policy.model.device)
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Add the teacher's log-probabilities, and its part of the rewards.
+        """Add the teacher's log-probabilities, and the divergence from it in the rewards, if configured.
 
         Raises:
-            TrainingError: a teacher behind servers was not asked about an episode.
+            TrainingError: a served teacher was not queried for an episode.
         """
         if self._runner is None:
             teacher = _served_logprobs(batch, self._device)
@@ -107,8 +107,11 @@ def _served_logprobs(batch: StepBatch, device: torch.device) -> TeacherLogprobs:
         for number, sequence in enumerate(trajectory.sequences)
         if trained_mask(sequence, by_expert=trajectory.id in extras.expert_ids).any()
     ]
-    if lacking := [trajectory.id for trajectory, _ in rows if trajectory.id not in extras.teacher_logp]:
-        raise TrainingError("the teacher was not asked about an episode", got=f"{len(lacking)} such as {lacking[0]}")
+    if missing := [trajectory.id for trajectory, _ in rows if trajectory.id not in extras.teacher_logp]:
+        raise TrainingError(
+            "the teacher was not queried for every episode",
+            got=f"{len(missing)} sequences without its log-probabilities, such as one of trajectory {missing[0]}",
+        )
     places = [scored.positions + 1 for scored in batch.sequences]
 
     def of_tokens(by_sequence: list[npt.NDArray[Any]]) -> torch.Tensor:
@@ -124,7 +127,7 @@ def _served_logprobs(batch: StepBatch, device: torch.device) -> TeacherLogprobs:
 
 
 def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: TeacherLogprobs) -> StepBatch:
-    """Add the divergence from a teacher to the rewards of a batch, but for an expert's tokens, where it is wanted."""
+    """Add the divergence from a teacher to a batch's rewards if a shaping asks for it, except on an expert's tokens."""
     if shaping.distill is None:
         return batch
     penalty = shaping.distill.penalty(batch.behaviour_logp, teacher.logp.cpu())
