@@ -110,7 +110,7 @@ async def test_tool_calls_thinking_and_malformed_arguments():
     assert answer.message.reasoning == "hm"
     assert answer.stop_reason is StopReason.LENGTH
     assert [problem.split(":")[0] for problem in answer.problems] == [
-        "the arguments of the call of take are not JSON",
+        "the arguments of the call of take are not valid JSON",
         "the arguments of the call of wait are not a JSON object",
     ]
 
@@ -198,7 +198,7 @@ async def test_no_more_requests_at_once_than_configured():
 @pytest.mark.parametrize("setting", [{"top_k": 5}, {"min_p": 0.1}, {"stop_token_ids": frozenset({3})}])
 async def test_settings_that_services_do_not_have_are_usage_errors(setting):
     async with serving((200, COMPLETION)) as (engine, seen):
-        with pytest.raises(UsageError, match=f"takes no {next(iter(setting))}"):
+        with pytest.raises(UsageError, match=f"does not support {next(iter(setting))}"):
             await _ask(engine, **setting)
     assert not seen
 
