@@ -139,7 +139,9 @@ def stop_texts(value: Any, name: str, most: int = 64) -> tuple[str, ...]:
     """Return the stop texts of a field that holds one text or a list."""
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
     if not isinstance(texts, list) or len(texts) > most or not all(isinstance(text, str) and text for text in texts):
-        raise BadRequest(f"{name} must be text, or up to {most} texts: got {short_repr(value)}", field=name)
+        raise BadRequest(
+            f"{name} must be text, or a list of up to {most} non-empty texts: got {short_repr(value)}", field=name
+        )
     return tuple(texts)
 
 

@@ -56,7 +56,7 @@ class PendingRequest:
     task: asyncio.Task[Reply] | None = None
 
     def update(self, so_far: AnswerSoFar) -> None:
-        """Pass the final part of a partial answer, up to a stop text, to the waiting clients."""
+        """Stream the stable text of a partial answer, up to the first stop text."""
         text, _ = cut_at(so_far.text, self.request.stop)
         self.streaming.update(so_far.prompt_tokens, so_far.reasoning, text)
 

@@ -28,7 +28,7 @@ class Unavailable(Exception):
 
 
 def client_error_of(error: AgentRLError) -> Exception:
-    """Return the client's error for an engine's error; a status that no retry can fix is kept."""
+    """Convert an engine's error to the client's error; a status that the client should not retry is kept."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and status not in RETRIED and (400 <= status < 500 or status == NOT_IMPLEMENTED):
         return BadRequest(str(error), status=status, code="upstream_refused")

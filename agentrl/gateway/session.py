@@ -394,7 +394,7 @@ class GatewaySession:
         return answer, reply
 
     def _cut_off(self, end: EpisodeEnd) -> tuple[Answer, ReplyAnswer]:
-        """Return the empty answer of an exhausted budget; unless traffic is live, the session then takes no requests.
+        """Return the empty answer of an exhausted budget and, except in live traffic, accept no more requests.
 
         Raises:
             BadRequest: the prompt is too long, and either traffic is live or nothing was answered before. Clients get

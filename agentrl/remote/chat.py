@@ -216,7 +216,7 @@ class ChatService(ChatPolicy):
         self.settings = settings
         self.max_context = max_context
         self._first_wait_s = first_wait_s
-        self._places = asyncio.Semaphore(settings.max_concurrent)
+        self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -263,7 +263,7 @@ class ChatService(ChatPolicy):
             body["response_format"] = {"type": "json_schema", "json_schema": described}
         await self.start()
         what = f"request {request_id} to {self.settings.url}"
-        async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._places:
+        async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._slots:
             return await self._ask_with_retries(body, what)
 
     async def _ask_with_retries(self, body: dict[str, Any], what: str) -> ChatAnswer:

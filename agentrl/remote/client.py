@@ -84,7 +84,7 @@ class RemoteFallibleExpert(RemoteExpert):
     """A remote expert that can make mistakes."""
 
     async def mistake(self, rng: random.Random) -> str | None:
-        """Draw a mistake in place of the last action; the state of `rng` is sent to the server and updated after."""
+        """Draw a mistake in place of the last action; the server advances the state of `rng`."""
         version, numbers, gauss = rng.getstate()
         mistake, state = await self._call(EXPERT_MISTAKE, [version, list(numbers), gauss])
         version, numbers, gauss = state

@@ -67,7 +67,7 @@ class RemoteTool(Tool):
         remote: CallTool | None = None,
     ) -> None:
         self.name = name
-        known = {rule.name for rule in dataclasses.fields(ToolRules)}  # a newer server may know more
+        known = {rule.name for rule in dataclasses.fields(ToolRules)}  # a newer server may send more
         self.rules = ToolRules(**{name: value for name, value in rules.items() if name in known} | {"stop": stop})
         self.options = {}
         self.schema = schema

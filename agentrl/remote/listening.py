@@ -79,7 +79,7 @@ class Listener:
     def __init__(self, application: web.Application, *, most_connections: int) -> None:
         application.middlewares.insert(0, self._note)
         self._runner = make_runner(application)
-        self._places = _Places(most_connections)
+        self._slots = _ConnectionSlots(most_connections)
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> str:
@@ -94,7 +94,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             self._listening = await loop.create_server(
-                lambda: _ConnectionLimiter(server, self._places), host, port, backlog=128
+                lambda: _ConnectionLimiter(server, self._slots), host, port, backlog=128
             )
         except OSError as error:
             raise UsageError(
@@ -106,7 +106,7 @@ class Listener:
     @web.middleware
     async def _note(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Record the request that a connection is answering."""
-        answering, connection = self._places.answering, request.protocol
+        answering, connection = self._slots.answering, request.protocol
         answering[connection] = request
         try:
             return await handler(request)
@@ -120,7 +120,7 @@ class Listener:
         await self._runner.cleanup()
 
 
-class _Places:
+class _ConnectionSlots:
     """Connections of a server up to a maximum number.
 
     Args:
@@ -167,16 +167,16 @@ class _ConnectionLimiter(asyncio.Protocol):
 
     Args:
         server: Makes the connection's actual protocol.
-        places: Connections of the server.
+        slots: Connections of the server.
     """
 
-    def __init__(self, server: web.Server, places: _Places) -> None:
-        self._server, self._places = server, places
+    def __init__(self, server: web.Server, slots: _ConnectionSlots) -> None:
+        self._server, self._slots = server, slots
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         protocol = self._server()
-        if not self._places.take(self._server, protocol):
+        if not self._slots.take(self._server, protocol):
             transport.abort()
             return
         transport.set_protocol(protocol)

@@ -102,12 +102,12 @@ class Orchestrator:
         self._failure: TrainingError | None = None
 
     def stop(self) -> None:
-        """Request a stop with a checkpoint, after the operation that cannot be interrupted."""
+        """Request a stop with a checkpoint, after any operation that cannot be interrupted."""
         self._stop.set()  # first, because writing the message to the log may fail
         self._say("stopping; interrupt again to stop immediately, and resume from the newest checkpoint")
 
     def fail(self, error: TrainingError) -> None:
-        """Request a stop with this error and without a checkpoint, after the operation that cannot be interrupted."""
+        """Request a stop with this error and without a checkpoint, after any operation that cannot be interrupted."""
         self._failure = error
         self._stop.set()
 
