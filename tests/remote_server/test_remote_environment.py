@@ -161,7 +161,7 @@ def test_the_spec_and_the_tasks_are_those_of_the_server(serve: Any) -> None:
     assert [(task.id, task.seed, task.options) for task in tasks] == [(t.id, t.seed, t.options) for t in local]
     with pytest.raises(UsageError, match=r"the test split is not here\. Download it"):
         remote.tasks("test")
-    with pytest.raises(UsageError, match="unknown split"):
+    with pytest.raises(UsageError, match="no split of this name"):
         check_split(remote, "tset")
     env = remote.make()
     assert {part for part in ("admissible_actions", "web_page", "tool_message") if optional_part(env, part)} == set()

@@ -239,7 +239,7 @@ def test_errors_reach_the_user_and_hold_nothing_up(service: Any) -> None:
     for loss, config, expected in (
         ("stable_reinforce", None, "is not supported"),
         ("ppo", {"clip_low": 0.5}, r"loss_fn_config\.clip_low is not an option of ppo"),
-        ("dro", None, r"dro needs loss_fn_config\.beta"),
+        ("dro", None, r"dro requires loss_fn_config\.beta"),
         ("ppo", {"clip_low_threshold": 2.0}, "above clip_high_threshold"),
         ("importance_sampling", None, r"data\[0\] lacks loss_fn_inputs\.advantages"),
     ):

@@ -233,8 +233,8 @@ def test_broken_passes_are_refused_by_name_and_the_run_goes_on(raw: Raw) -> None
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("create_session", b"[]", "no JSON object"),
-        ("create_session", b"{" * 100_000, "no JSON"),
+        ("create_session", b"[]", "not a JSON object"),
+        ("create_session", b"{" * 100_000, "not valid JSON"),
         ("create_session", b'{"tags": [], "sdk_version": "x", "surprise": 1}', "surprise is not supported here"),
         ("create_model", b'{"session_id": 5}', "session_id is invalid"),
         ("optim_step", b'{"model_id": "x", "seq_id": "1", "adam_params": {}}', "seq_id is invalid"),
@@ -298,7 +298,7 @@ def test_a_session_without_a_sign_of_life_ends(serve: Callable[..., Any], monkey
         threading.Event().wait(0.05)
     status, answer = raw.pass_(model, 1)
     assert status == 404
-    assert "make a new client, from saved state" in answer["error"]
+    assert "Make a new client from a saved state" in answer["error"]
 
 
 def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
