@@ -36,7 +36,7 @@ from agentrl.remote.env_methods import (
     RemoteTool,
     ResetResult,
 )
-from agentrl.remote.link import Link, Links, NoProtocol, SessionLost, Unanswered, ask_blocking
+from agentrl.remote.link import Link, Links, ProtocolMismatch, SessionLost, Unanswered, ask_blocking
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
@@ -45,7 +45,7 @@ from agentrl.remote.wire import (
     TASKS,
     TASKS_PER_PAGE,
     VERSION,
-    Served,
+    ServedEnvironment,
     read_served,
     read_task,
     spec_facts,
@@ -174,7 +174,7 @@ class RemoteEnvironment(AsyncEnv):
         patience_s: Seconds for which requests to an unreachable or full server are retried.
     """
 
-    def __init__(self, served: Served, links: Links, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, served: ServedEnvironment, links: Links, *, patience_s: float = PATIENCE_S) -> None:
         self.served = served
         self.action_hint = served.action_hint
         self._links = links
@@ -198,7 +198,7 @@ class RemoteEnvironment(AsyncEnv):
 
     def __getattr__(self, name: str) -> Any:
         """Return an optional part of the served environment; methods call the server."""
-        served: Served | None = self.__dict__.get("served")
+        served: ServedEnvironment | None = self.__dict__.get("served")
         if served is None or name not in served.parts & OPTIONAL_PARTS:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         own = self._own_parts.get(name)
@@ -314,14 +314,14 @@ class _ErrorAnswer(Exception):
         self.error = error
 
 
-class MakeRemote:
+class RemoteEnvironmentFactory:
     """Factory of remote environments that share connections; it can be pickled for worker processes.
 
     Args:
         served: Description that the server returned.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedEnvironment) -> None:
         self.served = served
         self._links = Links(served.url)
 
@@ -329,8 +329,8 @@ class MakeRemote:
         """Make an environment; its reset opens a session."""
         return RemoteEnvironment(self.served, self._links, patience_s=patience_s)
 
-    def __reduce__(self) -> tuple[type[MakeRemote], tuple[Served]]:
-        return MakeRemote, (self.served,)
+    def __reduce__(self) -> tuple[type[RemoteEnvironmentFactory], tuple[ServedEnvironment]]:
+        return RemoteEnvironmentFactory, (self.served,)
 
 
 def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) -> None:
@@ -353,7 +353,7 @@ def remote_spec(url: str) -> EnvironmentSpec:
     served = read_served(url, _ask(url, INFO))
     return EnvironmentSpec(
         name=url,
-        make=MakeRemote(served),
+        make=RemoteEnvironmentFactory(served),
         tasks=functools.partial(RemoteTasks, url),
         isolation=Isolation.INLINE,
         options=OPTIONS,
@@ -367,7 +367,7 @@ def _ask(url: str, route: str) -> Any:
     except Unanswered as error:
         hint = "start one: agentrl env serve NAME --port PORT"
         raise UsageError(f"no environment server answers at {url}", got=error.got, hint=hint) from error
-    except NoProtocol as error:
+    except ProtocolMismatch as error:
         raise _no_server_error(url, error.got) from error
 
 

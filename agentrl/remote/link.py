@@ -34,7 +34,7 @@ LONGEST_PAUSE_S = 1.0
 CONNECT_S = 10.0
 """Timeout of a connection attempt in seconds."""
 _LONGEST_QUOTE = 300
-_PASSING = frozenset({502, 503, 504})
+_TEMPORARY = frozenset({502, 503, 504})
 """Statuses of a proxy whose server is temporarily down."""
 
 
@@ -46,7 +46,7 @@ class SessionLost(EnvironmentFailure):
     """The server has no session with this id, or no longer."""
 
 
-class NoProtocol(EnvironmentFailure):
+class ProtocolMismatch(EnvironmentFailure):
     """The server does not speak the protocol of agentrl's environment servers."""
 
 
@@ -78,7 +78,7 @@ class Link:
         Raises:
             Unanswered: the server stayed unreachable or full.
             SessionLost: the server has no such session.
-            NoProtocol: the server is not an environment server.
+            ProtocolMismatch: the server is not an environment server.
             EnvironmentFailure: the server's environment failed, or the server refused the request as malformed.
             ToolError: a tool call failed; the message is for the policy.
             UsageError: the user must change something.
@@ -117,7 +117,7 @@ class Link:
                 allow_redirects=False,
             ) as response:
                 if (response.content_length or 0) > LARGEST_ANSWER:
-                    return NoProtocol(
+                    return ProtocolMismatch(
                         f"the answer of {self.url}{route} is too large", got=f"{response.content_length} bytes"
                     )
                 status, answer = response.status, await response.read()
@@ -148,7 +148,7 @@ class Link:
             kind, message = Problem(body["error"]["kind"]), str(body["error"]["message"])
         except (ValueError, KeyError, TypeError):
             got = f"status {status}, {answer[:_LONGEST_QUOTE].decode(errors='replace')!r}"
-            kind_of = Unanswered if status in _PASSING else NoProtocol
+            kind_of = Unanswered if status in _TEMPORARY else ProtocolMismatch
             return kind_of(f"no {self._service} found at {self.url}{route}", got=got)
         return self._error(kind, message)
 

@@ -268,7 +268,7 @@ _SPEC_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedEnvironment:
     """Description of an environment behind a server."""
 
     url: str
@@ -309,9 +309,9 @@ def write_served(
     return {"protocol": PROTOCOL, "version": VERSION, **facts, "fingerprint": fingerprint}
 
 
-def read_served(url: str, info: Mapping[str, Any]) -> Served:
+def read_served(url: str, info: Mapping[str, Any]) -> ServedEnvironment:
     """Read a description that `write_served` wrote."""
-    return Served(
+    return ServedEnvironment(
         url=url,
         spec=info["spec"],
         parts=frozenset(info["parts"]),
@@ -320,7 +320,7 @@ def read_served(url: str, info: Mapping[str, Any]) -> Served:
     )
 
 
-def spec_facts(served: Served) -> dict[str, Any]:
+def spec_facts(served: ServedEnvironment) -> dict[str, Any]:
     """Return the keyword arguments of a served environment's `EnvironmentSpec`, without its factories."""
     facts = {name: served.spec[name] for name in _SPEC_FIELDS if name != "name" and name in served.spec}
     roles = tuple(served.spec.get("roles", ()))  # an older server has none
@@ -330,7 +330,7 @@ def spec_facts(served: Served) -> dict[str, Any]:
         "scores": dict(served.spec["scores"]),
         "reward_range": served.reward_range,
         "images_of": _always if served.spec["shows_images"] else None,
-        "roles_of": functools.partial(_same_roles, roles) if roles else None,
+        "roles_of": functools.partial(_constant_roles, roles) if roles else None,
     }
 
 
@@ -338,7 +338,7 @@ def _always(**options: Any) -> bool:
     return True
 
 
-def _same_roles(roles: tuple[str, ...], **options: Any) -> tuple[str, ...]:
+def _constant_roles(roles: tuple[str, ...], **options: Any) -> tuple[str, ...]:
     return roles
 
 

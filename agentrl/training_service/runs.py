@@ -52,7 +52,7 @@ class RunSettings:
     train_unembed: bool = True
 
     @property
-    def layers(self) -> tuple[int | None, float, bool, bool, bool]:
+    def compatibility_key(self) -> tuple[int | None, float, bool, bool, bool]:
         """Key of weight compatibility: runs with equal keys can load each other's weights."""
         return self.rank, self.alpha, self.train_attn, self.train_mlp, self.train_unembed
 

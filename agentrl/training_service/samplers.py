@@ -232,7 +232,7 @@ class Samplers:
         full = len(self._slots) >= self.most
         if full and not idle:
             return None
-        alike = [slot for slot in idle if _layers(slot.weights) == _layers(weights) is not None]
+        alike = [slot for slot in idle if _compatibility_key(slot.weights) == _compatibility_key(weights) is not None]
         if full and alike:
             return await self._reload(alike[0], weights)
         if full:
@@ -281,5 +281,5 @@ class Samplers:
         self._slots.clear()
 
 
-def _layers(weights: SamplerWeights) -> tuple[int | None, float, bool, bool, bool] | None:
-    return None if weights.settings is None else weights.settings.layers
+def _compatibility_key(weights: SamplerWeights) -> tuple[int | None, float, bool, bool, bool] | None:
+    return None if weights.settings is None else weights.settings.compatibility_key

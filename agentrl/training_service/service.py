@@ -432,8 +432,8 @@ class Service:
             if body.path is not None:
                 saved = self.store.write(run.id, SAMPLER, body.path, about, fill)
                 return FetchedResult.of({"type": "save_weights_for_sampler", "path": saved.path})
-            run.ephemeral += 1
-            saved = self.store.write(run.id, EPHEMERAL, f"{run.ephemeral:06d}", about, fill)
+            run.unnamed_samplers += 1
+            saved = self.store.write(run.id, EPHEMERAL, f"{run.unnamed_samplers:06d}", about, fill)
             self.store.forget_old(run.id, EPHEMERAL, keep=NEWEST_SAMPLERS)
             sampler = SamplingSession(run.session, SamplerWeights.of(saved), None)
             loop.call_soon_threadsafe(self._add_sampler, name, sampler)  # runs before the client receives the answer
@@ -463,7 +463,7 @@ class Service:
 
         def read() -> FetchedResult:
             saved = self._find_loadable(body.path, optimizer=body.optimizer)
-            if saved.about.settings.layers != run.training.settings.layers:
+            if saved.about.settings.compatibility_key != run.training.settings.compatibility_key:
                 raise UsageError(
                     "the checkpoint's adapters differ from the run's",
                     got=f"rank {saved.about.settings.rank}",

@@ -59,7 +59,7 @@ class ServedRun:
     metadata: dict[str, Any] | None
     next: int = 1
     waiting: dict[int, WaitingRequest] = field(default_factory=dict)
-    ephemeral: int = 0
+    unnamed_samplers: int = 0
     """Number of unnamed samplers made so far."""
     last_request: datetime.datetime = field(default_factory=now)
     task: asyncio.Task[None] | None = None
