@@ -294,8 +294,8 @@ def test_other_processes_need_what_they_can_import():
 @pytest.mark.parametrize(
     ("reward", "words"),
     [
-        ((len, 1.0, 2.0), "a reward is no pair"),
-        ([lambda trajectory, task: 0, lambda trajectory, task: 1], "two reward functions have one name"),
+        ((len, 1.0, 2.0), "a reward is not a pair"),
+        ([lambda trajectory, task: 0, lambda trajectory, task: 1], "two reward functions have the same name"),
         (lambda other: 0, "does not take the arguments of a reward function"),
         (3, "cannot be called: got int"),
     ],

@@ -119,10 +119,10 @@ def test_a_warm_start_ends_at_the_success_that_was_asked_for(tiny_run):
     assert max(shares[:-1], default=0.0) < 40 <= shares[-1]
 
 
-@pytest.mark.parametrize(("settings", "seen"), [("stop_at: 0.99", "the last was"), ("stop_at: 0.1", "nothing was")])
+@pytest.mark.parametrize(("settings", "seen"), [("stop_at: 0.99", "got "), ("stop_at: 0.1", "not measured")])
 def test_a_warm_start_that_does_not_get_there_says_so(tiny_run, settings, seen):
     watcher = Recorder()
-    every = 1 if "last" in seen else 1000
+    every = 1 if "got" in seen else 1000
     warm_start(tiny_run("sft={episodes: 8, " + settings + f", check_every: {every}, check_tasks: 4}}"), watcher=watcher)
     assert "all demonstrations were used before sft.stop_at was reached" in watcher.messages[-1]
     assert seen in watcher.messages[-1]

@@ -215,7 +215,7 @@ class _Sessions(AgentLoop):
     async def run(self, episode: Episode) -> None:
         """Keep one session open."""
         await episode.reset()
-        session = GatewaySession(episode, steps=False, is_live=True, said=self._reported_settings)
+        session = GatewaySession(episode, steps=False, is_live=True, warned=self._reported_settings)
         self._future_of(episode.task.seed).set_result(session)
         try:
             while not self._is_over.is_set() and (left := self._idle_s - session.idle_s) > 0:

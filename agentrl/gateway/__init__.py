@@ -1,7 +1,7 @@
-"""A recording gateway: programs that speak to OpenAI or Anthropic are answered by the policy, and recorded exactly."""
+"""A gateway through which clients of OpenAI and Anthropic talk to the policy; it records every sampled token."""
 
+from agentrl.gateway.pending import UntrainedRequestRules
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.session import GatewaySession
-from agentrl.gateway.work import UntrainedRequestRules
 
 __all__ = ["Gateway", "GatewaySession", "UntrainedRequestRules"]

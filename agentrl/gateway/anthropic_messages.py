@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""The dialect of Anthropic's Messages API."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from agentrl.gateway.dialect import (
 )
 from agentrl.gateway.fields import (
     arguments,
-    given,
     image,
-    optional,
+    is_given,
     pieces,
-    positive,
+    positive_int,
     refuse,
     refuse_unknown,
     settings,
     stop_texts,
     take,
+    take_optional,
 )
 from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
@@ -57,14 +57,14 @@ READ = (
     *("thread", "thinking", "context_management"),
 )
 IGNORED = ("metadata", "service_tier", "inference_geo", "cache_control", "betas")
-"""Fields that say nothing about the answer."""
+"""Fields without an effect on the answer."""
 SINGLE = "disable_parallel_tool_use"
 SIGNATURE = "agentrl"
-"""Stands for the vendor's signature of a thought; what comes back with it is not checked."""
+"""Placeholder for the vendor's signature of a thought; signatures in requests are not checked."""
 SAMPLING = {"temperature": (0.0, 1.0), "top_p": (0.0, 1.0), "top_k": (0.0, 1_000_000.0)}
-"""Settings of sampling with their bounds."""
+"""Sampling settings with their bounds."""
 NO_THREADS = "thread_unsupported_request"
-"""The vendor's word for a request whose history a server cannot hold; its tool runner then sends whole histories."""
+"""The vendor's error code of a server that does not store histories; its tool runner then sends whole histories."""
 
 
 class AnthropicMessages(Dialect):
@@ -75,40 +75,40 @@ class AnthropicMessages(Dialect):
     keep_alive = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
-        """Read a request; nothing is stored in this dialect."""
-        if not given(body, "max_tokens"):
+        """Read a request; this dialect does not use `stored`."""
+        if not is_given(body, "max_tokens"):
             raise BadRequest("max_tokens is missing", field="max_tokens")
         return self.read_count(body)
 
     def read_count(self, body: Mapping[str, Any]) -> ChatRequest:
-        """Read a request whose tokens are to be counted: it needs no ``max_tokens``."""
+        """Read a request to count tokens, where ``max_tokens`` is optional."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("mcp_servers", "container"), "the policy cannot use them")
         if body.get("thread"):
             raise BadRequest(
-                "thread: histories are not held here, send them whole", field="thread", code=NO_THREADS, is_offer=True
+                "thread: histories are not stored here; send them whole", field="thread", code=NO_THREADS, is_offer=True
             )
         tools, forced = _tools(body)
-        config = optional(body, "output_config", dict, {})
+        config = take_optional(body, "output_config", dict, {})
         refuse_unknown(config, ("format", "effort"), "output_config")
-        path = "output_config.format" if given(config, "format") else "output_format"
-        told = config["format"] if given(config, "format") else optional(body, "output_format", dict, {})
+        path = "output_config.format" if is_given(config, "format") else "output_format"
+        form = config["format"] if is_given(config, "format") else take_optional(body, "output_format", dict, {})
         messages = _Messages().read(take(body, "messages", list))
         return ChatRequest(
             model=take(body, "model", str),
             messages=[*_system(body), *messages],
             tools=tools,
-            max_tokens=positive(body, "max_tokens"),
+            max_tokens=positive_int(body, "max_tokens"),
             stop=stop_texts(body.get("stop_sequences"), "stop_sequences"),
-            stream=optional(body, "stream", bool, False),
+            stream=take_optional(body, "stream", bool, False),
             settings=settings(body, SAMPLING) | _efforts(body, config),
-            form=forced or schema_form(take({path: told}, path, dict), path),
+            form=forced or schema_form(take({path: form}, path, dict), path),
             form_field="tool_choice" if forced else path,
-            single_call=optional(optional(body, "tool_choice", dict, {}), SINGLE, bool, False, "tool_choice"),
+            single_call=take_optional(take_optional(body, "tool_choice", dict, {}), SINGLE, bool, False, "tool_choice"),
         )
 
-    def write(self, asked: ChatRequest, reply: Reply) -> Json:
-        """Write a reply that is sent whole."""
+    def write(self, request: ChatRequest, reply: Reply) -> Json:
+        """Write a reply that is not streamed."""
         answer = reply.answer
         return {
             **self._head(reply),
@@ -118,14 +118,14 @@ class AnthropicMessages(Dialect):
             "usage": {**_usage(reply), "output_tokens": reply.answer_tokens},
         }
 
-    async def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
+    async def events(self, request: ChatRequest, streaming: StreamingReply) -> AsyncIterator[Event]:
         """Write a reply block by block."""
-        head = growing.head
-        begun = {**self._head(head), "content": [], "stop_reason": None, "stop_sequence": None}
-        yield _event("message_start", message={**begun, "usage": {**_usage(head), "output_tokens": 0}})
+        head = streaming.head
+        message = {**self._head(head), "content": [], "stop_reason": None, "stop_sequence": None}
+        yield _event("message_start", message={**message, "usage": {**_usage(head), "output_tokens": 0}})
         yield _event("ping")
         open_kind, index = None, -1
-        async for kind, piece in growing.parts():
+        async for kind, piece in streaming.parts():
             if kind != open_kind:
                 for event in _block_end(open_kind, index):
                     yield event
@@ -134,7 +134,7 @@ class AnthropicMessages(Dialect):
             yield _event("content_block_delta", index=index, delta=_delta(kind, piece))
         for event in _block_end(open_kind, index):
             yield event
-        reply, answer = growing.reply, growing.reply.answer
+        reply, answer = streaming.reply, streaming.reply.answer
         for at, call in enumerate(answer.calls, start=index + 1):
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
             yield _event("content_block_start", index=at, content_block=block)
@@ -147,11 +147,11 @@ class AnthropicMessages(Dialect):
         yield _event("message_stop")
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
-        """Write an error; the vendor's has no place for the field, which the message names."""
-        told: Json = {"type": ERROR_TYPES.get(status, "api_error"), "message": message}
+        """Write an error; the format has no key for the field, so the message names it."""
+        error: Json = {"type": ERROR_TYPES.get(status, "api_error"), "message": message}
         if code == NO_THREADS:
-            told["details"] = {"error_code": code, "unsupported": [field]}
-        return {"type": "error", "error": told}
+            error["details"] = {"error_code": code, "unsupported": [field]}
+        return {"type": "error", "error": error}
 
     def reply_id(self, reply: Reply) -> str:
         """Return the id with its prefix."""
@@ -203,24 +203,24 @@ def _block_end(kind: str | None, index: int) -> Iterator[Event]:
 
 
 def _efforts(body: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return how much the client wants the model to think, and what it wants of the history."""
-    told = {"output_config.effort": optional(config, "effort", str, "", "output_config")}
+    """Return the client's settings for effort, thinking and context management."""
+    efforts = {"output_config.effort": take_optional(config, "effort", str, "", "output_config")}
     for name in ("thinking", "context_management"):
-        if given(body, name):
-            told[name] = json.dumps(take(body, name, dict))
-    return {name: value for name, value in told.items() if value}
+        if is_given(body, name):
+            efforts[name] = json.dumps(take(body, name, dict))
+    return {name: value for name, value in efforts.items() if value}
 
 
 def _system(body: Mapping[str, Any]) -> list[Message]:
-    told = body.get("system")
-    if not told:
+    content = body.get("system")
+    if not content:
         return []
-    if isinstance(told, str):
-        return [Message(role="system", content=told)]
-    if not isinstance(told, list):
+    if isinstance(content, str):
+        return [Message(role="system", content=content)]
+    if not isinstance(content, list):
         raise BadRequest("system must be text or a list of blocks", field="system")
     texts = []
-    for index, block in enumerate(told):
+    for index, block in enumerate(content):
         where = f"system.{index}"
         if not isinstance(block, dict) or block.get("type") != "text":
             raise BadRequest(f"{where}.type must be text", field=f"{where}.type", code="unsupported")
@@ -229,34 +229,34 @@ def _system(body: Mapping[str, Any]) -> list[Message]:
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
-    """Return the tools that a request offers, none where it forbids calls, and what it says of calls."""
+    """Return the offered tools (none if the request forbids calls) and the form of a forced call."""
     tools = []
-    for index, tool in enumerate(optional(body, "tools", list, [])):
+    for index, tool in enumerate(take_optional(body, "tools", list, [])):
         where = f"tools.{index}"
         if not isinstance(tool, dict):
             raise BadRequest(f"{where} must be an object", field=where)
         if tool.get("type") not in (None, "custom"):
             raise BadRequest(
-                f"{where}.type: only tools that the client runs are offered: got {tool['type']!r}",
+                f"{where}.type: only tools that the client runs are supported: got {tool['type']!r}",
                 field=f"{where}.type",
                 code="unsupported",
             )
         take(tool, "input_schema", dict, where)
         tools.append(tool_schema(tool, where, parameters="input_schema"))
-    choice = optional(body, "tool_choice", dict, {})
-    kind = optional(choice, "type", str, "auto", "tool_choice")
+    choice = take_optional(body, "tool_choice", dict, {})
+    kind = take_optional(choice, "type", str, "auto", "tool_choice")
     return [] if kind == "none" else tools, forced_call(kind, choice.get("name"), tools, "tool_choice")
 
 
 class _Messages:
-    """Reads turns; remembers the names of calls for their results."""
+    """Reader of turns that keeps the names of calls for their results."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def read(self, turns: Sequence[Any]) -> Sequence[Message]:
         if not turns:
-            raise BadRequest("messages must hold a message", field="messages")
+            raise BadRequest("messages must contain at least one message", field="messages")
         messages: list[Message] = []
         for index, turn in enumerate(turns):
             path = f"messages.{index}"
@@ -272,9 +272,11 @@ class _Messages:
             else:
                 raise BadRequest(f"{path}.role must be user or assistant: got {role!r}", field=f"{path}.role")
         if not messages:
-            raise BadRequest("messages must hold a block", field="messages")
+            raise BadRequest("messages must contain at least one block", field="messages")
         if messages[-1].role == "assistant":
-            raise BadRequest("messages ends with the assistant: an answer cannot be begun here", field="messages")
+            raise BadRequest(
+                "messages ends with an assistant turn: prefilled answers are not supported", field="messages"
+            )
         return messages
 
     def _user(self, turn: Mapping[str, Any], path: str) -> Iterator[Message]:
@@ -284,8 +286,8 @@ class _Messages:
                 rest.append((where, block))
                 continue
             call_id = take(block, "tool_use_id", str, where)
-            content = _content(_block_list(block, where), where) if given(block, "content") else ""
-            if optional(block, "is_error", bool, False, where) and isinstance(content, str):
+            content = _content(_block_list(block, where), where) if is_given(block, "content") else ""
+            if take_optional(block, "is_error", bool, False, where) and isinstance(content, str):
                 content = f"Error: {content}"
             yield Message(role="tool", content=content, tool_call_id=call_id, name=self._names.get(call_id))
         if rest:
@@ -315,7 +317,7 @@ class _Messages:
 
 
 def _block_list(turn: Mapping[str, Any], path: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the blocks of a content, each with its path; text is one block."""
+    """Return the blocks of a turn's content, each with its path; a text becomes one block."""
     content, where = turn.get("content"), f"{path}.content"
     if isinstance(content, str):
         return [(where, {"type": "text", "text": content})]
@@ -342,7 +344,7 @@ def _part(block: Mapping[str, Any], path: str) -> ContentPart:
         source, where = take(block, "source", dict, path), f"{path}.source"
         if source.get("type") != "base64":
             raise BadRequest(
-                f"{where}.type must be base64: nothing is fetched", field=f"{where}.type", code="unsupported"
+                f"{where}.type must be base64: URLs are not fetched", field=f"{where}.type", code="unsupported"
             )
         return image(take(source, "data", str, where), take(source, "media_type", str, where), f"{where}.data")
     raise BadRequest(f"{path}.type must be text or image: got {kind!r}", field=f"{path}.type", code="unsupported")

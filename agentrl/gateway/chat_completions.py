@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions."""
+"""The dialect of OpenAI's Chat Completions API."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from agentrl.gateway.dialect import (
 from agentrl.gateway.fields import (
     arguments,
     check_top_logprobs,
-    given,
     image_of_url,
-    optional,
+    is_given,
     participant,
     pieces,
-    positive,
+    positive_int,
     refuse,
     refuse_unknown,
     settings,
     stop_texts,
     take,
+    take_optional,
 )
 from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall
@@ -50,7 +50,7 @@ IGNORED = (
     "prompt_cache_key",
     "prompt_cache_retention",
 )
-"""Fields that say nothing about the answer."""
+"""Fields without an effect on the answer."""
 READ = (
     *(
         "model",
@@ -68,7 +68,7 @@ READ = (
 )
 PARALLEL = "parallel_tool_calls"
 SAMPLING = {"temperature": (0.0, 2.0), "top_p": (0.0, 1.0)}
-"""Settings of sampling that both dialects of OpenAI have, with their bounds."""
+"""Sampling settings of both OpenAI dialects, with their bounds."""
 
 
 class ChatCompletions(OpenAIDialect):
@@ -78,24 +78,24 @@ class ChatCompletions(OpenAIDialect):
     path = "/v1/chat/completions"
 
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
-        """Read a request; nothing is stored in this dialect."""
+        """Read a request; this dialect does not use `stored`."""
         refuse_unknown(body, (*READ, *IGNORED))
         refuse(body, ("functions", "function_call"), "use tools and tool_choice")
         check_top_logprobs(body)
-        sampling_why = "the run decides how its policy is sampled"
+        sampling_why = "the run sets the sampling of its policy"
         refuse(body, ("logit_bias", "presence_penalty", "frequency_penalty"), sampling_why)
-        refuse(body, ("audio", "prediction", "web_search_options"), "the policy cannot do it")
+        refuse(body, ("audio", "prediction", "web_search_options"), "the policy has no such feature")
         if body.get("modalities") not in (None, ["text"]):
             raise BadRequest("modalities must be ['text']", field="modalities", code="unsupported")
         tools, forced = _tools(body)
         form = forced or schema_form(
-            optional(body, "response_format", dict, {}), "response_format", within="json_schema"
+            take_optional(body, "response_format", dict, {}), "response_format", within="json_schema"
         )
-        limits = [limit for name in ("max_completion_tokens", "max_tokens") if (limit := positive(body, name))]
-        count = positive(body, "n") or 1
+        limits = [limit for name in ("max_completion_tokens", "max_tokens") if (limit := positive_int(body, name))]
+        count = positive_int(body, "n") or 1
         if count > MOST_ANSWERS:
             raise BadRequest(f"n must be at most {MOST_ANSWERS}: got {count}", field="n")
-        options = optional(body, "stream_options", dict, {})
+        options = take_optional(body, "stream_options", dict, {})
         return ChatRequest(
             model=take(body, "model", str),
             messages=_Messages().read(take(body, "messages", list)),
@@ -103,35 +103,35 @@ class ChatCompletions(OpenAIDialect):
             max_tokens=min(limits, default=None),
             stop=stop_texts(body.get("stop"), "stop"),
             count=count,
-            stream=optional(body, "stream", bool, False),
+            stream=take_optional(body, "stream", bool, False),
             settings=settings(body, SAMPLING, ("reasoning_effort", "verbosity")),
             form=form,
             form_field="tool_choice" if forced else "response_format",
-            single_call=not optional(body, PARALLEL, bool, True),
-            logprobs=optional(body, "logprobs", bool, False),
-            extra={"include_usage": optional(options, "include_usage", bool, False, "stream_options")},
+            single_call=not take_optional(body, PARALLEL, bool, True),
+            logprobs=take_optional(body, "logprobs", bool, False),
+            extra={"include_usage": take_optional(options, "include_usage", bool, False, "stream_options")},
         )
 
-    def write(self, asked: ChatRequest, reply: Reply) -> Json:
-        """Write a reply that is sent whole."""
+    def write(self, request: ChatRequest, reply: Reply) -> Json:
+        """Write a reply that is not streamed."""
         choices = [
             {
                 "index": index,
                 "message": _message(answer),
-                "logprobs": _logprobs(asked, answer),
+                "logprobs": _logprobs(request, answer),
                 "finish_reason": FINISH[answer.finish],
             }
             for index, answer in enumerate(reply.answers)
         ]
         return {**self._head(reply, "chat.completion"), "choices": choices, "usage": _usage(reply)}
 
-    async def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
-        """Write a reply as chunks, then its usage if that was asked for, then ``[DONE]``.
+    async def events(self, request: ChatRequest, streaming: StreamingReply) -> AsyncIterator[Event]:
+        """Write a reply as chunks, then its usage if requested, then ``[DONE]``.
 
-        The first answer goes out while it is sampled, others after it.
+        The first answer is streamed while it is sampled; the others follow whole.
         """
-        head = self._head(growing.head, "chat.completion.chunk")
-        if asked.extra["include_usage"]:
+        head = self._head(streaming.head, "chat.completion.chunk")
+        if request.extra["include_usage"]:
             head["usage"] = None
 
         def chunk(index: int, delta: Json, finish: str | None = None, logprobs: Json | None = None) -> Event:
@@ -139,19 +139,19 @@ class ChatCompletions(OpenAIDialect):
             return None, {**head, "choices": [choice]}
 
         yield chunk(0, {"role": "assistant", "content": ""})
-        async for kind, piece in growing.parts():
+        async for kind, piece in streaming.parts():
             yield chunk(0, {DELTAS[kind]: piece})
-        for index, answer in enumerate(growing.reply.answers):
+        for index, answer in enumerate(streaming.reply.answers):
             if index:
                 yield chunk(index, {"role": "assistant", "content": answer.text, "reasoning_content": answer.reasoning})
             for number_, call in enumerate(answer.calls):
-                begun = {"index": number_, **_call(call), "function": {"name": call.name, "arguments": ""}}
-                yield chunk(index, {"tool_calls": [begun]})
+                opening = {"index": number_, **_call(call), "function": {"name": call.name, "arguments": ""}}
+                yield chunk(index, {"tool_calls": [opening]})
                 for piece in pieces(json.dumps(dict(call.arguments))):
                     yield chunk(index, {"tool_calls": [{"index": number_, "function": {"arguments": piece}}]})
-            yield chunk(index, {}, FINISH[answer.finish], _logprobs(asked, answer))
-        if asked.extra["include_usage"]:
-            yield None, {**head, "choices": [], "usage": _usage(growing.reply)}
+            yield chunk(index, {}, FINISH[answer.finish], _logprobs(request, answer))
+        if request.extra["include_usage"]:
+            yield None, {**head, "choices": [], "usage": _usage(streaming.reply)}
         yield None, "[DONE]"
 
     def reply_id(self, reply: Reply) -> str:
@@ -163,9 +163,9 @@ class ChatCompletions(OpenAIDialect):
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
-    """Return the tools that a request offers, none where it forbids calls, and what it says of calls."""
+    """Return the offered tools (none if the request forbids calls) and the form of a forced call."""
     tools = []
-    for index, tool in enumerate(optional(body, "tools", list, [])):
+    for index, tool in enumerate(take_optional(body, "tools", list, [])):
         path = f"tools.{index}"
         if not isinstance(tool, dict) or tool.get("type") != "function":
             raise BadRequest(f"{path}.type must be 'function'", field=f"{path}.type", code="unsupported")
@@ -176,22 +176,22 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
     return [] if kind == "none" else tools, forced_call(kind, name, tools, "tool_choice")
 
 
-def _logprobs(asked: ChatRequest, answer: ReplyAnswer) -> Json | None:
-    return {"content": logprob_rows(answer), "refusal": None} if asked.logprobs else None
+def _logprobs(request: ChatRequest, answer: ReplyAnswer) -> Json | None:
+    return {"content": logprob_rows(answer), "refusal": None} if request.logprobs else None
 
 
 class _Messages:
-    """Reads messages; remembers the names of calls for their results."""
+    """Reader of messages that keeps the names of calls for their results."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
 
     def read(self, rows: Sequence[Any]) -> Sequence[Message]:
         if not rows:
-            raise BadRequest("messages must hold a message", field="messages")
-        return [self._one(row, f"messages.{index}") for index, row in enumerate(rows)]
+            raise BadRequest("messages must contain at least one message", field="messages")
+        return [self._read_one(row, f"messages.{index}") for index, row in enumerate(rows)]
 
-    def _one(self, row: Any, path: str) -> Message:
+    def _read_one(self, row: Any, path: str) -> Message:
         if not isinstance(row, dict):
             raise BadRequest(f"{path} must be an object", field=path)
         role = row.get("role")
@@ -203,7 +203,7 @@ class _Messages:
             return self._assistant(row, path)
         if role == "tool":
             call_id = take(row, "tool_call_id", str, path)
-            name = self._names.get(call_id) or optional(row, "name", str, "", path) or None
+            name = self._names.get(call_id) or take_optional(row, "name", str, "", path) or None
             return Message(role="tool", content=_content(row, path), tool_call_id=call_id, name=name)
         raise BadRequest(
             f"{path}.role must be system, developer, user, assistant or tool: got {role!r}", field=f"{path}.role"
@@ -212,18 +212,18 @@ class _Messages:
     def _assistant(self, row: Mapping[str, Any], path: str) -> Message:
         refuse(row, ("audio", "function_call"), "the policy cannot read it")
         calls = []
-        for index, call in enumerate(optional(row, "tool_calls", list, [], path)):
+        for index, call in enumerate(take_optional(row, "tool_calls", list, [], path)):
             where = f"{path}.tool_calls.{index}"
             if not isinstance(call, dict):
                 raise BadRequest(f"{where} must be an object", field=where)
             function = take(call, "function", dict, where)
             name = take(function, "name", str, f"{where}.function")
-            call_id = optional(call, "id", str, "", where)
+            call_id = take_optional(call, "id", str, "", where)
             self._names[call_id] = name
             read = arguments(function.get("arguments"), f"{where}.function.arguments")
             calls.append(ToolCall(name=name, arguments=read, id=call_id))
-        reasoning = next((str(row[key]) for key in ("reasoning_content", "reasoning") if given(row, key)), None)
-        content = _content(row, path) if given(row, "content") else ""
+        reasoning = next((str(row[key]) for key in ("reasoning_content", "reasoning") if is_given(row, key)), None)
+        content = _content(row, path) if is_given(row, "content") else ""
         return Message(
             role="assistant",
             content=content,

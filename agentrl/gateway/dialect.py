@@ -1,8 +1,8 @@
-"""What the gateway's dialects have in common: a request for an answer, the answer, and the contract of a dialect.
+"""The contract of the gateway's dialects, and the requests and replies that they share.
 
-A dialect is the HTTP form in which a vendor's clients ask for answers. It reads a request's JSON into an `Asked`, and
-writes a `Reply` as that vendor would, whole or as a stream of events. What it cannot do it refuses with a `BadRequest`
-that names the field; nothing is ignored.
+A dialect is a vendor's HTTP API. It reads the JSON of a request into a `ChatRequest`, and writes a `Reply` in the
+vendor's format, whole or as a stream of events. It refuses what it does not support with a `BadRequest` that names the
+field; no such field is ignored.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from agentrl.message import Message, ToolCall
 
 Json: TypeAlias = dict[str, Any]
 ToolSchema: TypeAlias = Mapping[str, Any]
-"""As chat templates read it: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+"""A tool in the form of chat templates: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "stop_text"]
 
 
 class BadRequest(Exception):
-    """A request that cannot be served as it is asked; the client should not send it again.
+    """A request that cannot be served; the client should not retry it.
 
     Args:
-        message: What is wrong, got and expected.
-        field: Path of the field, like ``messages.2.content``.
-        status: The HTTP status.
-        code: A word for programs.
-        is_offer: The client only tries whether this can be done, and goes on without it: it is no reason to fail.
+        message: What is wrong, what was received and what is expected.
+        field: Path of the field, such as ``messages.2.content``.
+        status: HTTP status.
+        code: Machine-readable error code.
+        is_offer: True if the client only probes for an optional feature and continues without it; such a refusal does
+            not fail the episode.
     """
 
     def __init__(
@@ -50,52 +51,52 @@ class BadRequest(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A request for an answer, in words that all dialects share."""
+    """A request for an answer, independent of the dialect."""
 
     model: str
-    """The name that the client gave; the policy answers whatever it is."""
+    """Model name that the client sent; the policy answers under every name."""
     messages: Sequence[Message]
     """The whole history."""
     tools: Sequence[ToolSchema] = ()
-    """What the policy may call."""
+    """Tools that the policy may call."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; the client does not get them."""
+    """Texts that end the answer; they are not sent to the client."""
     count: int = 1
     """Number of answers to the same history."""
     stream: bool = False
     settings: Mapping[str, float | str] = field(default_factory=dict)
-    """How the client wants the model to answer: temperature, top_p, seed, effort. The run decides; in live traffic the
-    client's sampling is followed."""
+    """The client's generation settings: temperature, top_p, seed, effort. The run's settings apply instead, except that
+    live traffic follows the client's sampling."""
     form: AnswerForm | None = None
-    """What the answer has to be."""
+    """Form that the answer must have."""
     form_field: str = ""
-    """Path of the field that says so."""
+    """Path of the field that requires `form`."""
     single_call: bool = False
-    """An answer may have one call of a tool at most."""
+    """True if an answer may contain at most one tool call."""
     logprobs: bool = False
-    """The client wants the log-probabilities of what was sampled."""
+    """True if the client wants the log-probabilities of the sampled tokens."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What the dialect needs again to write the reply. With ``store``, the session keeps ``history`` and the answer
+    """Values that the dialect needs to write the reply. With ``store``, the session stores ``history`` and the answer
     under the reply's id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyAnswer:
-    """One answer, as the client gets it."""
+    """One answer as the client receives it."""
 
     text: str
     """Content without thinking and tool calls, and without the stop text."""
     finish: Finish
     calls: Sequence[ToolCall] = ()
-    """Each with the id under which its result is expected."""
+    """Tool calls, each with the id that its result must carry."""
     reasoning: str | None = None
     stop_text: str | None = None
-    """The stop text that ended it, where `finish` says so."""
+    """The stop text that ended the answer, if `finish` is ``stop_text``."""
     tokens: int = 0
-    """Sampled tokens, thinking and the stop token included."""
+    """Number of sampled tokens, including thinking and the stop token."""
     logprobs: Sequence[TokenLogprob] = ()
-    """Of the text's tokens, where they were asked for."""
+    """Log-probabilities of the text's tokens, if the client requested them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class Reply:
     """The answers to one request."""
 
     id: str
-    """Letters and digits, without the dialect's prefix."""
+    """Letters and digits; the dialect adds its prefix."""
     created: int
     """Seconds since 1970."""
     model: str
@@ -118,7 +119,7 @@ class Reply:
 
     @property
     def answer_tokens(self) -> int:
-        """Sampled tokens of all answers."""
+        """Number of sampled tokens of all answers."""
         return sum(answer.tokens for answer in self.answers)
 
 
@@ -127,7 +128,7 @@ Part: TypeAlias = tuple[Literal["reasoning", "text"], str]
 
 
 class StreamingReply:
-    """A reply while it is sampled, for those who wait for it; several may, each from the beginning.
+    """A reply while it is sampled. Several clients may read it, each from the beginning.
 
     Args:
         head: The reply without its answers.
@@ -136,52 +137,52 @@ class StreamingReply:
     def __init__(self, head: Reply) -> None:
         self.head = head
         self._parts: list[Part] = []
-        self._said = {"reasoning": "", "text": ""}
+        self._sent = {"reasoning": "", "text": ""}
         self._reply: Reply | None = None
         self._changed = asyncio.Event()
 
     @property
     def text(self) -> str:
-        """What has been said of the answer's text, which nothing can take back."""
-        return self._said["text"]
+        """Text already streamed; it cannot be changed."""
+        return self._sent["text"]
 
     def is_beginning_of(self, answer: ReplyAnswer) -> bool:
-        """Return True if an answer goes on with what has been said."""
-        return answer.text.startswith(self._said["text"]) and (answer.reasoning or "").startswith(
-            self._said["reasoning"]
+        """Return True if the answer starts with the text and reasoning already streamed."""
+        return answer.text.startswith(self._sent["text"]) and (answer.reasoning or "").startswith(
+            self._sent["reasoning"]
         )
 
-    def say(self, prompt_tokens: int, reasoning: str, text: str) -> None:
-        """Tell what is certain of the answer by now."""
+    def update(self, prompt_tokens: int, reasoning: str, text: str) -> None:
+        """Stream the new part of the text and reasoning, which are the whole answer so far."""
         self.head = replace(self.head, prompt_tokens=prompt_tokens)
         self._add("reasoning", reasoning)
         self._add("text", text)
 
     def end(self, reply: Reply) -> None:
-        """Tell the rest."""
+        """Stream the rest of the reply and end it."""
         self._add("reasoning", reply.answer.reasoning or "")
         self._add("text", reply.answer.text)
         self._reply = reply
         self._wake()
 
     def _add(self, kind: Literal["reasoning", "text"], whole: str) -> None:
-        said = self._said[kind]
-        if len(whole) > len(said) and whole.startswith(said):
-            self._parts.append((kind, whole[len(said) :]))
-            self._said[kind] = whole
+        sent = self._sent[kind]
+        if len(whole) > len(sent) and whole.startswith(sent):
+            self._parts.append((kind, whole[len(sent) :]))
+            self._sent[kind] = whole
             self._wake()
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def begun(self) -> None:
-        """Wait for the first piece, or for the end."""
+    async def wait_for_start(self) -> None:
+        """Wait for the first piece or the end."""
         while not self._parts and self._reply is None:
             await self._changed.wait()
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Yield the pieces of the only answer, as they come; then `reply` is there."""
+        """Yield the pieces of the only answer as they arrive; then `reply` is set."""
         count = 0
         while True:
             while count < len(self._parts):
@@ -193,52 +194,52 @@ class StreamingReply:
 
     @property
     def reply(self) -> Reply:
-        """The whole reply, once the parts have ended."""
+        """The whole reply, available after the last part."""
         assert self._reply is not None
         return self._reply
 
 
 Event: TypeAlias = tuple[str | None, Json | str]
-"""A server-sent event: its name, if it has one, and its data, as JSON or as text (``[DONE]``)."""
+"""A server-sent event: its name or ``None``, and its data as JSON or as text (``[DONE]``)."""
 
 
 class Dialect(ABC):
-    """How one vendor's clients and servers speak. Holds no state."""
+    """HTTP API of one vendor; stateless."""
 
     name: str
-    """For messages and records."""
+    """Name in messages and records."""
     path: str
-    """Route of requests, after the session's base URL."""
+    """Route of requests, relative to the session's base URL."""
     keep_alive: bytes = b": waiting\n\n"
-    """What a stream says while nothing is sampled yet: clients take silence for a dead server."""
+    """Bytes that a stream sends while nothing is sampled: clients take a silent server for dead."""
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request.
 
         Args:
-            body: Its JSON.
-            stored: Histories of earlier replies by `reply_id`, each with its answer, for dialects that name one
-                instead of sending it again.
+            body: JSON of the request.
+            stored: Histories of earlier replies by `reply_id`, including their answers, for dialects whose requests may
+                refer to a reply instead of sending the history.
 
         Raises:
-            BadRequest: it is malformed, or asks for what cannot be done.
+            BadRequest: the request is malformed or not supported.
         """
 
     @abstractmethod
-    def write(self, asked: ChatRequest, reply: Reply) -> Json:
-        """Write a reply that is sent whole."""
+    def write(self, request: ChatRequest, reply: Reply) -> Json:
+        """Write a reply that is not streamed."""
 
     @abstractmethod
-    def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
+    def events(self, request: ChatRequest, streaming: StreamingReply) -> AsyncIterator[Event]:
         """Write a reply as the events of a stream, while it is sampled."""
 
     @abstractmethod
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
-        """Write an error as the vendor does."""
+        """Write an error in the vendor's format."""
 
     def reply_id(self, reply: Reply) -> str:
-        """Return the id of a reply as the client reads it."""
+        """Return the id of a reply with the dialect's prefix."""
         return reply.id
 
 
@@ -250,7 +251,7 @@ OPENAI_ERRORS: Mapping[int, str] = {
 
 
 class OpenAIDialect(Dialect):
-    """Errors and fields that both dialects of OpenAI share."""
+    """Errors in the format that both of OpenAI's dialects share."""
 
     def error(self, status: int, message: str, *, field: str | None = None, code: str | None = None) -> Json:
         """Write an error."""
@@ -259,7 +260,7 @@ class OpenAIDialect(Dialect):
 
 
 def logprob_rows(answer: ReplyAnswer) -> list[Json]:
-    """Return the log-probabilities of an answer as OpenAI writes them; alternatives are not known."""
+    """Return the log-probabilities of an answer in OpenAI's format, without alternative tokens."""
     return [
         {"token": one.text, "logprob": one.logprob, "bytes": list(one.text.encode()), "top_logprobs": []}
         for one in answer.logprobs
@@ -267,7 +268,7 @@ def logprob_rows(answer: ReplyAnswer) -> list[Json]:
 
 
 def finish_of(stop_reason: StopReason, calls: Sequence[ToolCall], stop_text: str | None) -> Finish:
-    """Return why an answer ended, for the client; one that was cut off says so, even after a whole call."""
+    """Return the finish reason for the client; a truncated answer reports ``length`` even after a complete call."""
     if stop_reason is StopReason.LENGTH:
         return "length"
     if calls:

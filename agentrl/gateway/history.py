@@ -1,11 +1,11 @@
-"""Which recorded conversation a client's history continues.
+"""Find the recorded conversation that a client's history continues.
 
-Clients send the whole history each time, and their libraries change what they send back: null, empty or split content,
-arguments written with other spaces, other call ids, thinking left out, text trimmed at its end. Messages are therefore
-compared by what they mean (`key_of`), and what was recorded is used in their place.
+Clients send the whole history with each request, and their libraries change earlier messages: null, empty or split
+content, other spaces in arguments, other call ids, no thinking, text trimmed at its end. Messages are therefore
+compared by their meaning (`key_of`), and the recorded messages replace the client's.
 
-A history is the chain of its messages' keys; every beginning of a recorded one is known by a hash, so that the longest
-known beginning of a new history is found in time that grows with that history only.
+A history is stored as the chain of its messages' keys, with one hash per prefix. The longest recorded prefix of a new
+history is found in time linear in the length of that history.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from agentrl.gateway.dialect import ToolSchema
 from agentrl.message import Message, TextPart
 
 LONG_TEXT = 1 << 14
-"""Characters from which on the hash of a text stands for it."""
+"""Length in characters from which a text is compared by its hash."""
 Chain = list[bytes]
-"""The hash of each beginning of a history: of one message, of two, and so on."""
+"""The hash of each prefix of a history: of one message, of two, and so on."""
 
 
 def key_of(message: Message) -> bytes:
-    """Return what a message means, as bytes: equal for messages that client libraries take for one another.
+    """Return the meaning of a message as bytes: equal for all forms in which client libraries send it back.
 
-    Only answers come back trimmed, and under the client's own name for the policy; what others say is the client's own,
-    with its spaces and the speaker's name.
+    Answers are compared without surrounding spaces and without the client's name for the policy. Spaces and names count
+    in messages that the client wrote.
     """
     calls = [[call.name, _plain(dict(call.arguments))] for call in message.tool_calls]
     speaker = message.name if message.role in ("system", "user") else None
@@ -42,14 +42,14 @@ def key_of(message: Message) -> bytes:
 
 
 def _brief(text: str) -> object:
-    """Return what stands for a text: its hash, where writing it as JSON would hold up others."""
+    """Return a text, or its hash if it is so long that encoding it as JSON would block other requests."""
     if len(text) < LONG_TEXT:
         return text
     return [hashlib.blake2b(text.encode(errors="surrogatepass")).hexdigest()]
 
 
 def _plain(value: object) -> object:
-    """Return JSON with whole numbers as such: JavaScript knows no other."""
+    """Return JSON with floats of integral value as ints: JavaScript does not distinguish them."""
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -58,12 +58,12 @@ def _plain(value: object) -> object:
 
 
 def tools_key(tools: Sequence[ToolSchema]) -> bytes:
-    """Return the hash with which the chains of conversations with these tools begin."""
+    """Return the initial hash of conversations with these tools."""
     return hashlib.blake2b(json.dumps(list(tools), sort_keys=True).encode(), digest_size=16).digest()
 
 
 def chain_of(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Chain:
-    """Return the hashes of a history's beginnings."""
+    """Return the hashes of a history's prefixes."""
     chain, last = [], tools_key(tools)
     for message in messages:
         last = hashlib.blake2b(last + key_of(message), digest_size=16).digest()
@@ -73,23 +73,23 @@ def chain_of(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedHistory:
-    """A recorded conversation, up to an answer or to the end of what it was asked."""
+    """A recorded conversation that ends with an answer, or a prefix of one."""
 
     conversation: Conversation
     messages: Sequence[Message]
-    """As they were recorded."""
-    given: Message | None = None
-    """The answer that ends it, as the client got it; ``None`` for a beginning of a history."""
+    """Messages as recorded."""
+    sent: Message | None = None
+    """The last answer as the client received it; ``None`` for a prefix."""
     tools: Sequence[ToolSchema] = ()
 
-    def is_meant_by(self, message: Message) -> bool:
-        """Return True if an answer comes back with this one's call ids, or with its thinking."""
-        if self.given is None:
+    def is_echoed_by(self, message: Message) -> bool:
+        """Return True if `message` has the call ids of the last answer or, without calls, its reasoning."""
+        if self.sent is None:
             return False
-        ids = {call.id for call in self.given.tool_calls}
+        ids = {call.id for call in self.sent.tool_calls}
         if ids:
             return ids == {call.id for call in message.tool_calls}
-        return message.reasoning is not None and message.reasoning == self.given.reasoning
+        return message.reasoning is not None and message.reasoning == self.sent.reasoning
 
 
 class Histories:
@@ -105,42 +105,43 @@ class Histories:
         messages: Sequence[Message],
         chain: Chain,
         *,
-        given: Message,
+        sent: Message,
         tools: Sequence[ToolSchema],
     ) -> None:
-        """Keep a conversation under every beginning that is not known yet, and under its whole history.
+        """Record a conversation under its whole history and under every prefix that is not recorded yet.
 
         Args:
-            conversation: As it is after the last message.
-            messages: As they were recorded.
-            chain: Of what the client was given.
-            given: The answer that it ends with, as the client was given it.
-            tools: Those that were offered.
+            conversation: The conversation after its last message.
+            messages: Its messages as recorded.
+            chain: Hashes of the history as the client received it.
+            sent: The last answer as the client received it.
+            tools: The tools that the client offered.
         """
         messages = tuple(messages)
         for beginning in chain[:-1]:
             self._by_beginning.setdefault(beginning, [RecordedHistory(conversation=conversation, messages=messages)])
         ended = self._by_beginning.setdefault(chain[-1], [])
-        ended.append(RecordedHistory(conversation=conversation, messages=messages, given=given, tools=tools))
+        ended.append(RecordedHistory(conversation=conversation, messages=messages, sent=sent, tools=tools))
         self._continued.update(chain[:-1])
 
     def has_answer_of(self, chain: Chain, messages: Sequence[Message]) -> bool:
-        """Return True if the latest answer in a history was given here, after the same messages."""
+        """Return True if the latest answer in a history was recorded here, after the same messages."""
         answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
         return bool(answers) and chain[answers[-1]] in self._by_beginning
 
     def ends(self) -> list[RecordedHistory]:
-        """Return the conversations that were not continued, in the order of their last answers."""
-        ended = (known for chain, known in self._by_beginning.items() if chain not in self._continued)
-        return [one for known in ended for one in known if one.given is not None]
+        """Return the conversations that no later one continues, in the order of their last answers."""
+        ended = (found for chain, found in self._by_beginning.items() if chain not in self._continued)
+        return [one for found in ended for one in found if one.sent is not None]
 
-    def longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[RecordedHistory | None, int]:
-        """Return the conversation that shares the longest beginning with a history, and how many messages that are.
+    def find_longest(self, chain: Chain, messages: Sequence[Message]) -> tuple[RecordedHistory | None, int]:
+        """Return the conversation that shares the longest prefix with a history, and the prefix's number of messages.
 
-        Of answers that say the same, it is the one whose call ids or thinking come back, else the latest.
+        If several answers have the same meaning, the one with the client's call ids or reasoning is taken, else the
+        latest.
         """
         for count in range(len(chain), 0, -1):
             if found := self._by_beginning.get(chain[count - 1]):
-                meant = [known for known in found if known.is_meant_by(messages[count - 1])]
-                return (meant or found)[-1], count
+                echoed = [one for one in found if one.is_echoed_by(messages[count - 1])]
+                return (echoed or found)[-1], count
         return None, 0

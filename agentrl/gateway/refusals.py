@@ -1,4 +1,4 @@
-"""Reasons for which a request is not answered, and the errors that the client gets."""
+"""Errors of requests that are not answered, and what the client receives for each."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from agentrl.errors import AgentRLError, EngineError
 from agentrl.gateway.dialect import BadRequest
 
 RETRIED = (408, 409, 425, 429)
-"""Statuses below 500 after which the vendors' packages ask again."""
+"""Statuses below 500 after which the vendors' packages retry."""
 NOT_IMPLEMENTED = 501
 
 
 class SessionOver(Exception):
-    """The episode takes no more requests."""
+    """The session has ended and accepts no more requests."""
 
 
 class Unavailable(Exception):
-    """The engine cannot answer now; the client may ask again.
+    """The engine cannot answer now; the client may retry.
 
     Args:
-        message: Why.
-        status: The HTTP status: 503, or 429 where the service behind the gateway said so.
+        message: Reason.
+        status: HTTP status: 429 if the service behind the gateway returned it, else 503.
     """
 
     def __init__(self, message: str, *, status: int = 503) -> None:
@@ -27,8 +27,8 @@ class Unavailable(Exception):
         self.status = status
 
 
-def as_told(error: AgentRLError) -> Exception:
-    """Return the error that the client gets for an engine's error, which keeps its status if no retry can help."""
+def client_error_of(error: AgentRLError) -> Exception:
+    """Convert an engine's error to the client's error; a status that the client should not retry is kept."""
     status = getattr(error, "status", None)
     if isinstance(status, int) and status not in RETRIED and (400 <= status < 500 or status == NOT_IMPLEMENTED):
         return BadRequest(str(error), status=status, code="upstream_refused")

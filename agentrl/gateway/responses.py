@@ -1,7 +1,7 @@
-"""OpenAI's Responses.
+"""The dialect of OpenAI's Responses API.
 
-A request holds items instead of messages: an answer of the policy is a reasoning item, a message item and one item for
-each call. Read, they become one message again.
+A request holds items instead of messages: an answer of the policy is a reasoning item, a message item and one item per
+call. The dialect joins them into one message.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from agentrl.gateway.dialect import (
 from agentrl.gateway.fields import (
     arguments,
     check_top_logprobs,
-    given,
     image_of_url,
-    optional,
+    is_given,
     pieces,
-    positive,
+    positive_int,
     refuse,
     refuse_unknown,
     settings,
-    shown,
+    short_repr,
     take,
+    take_optional,
 )
 from agentrl.gateway.forms import forced_call, schema_form, tool_schema
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, system
 
 LABELS = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier")
-"""Fields that say nothing about the answer."""
+"""Fields without an effect on the answer."""
 READ = (
     *("model", "input", "instructions", "previous_response_id", "store", "conversation", "prompt", "metadata"),
     *("tools", "tool_choice", "parallel_tool_calls", "max_tool_calls", "max_output_tokens", "temperature", "top_p"),
@@ -54,7 +54,7 @@ READ = (
 TOOL_FIELDS = ("type", "name", "description", "parameters", "strict")
 VERBOSITIES = ("low", "medium", "high")
 LOGPROBS = "message.output_text.logprobs"
-"""What a client includes to get log-probabilities."""
+"""Value of ``include`` with which a client requests log-probabilities."""
 
 KINDS = {"reasoning": "reasoning", "message": "text"}
 """Parts of an answer by the type of their item."""
@@ -71,38 +71,38 @@ class Responses(OpenAIDialect):
     def read(self, body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> ChatRequest:
         """Read a request.
 
-        Its `extra` holds ``store``, whether the client may name the reply later, and ``history``: the messages without
-        instructions, which with the answer are what to store under the reply's id.
+        Its `extra` holds ``store``, True if the client may refer to the reply later, and ``history``: the messages
+        without instructions. Both ``history`` and the answer are stored under the reply's id.
         """
         refuse_unknown(body, (*READ, *LABELS))
         _check_settings(body)
         tools, forced = _tools(body)
-        text = optional(body, "text", dict, {})
-        form = forced or schema_form(optional(text, "format", dict, {}, "text"), "text.format")
+        text = take_optional(body, "text", dict, {})
+        form = forced or schema_form(take_optional(text, "format", dict, {}, "text"), "text.format")
         history = _history(body, stored)
-        instructions = optional(body, "instructions", str, "")
-        asked = settings(body, SAMPLING)
-        store = optional(body, "store", bool, True)
+        instructions = take_optional(body, "instructions", str, "")
+        sampling = settings(body, SAMPLING)
+        store = take_optional(body, "store", bool, True)
         return ChatRequest(
             model=take(body, "model", str),
             messages=[system(instructions), *history] if instructions else history,
             tools=[] if body.get("tool_choice") == "none" else tools,
-            max_tokens=positive(body, "max_output_tokens"),
-            stream=optional(body, "stream", bool, False),
-            settings=asked | _efforts(body),
+            max_tokens=positive_int(body, "max_output_tokens"),
+            stream=take_optional(body, "stream", bool, False),
+            settings=sampling | _efforts(body),
             form=form,
             form_field="tool_choice" if forced else "text.format",
-            single_call=not optional(body, PARALLEL, bool, True),
-            logprobs=LOGPROBS in optional(body, "include", list, []),
+            single_call=not take_optional(body, PARALLEL, bool, True),
+            logprobs=LOGPROBS in take_optional(body, "include", list, []),
             extra={
                 "store": store,
                 "history": history,
-                "echo": {**_echo(body, tools), **{name: asked.get(name) for name in SAMPLING}, "store": store},
+                "echo": {**_echo(body, tools), **{name: sampling.get(name) for name in SAMPLING}, "store": store},
             },
         )
 
-    def write(self, asked: ChatRequest, reply: Reply) -> Json:
-        """Write a reply that is sent whole."""
+    def write(self, request: ChatRequest, reply: Reply) -> Json:
+        """Write a reply that is not streamed."""
         cut = reply.answer.finish == "length"
         status = "incomplete" if cut else "completed"
         return {
@@ -114,37 +114,37 @@ class Responses(OpenAIDialect):
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": reply.model,
             "output": _output(reply, status),
-            **asked.extra["echo"],
+            **request.extra["echo"],
             "usage": _usage(reply),
         }
 
-    async def events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[Event]:
-        """Write a reply as numbered events: the response as it begins, each item from begun to done, the response."""
+    async def events(self, request: ChatRequest, streaming: StreamingReply) -> AsyncIterator[Event]:
+        """Write a reply as numbered events: the initial response, the events of each item, the final response."""
         numbers = itertools.count()
-        async for kind, data in self._events(asked, growing):
+        async for kind, data in self._events(request, streaming):
             yield kind, {"type": kind, "sequence_number": next(numbers), **data}
 
-    async def _events(self, asked: ChatRequest, growing: StreamingReply) -> AsyncIterator[tuple[str, Json]]:
-        begun = {
-            **self.write(asked, replace(growing.head, answers=[EMPTY])),
+    async def _events(self, request: ChatRequest, streaming: StreamingReply) -> AsyncIterator[tuple[str, Json]]:
+        initial = {
+            **self.write(request, replace(streaming.head, answers=[EMPTY])),
             "status": "in_progress",
             "incomplete_details": None,
             "output": [],
             "usage": None,
         }
-        yield "response.created", {"response": begun}
-        yield "response.in_progress", {"response": begun}
+        yield "response.created", {"response": initial}
+        yield "response.in_progress", {"response": initial}
         index, item = -1, NO_ITEM
-        async for kind, piece in growing.parts():
+        async for kind, piece in streaming.parts():
             if kind != KINDS.get(item["type"]):
                 for event in _part_end(item, index):
                     yield event
-                index, item = index + 1, _part_item(kind, growing.head)
+                index, item = index + 1, _part_item(kind, streaming.head)
                 for event in _part_begin(item, index):
                     yield event
             item["content"][0]["text"] += piece
             yield _part_delta(item, index, piece)
-        response = self.write(asked, growing.reply)
+        response = self.write(request, streaming.reply)
         for event in _part_end(NO_ITEM if item is NO_ITEM else response["output"][index], index):
             yield event
         for later in range(index + 1, len(response["output"])):
@@ -157,56 +157,56 @@ class Responses(OpenAIDialect):
         return f"resp_{reply.id}"
 
 
-def _unsupported(field: str, value: Any, why: str) -> BadRequest:
-    return BadRequest(f"{field} is not supported here: {why}; got {shown(value)}", field=field, code="unsupported")
+def _unsupported_error(field: str, value: Any, why: str) -> BadRequest:
+    return BadRequest(f"{field} is not supported here: {why}; got {short_repr(value)}", field=field, code="unsupported")
 
 
 def _check_settings(body: Mapping[str, Any]) -> None:
     refuse(body, ("conversation",), "send the items, or previous_response_id")
-    refuse(body, ("prompt",), "prompts are not kept here: send instructions and input")
+    refuse(body, ("prompt",), "prompts are not stored here: send instructions and input")
     refuse(body, ("background",), "wait for the reply, or stream it")
     refuse(body, ("max_tool_calls",), "the number of calls cannot be limited")
     check_top_logprobs(body)
     if body.get("truncation") not in (None, "disabled"):
-        raise _unsupported("truncation", body["truncation"], "histories are not shortened")
-    for value in optional(body, "include", list, []):
+        raise _unsupported_error("truncation", body["truncation"], "histories are not shortened")
+    for value in take_optional(body, "include", list, []):
         if value not in ("reasoning.encrypted_content", LOGPROBS):
-            raise _unsupported(
-                "include", value, f"only {LOGPROBS} is, and reasoning.encrypted_content, which is left empty"
+            raise _unsupported_error(
+                "include", value, f"expected {LOGPROBS}, or reasoning.encrypted_content, which stays empty"
             )
-    options = optional(body, "stream_options", dict, {})
+    options = take_optional(body, "stream_options", dict, {})
     refuse_unknown(options, ("include_obfuscation",), "stream_options")
-    optional(options, "include_obfuscation", bool, False, "stream_options")
+    take_optional(options, "include_obfuscation", bool, False, "stream_options")
     for name in LABELS:
-        optional(body, name, str, "")
-    optional(body, "client_metadata", dict, {})  # Codex's own: ids of its session and its turn
-    for name, value in optional(body, "metadata", dict, {}).items():
+        take_optional(body, name, str, "")
+    take_optional(body, "client_metadata", dict, {})  # Codex's own: ids of its session and its turn
+    for name, value in take_optional(body, "metadata", dict, {}).items():
         if not isinstance(value, str):
-            raise BadRequest(f"metadata.{name} must be text: got {shown(value)}", field=f"metadata.{name}")
-    refuse_unknown(optional(body, "text", dict, {}), ("format", "verbosity"), "text")
-    reasoning = optional(body, "reasoning", dict, {})
+            raise BadRequest(f"metadata.{name} must be text: got {short_repr(value)}", field=f"metadata.{name}")
+    refuse_unknown(take_optional(body, "text", dict, {}), ("format", "verbosity"), "text")
+    reasoning = take_optional(body, "reasoning", dict, {})
     refuse_unknown(reasoning, ("effort", "summary", "generate_summary"), "reasoning")
     for name in reasoning:
-        optional(reasoning, name, str, "", "reasoning")
+        take_optional(reasoning, name, str, "", "reasoning")
 
 
 def _efforts(body: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return how much the client wants the model to think and to say."""
-    text, reasoning = optional(body, "text", dict, {}), optional(body, "reasoning", dict, {})
-    told = {"reasoning.effort": reasoning.get("effort"), "text.verbosity": text.get("verbosity")}
-    if told["text.verbosity"] not in (None, *VERBOSITIES):
+    """Return the client's settings for reasoning effort and verbosity."""
+    text, reasoning = take_optional(body, "text", dict, {}), take_optional(body, "reasoning", dict, {})
+    efforts = {"reasoning.effort": reasoning.get("effort"), "text.verbosity": text.get("verbosity")}
+    if efforts["text.verbosity"] not in (None, *VERBOSITIES):
         raise BadRequest(
-            f"text.verbosity must be low, medium or high: got {shown(text['verbosity'])}", field="text.verbosity"
+            f"text.verbosity must be low, medium or high: got {short_repr(text['verbosity'])}", field="text.verbosity"
         )
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in efforts.items() if value is not None}
 
 
 def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | None]:
-    """Return the tools that a request names, whether or not they may be called, and what it says of calls."""
+    """Return the tools of a request, even if it forbids calls, and the form of a forced call."""
     tools = []
-    for path, tool in _objects(optional(body, "tools", list, []), "tools"):
+    for path, tool in _objects(take_optional(body, "tools", list, []), "tools"):
         if tool.get("type") != "function":
-            raise _unsupported(f"{path}.type", tool.get("type"), "only function tools are")
+            raise _unsupported_error(f"{path}.type", tool.get("type"), "only function tools are supported")
         refuse_unknown(tool, TOOL_FIELDS, path)
         tools.append(tool_schema(tool, path))
     choice = body.get("tool_choice") or "auto"
@@ -216,21 +216,21 @@ def _tools(body: Mapping[str, Any]) -> tuple[Sequence[ToolSchema], AnswerForm | 
 
 
 def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:
-    """Return what the vendor repeats of a request, with the settings that hold where the client gave none."""
-    text = optional(body, "text", dict, {})
-    reasoning = optional(body, "reasoning", dict, {})
+    """Return the request's settings, with the defaults of missing ones, which the vendor repeats in the response."""
+    text = take_optional(body, "text", dict, {})
+    reasoning = take_optional(body, "reasoning", dict, {})
     return {
         "instructions": body.get("instructions"),
         "previous_response_id": body.get("previous_response_id"),
         "max_output_tokens": body.get("max_output_tokens"),
         "max_tool_calls": None,
-        "metadata": optional(body, "metadata", dict, {}),
-        "parallel_tool_calls": optional(body, "parallel_tool_calls", bool, True),
+        "metadata": take_optional(body, "metadata", dict, {}),
+        "parallel_tool_calls": take_optional(body, "parallel_tool_calls", bool, True),
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": [{"type": "function", **tool["function"], "strict": False} for tool in tools],
         "text": {
-            "format": optional(text, "format", dict, {"type": "text"}),
-            "verbosity": optional(text, "verbosity", str, "medium"),
+            "format": take_optional(text, "format", dict, {"type": "text"}),
+            "verbosity": take_optional(text, "verbosity", str, "medium"),
         },
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "background": False,
@@ -244,11 +244,11 @@ def _echo(body: Mapping[str, Any], tools: Sequence[ToolSchema]) -> Json:
 def _history(body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -> Sequence[Message]:
     """Return the messages of an earlier reply and of the input, without instructions."""
     earlier: Sequence[Message] = ()
-    if given(body, "previous_response_id"):
+    if is_given(body, "previous_response_id"):
         name = take(body, "previous_response_id", str)
         if name not in stored:
             raise BadRequest(
-                f"previous_response_id: no reply {shown(name)} is stored in this session",
+                f"previous_response_id: no reply {short_repr(name)} is stored in this session",
                 field="previous_response_id",
                 status=404,
                 code="previous_response_not_found",
@@ -259,12 +259,12 @@ def _history(body: Mapping[str, Any], stored: Mapping[str, Sequence[Message]]) -
         items = [{"role": "user", "content": items}]
     history = _Items(earlier).read([] if items is None and earlier else items)
     if not history:
-        raise BadRequest("input must hold an item", field="input")
+        raise BadRequest("input must contain at least one item", field="input")
     return history
 
 
 class _Items:
-    """Reads items; remembers the names of calls for their results."""
+    """Reader of items that keeps the names of calls for their results."""
 
     def __init__(self, earlier: Sequence[Message]) -> None:
         self._messages = list(earlier)
@@ -275,11 +275,11 @@ class _Items:
 
     def read(self, items: Any) -> Sequence[Message]:
         for path, item in _objects(items, "input", "text or a list of items"):
-            self._one(item, path)
+            self._read_one(item, path)
         self._end_answer()
         return self._messages
 
-    def _one(self, item: Json, path: str) -> None:
+    def _read_one(self, item: Json, path: str) -> None:
         kind = item.get("type")
         if kind is None:
             kind = "item_reference" if "id" in item and "role" not in item else "message"
@@ -293,8 +293,11 @@ class _Items:
             self._begin_answer()
             self._reasoning.append(_reasoning(item, path))
         else:
-            why = "send the item itself, or previous_response_id" if kind == "item_reference" else "the policy has none"
-            raise _unsupported(f"{path}.type", kind, why)
+            expected = "message, function_call, function_call_output or reasoning"
+            why = (
+                "send the item itself, or previous_response_id" if kind == "item_reference" else f"expected {expected}"
+            )
+            raise _unsupported_error(f"{path}.type", kind, why)
 
     def _message(self, item: Json, path: str) -> None:
         role, where = item.get("role"), f"{path}.content"
@@ -307,7 +310,8 @@ class _Items:
             self._append(Message(role="user", content=_content(item.get("content"), where)))
         else:
             raise BadRequest(
-                f"{path}.role must be user, assistant, system or developer: got {shown(role)}", field=f"{path}.role"
+                f"{path}.role must be user, assistant, system or developer: got {short_repr(role)}",
+                field=f"{path}.role",
             )
 
     def _call(self, item: Json, path: str) -> None:
@@ -323,7 +327,7 @@ class _Items:
         call_id = take(item, "call_id", str, path)
         if call_id not in self._names:
             where = f"{path}.call_id"
-            raise BadRequest(f"{where}: no call before it has the id {shown(call_id)}", field=where)
+            raise BadRequest(f"{where}: no earlier call has the id {short_repr(call_id)}", field=where)
         content = _text(item.get("output"), f"{path}.output")
         self._append(Message(role="tool", content=content, tool_call_id=call_id, name=self._names[call_id]))
 
@@ -332,9 +336,9 @@ class _Items:
         self._messages.append(message)
 
     def _begin_answer(self) -> None:
-        """End the answer before this item, unless the item may still belong to it.
+        """End the previous answer, unless this item may still belong to it.
 
-        What follows a text begins another answer; what follows a call does not, since its result would come first.
+        An item after a text begins another answer. An item after a call does not: the call's result would come first.
         """
         if self._texts and not self._calls:
             self._end_answer()
@@ -349,20 +353,20 @@ class _Items:
 
 
 def _objects(value: Any, path: str, kind: str = "a list") -> Iterator[tuple[str, Json]]:
-    """Yield the objects of a list, each after its path."""
+    """Yield the objects of a list, each with its path."""
     if not isinstance(value, list):
-        raise BadRequest(f"{path} must be {kind}: got {shown(value)}", field=path)
+        raise BadRequest(f"{path} must be {kind}: got {short_repr(value)}", field=path)
     for index, row in enumerate(value):
         where = f"{path}.{index}"
         if not isinstance(row, dict):
-            raise BadRequest(f"{where} must be an object: got {shown(row)}", field=where)
+            raise BadRequest(f"{where} must be an object: got {short_repr(row)}", field=where)
         yield where, row
 
 
 def _reasoning(item: Json, path: str) -> str:
-    """Return the thinking of an item, or its summary where that is all there is."""
+    """Return the thinking of an item, or its summary if it has no content."""
     for name in ("content", "summary"):
-        if parts := optional(item, name, list, [], path):
+        if parts := take_optional(item, name, list, [], path):
             return "\n\n".join(take(part, "text", str, where) for where, part in _objects(parts, f"{path}.{name}"))
     return ""
 
@@ -379,7 +383,7 @@ def _content(value: Any, path: str) -> Content:
 def _text(value: Any, path: str) -> str:
     content = _content(value, path)
     if not isinstance(content, str):
-        raise _unsupported(path, value, "the policy sees images in messages of the user only")
+        raise _unsupported_error(path, value, "only user messages may contain images")
     return content
 
 
@@ -391,11 +395,11 @@ def _part(part: Json, path: str) -> ContentPart:
         return TextPart(text=take(part, "refusal", str, path))
     if kind == "input_image":
         return image_of_url(take(part, "image_url", str, path), f"{path}.image_url")
-    raise _unsupported(f"{path}.type", kind, "the policy reads text and images")
+    raise _unsupported_error(f"{path}.type", kind, "expected text or an image")
 
 
 def _part_item(kind: str, reply: Reply, text: str = "") -> Json:
-    """Return the item of an answer's thinking or text."""
+    """Return the item that holds an answer's thinking or text."""
     if kind == "reasoning":
         thinking = {"type": "reasoning_text", "text": text}
         return {
@@ -411,7 +415,7 @@ def _part_item(kind: str, reply: Reply, text: str = "") -> Json:
 
 
 def _output(reply: Reply, status: str) -> Sequence[Json]:
-    """Return the items of an answer; the last has the status of the whole."""
+    """Return the items of an answer; the last has the status of the response."""
     answer, items = reply.answer, []
     if answer.reasoning:
         items.append(_part_item("reasoning", reply, answer.reasoning))
@@ -435,7 +439,7 @@ def _usage(reply: Reply) -> Json:
 
 
 def _item_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
-    """Yield the events of an item that is whole already."""
+    """Yield the events of a complete item."""
     if item["type"] != "function_call":
         yield from _part_begin(item, index)
         if text := item["content"][0]["text"]:
@@ -453,7 +457,7 @@ def _item_events(item: Json, index: int) -> Iterator[tuple[str, Json]]:
 
 
 def _part_begin(item: Json, index: int) -> Iterator[tuple[str, Json]]:
-    """Yield the events with which a message or thinking begins; its content has one part."""
+    """Yield the events that open a message or thinking item; its content has one part."""
     added = {**item, "status": "in_progress", "content": []}
     yield "response.output_item.added", {"output_index": index, "item": added}
     yield "response.content_part.added", {**_place(item, index), "part": {**item["content"][0], "text": ""}}
@@ -465,7 +469,7 @@ def _part_delta(item: Json, index: int, piece: str) -> tuple[str, Json]:
 
 
 def _part_end(item: Json, index: int) -> Iterator[tuple[str, Json]]:
-    """Yield the events with which a message or thinking ends."""
+    """Yield the events that close a message or thinking item."""
     if item is NO_ITEM:
         return
     part = item["content"][0]
@@ -479,5 +483,5 @@ def _place(item: Json, index: int) -> Json:
 
 
 def _logprobs(part: Json) -> Json:
-    """Return the field for log-probabilities in events of a text; they are known with its last one."""
+    """Return the field for log-probabilities in events of a text; only the last event has values."""
     return {"logprobs": part["logprobs"]} if "logprobs" in part else {}

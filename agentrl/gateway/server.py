@@ -1,9 +1,9 @@
-"""The gateway: a server in the run's process that clients of OpenAI and Anthropic take for their vendor's.
+"""The gateway: a server in the run's process that implements the APIs of OpenAI and Anthropic.
 
 client ──HTTP──► session by key or path ──► dialect reads ──► `GatewaySession` answers ──► dialect writes
 
-Every episode has a session with a key and a path of its own (``/s/ID/v1/…``), for programs whose key is fixed and for
-those whose base URL is. A session that has ended answers with an error that clients do not try again.
+Every episode has a session with its own key and path (``/s/ID/v1/…``): a program whose key is fixed uses the path, one
+whose base URL is fixed uses the key. A session that has ended returns an error that clients do not retry.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from agentrl.errors import AgentRLError
 from agentrl.gateway.anthropic_messages import AnthropicMessages
 from agentrl.gateway.chat_completions import ChatCompletions
 from agentrl.gateway.dialect import BadRequest, Dialect, Event, Reply
-from agentrl.gateway.fields import refuse_unknown, shown, take
+from agentrl.gateway.fields import refuse_unknown, short_repr, take
+from agentrl.gateway.pending import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, off_loop
 from agentrl.gateway.refusals import SessionOver, Unavailable
 from agentrl.gateway.responses import Responses
 from agentrl.gateway.routing import session_of_history
 from agentrl.gateway.session import GatewaySession
-from agentrl.gateway.work import NO_SIDE_CALLS, PendingRequest, UntrainedRequestRules, off_loop
 from agentrl.message import described
 from agentrl.remote.listening import (
     DEEPEST,
@@ -48,18 +48,18 @@ DIALECTS: tuple[Dialect, ...] = (ChatCompletions(), Responses(), AnthropicMessag
 LARGEST_BODY = 64 << 20
 MOST_CONNECTIONS = 4096
 COMMENT_S = 5.0
-"""Seconds between two signs of life in a stream that waits for its answer."""
+"""Seconds between two keep-alive messages of a stream that waits for its answer."""
 RETRY_AFTER_S = 2
 RETRY_COUNT = "x-stainless-retry-count"
 MODEL = "policy"
-"""What the gateway calls its model in the list of models."""
+"""Name of the model in the list of models."""
 
 
 Opener: TypeAlias = Callable[[str | None], Awaitable[Sequence[GatewaySession]]]
 
 
 class Gateway:
-    """Serves the sessions of one process.
+    """Server for the sessions of one process.
 
         gateway = Gateway()
         await gateway.start()
@@ -67,11 +67,11 @@ class Gateway:
             run_a_program(base_url=gateway.url_of(session), api_key=session.key)
 
     Args:
-        host: Where it listens; this machine only, unless said otherwise.
-        port: 0 takes a free one.
-        key: Of all clients, where `opener` makes the sessions.
-        opener: Makes or finds the sessions of a name in the path, ``None`` for paths without one: the first takes new
-            conversations, in the others those that they know go on.
+        host: Address to listen on; by default reachable from this machine only.
+        port: Port; 0 takes a free one.
+        key: Key that all clients must send, if `opener` makes the sessions.
+        opener: Makes or finds the sessions for the session name in the path (``None`` if the path has none). The first
+            one takes new conversations; the others only continue the conversations that they have recorded.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Gateway:
         self._sessions: dict[str, GatewaySession] = {}
         self._by_key: dict[str, GatewaySession] = {}
         self._runners: dict[str, web.AppRunner] = {}
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._listener: Listener | None = None
         self._starting = asyncio.Lock()
         self.url = ""
-        """Base address, once it has started."""
+        """Base URL after `start`."""
 
     async def start(self) -> None:
-        """Begin to listen; idempotent.
+        """Start listening; idempotent.
 
         Raises:
             UsageError: the port is taken.
@@ -103,7 +103,7 @@ class Gateway:
                 self._listener = listener
 
     async def close(self) -> None:
-        """End all sessions and listen no more. Idempotent."""
+        """End all sessions and stop listening; idempotent."""
         for session in list(self._sessions.values()):
             await self._end(session)
         listener, self._listener = self._listener, None
@@ -119,8 +119,10 @@ class Gateway:
         steps: bool = True,
         holds_forms: bool = True,
     ) -> AsyncIterator[GatewaySession]:
-        """Open the session of an episode; it ends with the block. The arguments are those of `GatewaySession`."""
-        session = GatewaySession(episode, side_calls=side_calls, steps=steps, holds_forms=holds_forms, said=self._said)
+        """Open a session for an episode until the block ends; the arguments are those of `GatewaySession`."""
+        session = GatewaySession(
+            episode, side_calls=side_calls, steps=steps, holds_forms=holds_forms, warned=self._warned
+        )
         self._sessions[session.id] = self._by_key[session.key] = session
         try:
             yield session
@@ -128,15 +130,15 @@ class Gateway:
             await self._end(session)
 
     def url_of(self, session: GatewaySession) -> str:
-        """Return the base URL of a session, to which clients add ``/v1``."""
+        """Return the base URL of a session, without ``/v1``."""
         return f"{self.url}{self.path_of(session)}"
 
     def path_of(self, session: GatewaySession) -> str:
-        """Return the path with which the URLs of a session begin."""
+        """Return the path prefix of a session's URLs."""
         return f"/s/{session.id}"
 
     async def protocol_of(self, session: GatewaySession) -> Callable[[], asyncio.BaseProtocol]:
-        """Make the protocol of connections, as a sandbox forwards them, that reach this session and nothing else."""
+        """Make the protocol for connections that a sandbox forwards; they reach only this session."""
         runner = make_runner(self._application(web.middleware(_admit_only(session))))
         await runner.setup()
         self._runners[session.id] = runner
@@ -171,51 +173,51 @@ class Gateway:
                 body, raw = await _read(request)
                 is_retry = request.headers.get(RETRY_COUNT, "0") not in ("", "0")
                 session = await session_of_history(sessions, dialect, body, raw, is_retry=is_retry)
-                work = await session.begin(dialect, body, raw, is_retry=is_retry)
-                if work.asked.stream:
-                    return await _stream(request, dialect, session, work)
-                return _json(dialect.write(work.asked, await session.finish(work)))
+                pending = await session.begin(dialect, body, raw, is_retry=is_retry)
+                if pending.request.stream:
+                    return await _stream(request, dialect, session, pending)
+                return _json(dialect.write(pending.request, await session.finish(pending)))
             except Exception as error:
                 return _refusal(dialect, error)
 
         return answer
 
     async def _sessions_of(self, request: web.Request) -> Sequence[GatewaySession]:
-        """Find the sessions that a request may belong to: by its path and its key, which must agree if both are known.
+        """Return the candidate sessions of a request by its path and key, which must agree if both name a session.
 
         Raises:
-            BadRequest: there is none, or the key is another session's.
+            BadRequest: no session matches, or the key belongs to another session.
         """
         key = _key_of(request)
         if self._opener is not None:
             if self._key is None:
                 self._refuse_foreign_page(request)
             elif not hmac.compare_digest(_bytes(key), _bytes(self._key)):
-                raise BadRequest("this is not the gateway's key", status=401, code="invalid_api_key")
+                raise BadRequest("the key is not this gateway's key", status=401, code="invalid_api_key")
             return await self._opener(request.match_info.get("session"))
         by_key = self._by_key.get(key)
         name = request.match_info.get("session")
         if name is None:
             if by_key is None:
-                raise BadRequest("this key belongs to no episode that runs", status=401, code="invalid_api_key")
+                raise BadRequest("the key does not belong to a running episode", status=401, code="invalid_api_key")
             return [by_key]
         session = self._sessions.get(name)
         if session is None:
-            raise BadRequest("this address belongs to no episode that runs", status=404, code="not_found")
+            raise BadRequest("the path does not belong to a running episode", status=404, code="not_found")
         if by_key is not None and by_key is not session:
-            raise BadRequest("this key belongs to another episode", status=401, code="invalid_api_key")
+            raise BadRequest("the key belongs to another episode", status=401, code="invalid_api_key")
         return [session]
 
     def _refuse_foreign_page(self, request: web.Request) -> None:
-        """Refuse what a page of another web site sends; clients that are no browsers send no ``Origin``.
+        """Refuse requests from pages of other web sites; only browsers send ``Origin``.
 
         Raises:
-            BadRequest: it is one.
+            BadRequest: the request's Host or Origin is not one of this server's names.
         """
         if not is_own_page(request, self._names):
             raise BadRequest(
-                "without a key this gateway answers requests of this machine only, under its own names: "
-                f"got Host {shown(request.host)}, Origin {shown(request.headers.get('Origin'))}. "
+                "without a key this gateway accepts only requests from this machine to its own names: "
+                f"got Host {short_repr(request.host)}, Origin {short_repr(request.headers.get('Origin'))}. "
                 "Start it with --key-variable, and send the key",
                 status=403,
                 code="forbidden",
@@ -246,10 +248,10 @@ class Gateway:
         )
 
     def _trusted_session_of(self, request: web.Request) -> GatewaySession:
-        """The session of a request that only the program may send, not the tools that its policy calls."""
+        """Return the session of a request that only the program may send, not the tools that the policy calls."""
         session = self._sessions.get(request.match_info["session"])
         if session is None or not hmac.compare_digest(_bytes(_key_of(request)), _bytes(session.secret)):
-            raise BadRequest("the secret is not this episode's", status=401, code="invalid_api_key")
+            raise BadRequest("the secret is not this episode's secret", status=401, code="invalid_api_key")
         return session
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
@@ -272,7 +274,7 @@ class Gateway:
 
 
 def _model(name: str) -> Mapping[str, Any]:
-    """Describe a model in the fields of both vendors; the policy answers under every name."""
+    """Describe a model with the fields of both vendors; the policy answers under every name."""
     openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
     return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
@@ -291,7 +293,7 @@ def _admit_only(session: GatewaySession) -> Middleware:
 
 
 def _key_of(request: web.Request) -> str:
-    """Return the key that a client sends, in either vendor's way."""
+    """Return the key that a client sends in either vendor's header."""
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
 
@@ -310,35 +312,35 @@ async def _read(request: web.Request) -> tuple[Mapping[str, Any], bytes]:
 
 
 async def _stream(
-    request: web.Request, dialect: Dialect, session: GatewaySession, work: PendingRequest
+    request: web.Request, dialect: Dialect, session: GatewaySession, pending: PendingRequest
 ) -> web.StreamResponse:
     """Send an answer as events while it is sampled."""
-    finished = asyncio.ensure_future(session.finish(work))
-    begun = asyncio.ensure_future(work.growing.begun())
+    finished = asyncio.ensure_future(session.finish(pending))
+    started = asyncio.ensure_future(pending.streaming.wait_for_start())
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     try:
-        await asyncio.wait({finished, begun}, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({finished, started}, timeout=COMMENT_S, return_when=asyncio.FIRST_COMPLETED)
         if finished.done() and finished.exception() is not None:
             return _refusal(dialect, finished.exception())
         await response.prepare(request)
-        async with aclosing(_events(dialect, work, finished)) as events:
+        async with aclosing(_events(dialect, pending, finished)) as events:
             async for event in events:
                 await response.write(event)
         await response.write_eof()
-    except ConnectionResetError:  # the client has left; its answer is sampled to the end, and a retry gets it
+    except ConnectionResetError:  # the client left; sampling continues, and a retry receives the answer
         pass
     finally:
-        begun.cancel()
+        started.cancel()
         finished.cancel()
-        await asyncio.wait({begun, finished})
+        await asyncio.wait({started, finished})
     return response
 
 
 async def _events(
-    dialect: Dialect, work: PendingRequest, finished: asyncio.Future[Reply]
+    dialect: Dialect, pending: PendingRequest, finished: asyncio.Future[Reply]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a reply, signs of life while none comes, and an error where its work fails."""
-    events = dialect.events(work.asked, work.growing)
+    """Yield the events of a reply, keep-alive messages while it waits, and an error if the request fails."""
+    events = dialect.events(pending.request, pending.streaming)
     following: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     try:
         while True:
@@ -366,7 +368,7 @@ def _event_bytes(event: Event) -> bytes:
 
 
 def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
-    """Return the HTTP status of an error, its text, its word for programs, and the field that it names."""
+    """Return the HTTP status of an error, its text, its error code, and the field that it names."""
     match error:
         case BadRequest():
             return error.status, error.message, error.code, error.field
@@ -375,16 +377,16 @@ def _status_of(error: BaseException | None) -> tuple[int, str, str, str | None]:
         case Unavailable():
             return error.status, str(error), "unavailable", None
         case web.HTTPRequestEntityTooLarge():
-            return 413, f"a request may have {LARGEST_BODY >> 20} MiB", "too_large", None
+            return 413, f"the request is larger than {LARGEST_BODY >> 20} MiB", "too_large", None
         case web.HTTPRequestTimeout():
             return 408, "the request did not arrive in time", "timeout", None
         case web.HTTPBadRequest():
             return 400, error.text or error.reason, "invalid_body", None
         case ConnectionError():
-            return 400, "the client has left", "client_left", None
+            return 400, "the client closed the connection", "client_left", None
         case AgentRLError():
             return 500, str(error), "failed", None
-    _log.error("a request of the gateway failed", exc_info=error)
+    _log.error("a request to the gateway failed", exc_info=error)
     return 500, f"the gateway failed: {type(error).__name__}", "internal", None
 
 
@@ -403,6 +405,6 @@ async def _health(_request: web.Request) -> web.Response:
 
 
 async def _unknown(request: web.Request) -> web.Response:
-    known = ", ".join(dialect.path for dialect in DIALECTS)
-    text = f"there is no {request.method} {request.path} here; clients may post to {known}"
+    routes = ", ".join(dialect.path for dialect in DIALECTS)
+    text = f"unknown route {request.method} {request.path}: expected POST to one of {routes}"
     return _json(DIALECTS[0].error(404, text, code="not_found"), status=404)

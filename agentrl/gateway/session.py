@@ -1,10 +1,10 @@
-"""One episode behind the gateway: its key, its conversations, its retries, its end.
+"""One episode behind the gateway: its key, conversations, retries and end.
 
-request ──► side call? ──► longest known history ──► fork, or a new conversation ──► generate ──► reply
-                                                                                        └► remembered for the next one
+request ──► side call? ──► longest recorded history ──► fork, or a new conversation ──► generate ──► reply
+                                                                                        └► recorded for the next request
 
-The work of a request is a task of the session, not of the connection: a client that leaves and asks again joins it, and
-an episode that ends cancels it.
+A request runs as a task of the session, not of the connection: a client that disconnects and retries joins the task,
+and the end of the episode cancels it.
 """
 
 from __future__ import annotations
@@ -53,10 +53,9 @@ from agentrl.gateway.dialect import (
     ToolSchema,
     finish_of,
 )
-from agentrl.gateway.fields import given, number, optional, refuse_unknown, take
+from agentrl.gateway.fields import is_given, number, refuse_unknown, take, take_optional
 from agentrl.gateway.history import Chain, Histories, chain_of, key_of
-from agentrl.gateway.refusals import SessionOver, as_told
-from agentrl.gateway.work import (
+from agentrl.gateway.pending import (
     NO_SIDE_CALLS,
     PendingRequest,
     Result,
@@ -65,6 +64,7 @@ from agentrl.gateway.work import (
     digest_of,
     off_loop,
 )
+from agentrl.gateway.refusals import SessionOver, client_error_of
 from agentrl.message import Message, ToolCall
 from agentrl.remote.listening import DEEPEST, is_deep
 
@@ -72,17 +72,17 @@ _log = logging.getLogger(__name__)
 KEY_PREFIX = "sk-agentrl-"
 ENDED = "this episode has ended"
 FOLLOWED_LIVE = ("temperature", "top_p", "seed")
-"""Settings of clients that are followed where nothing is trained."""
+"""Client settings that are followed in live traffic, which is not trained on."""
 NAMES = "messages.name"
 TOO_LONG = "context_length_exceeded"
-"""OpenAI's word for a prompt that leaves no room for an answer; clients shorten their history when they read it."""
+"""OpenAI's error code for a prompt that leaves no room for an answer; clients react by shortening their history."""
 KEPT_ANSWERS = 32
-"""Answers that a retry may still ask for."""
+"""Maximum number of finished requests that are kept for retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ClientTool:
-    """A tool that the client runs: only its schema is known here."""
+    """A tool that the client runs; only its schema is known."""
 
     schema: ToolSchema
 
@@ -92,15 +92,16 @@ class _ClientTool:
 
 
 class GatewaySession:
-    """Answers the requests of one episode with its policy, and records them in its trajectory.
+    """Session that answers the requests of one episode with its policy, and records them in its trajectory.
 
     Args:
-        episode: Whose conversations are opened.
-        side_calls: Which requests are left out of training.
-        steps: The client may take actions in the environment.
-        is_live: Nothing is trained on it: what the client asks for decides the sampling, and no limit ends the session.
-        holds_forms: Answers are held to the JSON schemas and calls that the client asks for; else the policy is free.
-        said: Names of settings of which was said that they are not followed; several sessions may share it.
+        episode: Episode in which conversations are opened.
+        side_calls: Rules for requests that are excluded from training.
+        steps: True if the client may take actions in the environment.
+        is_live: True for live traffic, which is not trained on: the client's sampling settings apply, and no limit ends
+            the session.
+        holds_forms: True if answers must follow the JSON schemas and forced calls of the client.
+        warned: Settings for which the log already has a warning; several sessions may share the set.
     """
 
     def __init__(
@@ -111,33 +112,33 @@ class GatewaySession:
         steps: bool = True,
         is_live: bool = False,
         holds_forms: bool = True,
-        said: set[str] | None = None,
+        warned: set[str] | None = None,
     ) -> None:
         self.id = secrets.token_urlsafe(12)
         self.key = KEY_PREFIX + secrets.token_urlsafe(24)
-        """What the model's clients send as their key."""
+        """API key of the model's clients."""
         self.secret = secrets.token_urlsafe(24)
-        """What actions and rewards are sent with; tools that the policy calls should not see it."""
+        """Key for actions and rewards; hide it from the tools that the policy calls."""
         self.outcome: Outcome | None = None
-        """Of a budget that a request has spent."""
+        """Outcome of the budget that a request has exhausted."""
         self.spent = asyncio.Event()
-        """Set with the outcome of a request: the client gets answers no more."""
+        """Set together with `outcome`: the client receives no more answers."""
         self.refusal: str | None = None
-        """The first request that could not be served as it was asked."""
+        """Error of the first request that could not be served."""
         self.requests = 0
         self.retries = 0
         self.answers = 0
         self.is_done = False
-        """An action has ended the environment's episode."""
+        """True if an action has ended the environment's episode."""
         self._episode = episode
         self._side_calls = side_calls
         self._steps = steps
         self._is_live = is_live
         self._holds_forms = holds_forms
-        self._said = set() if said is None else said
+        self._warned = set() if warned is None else warned
         self._histories = Histories()
         self._stored: dict[str, Sequence[Message]] = {}
-        self._works: dict[bytes, PendingRequest] = {}
+        self._pending: dict[bytes, PendingRequest] = {}
         self._failed: list[PendingRequest] = []
         self._step_failure: AgentRLError | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -152,18 +153,18 @@ class GatewaySession:
 
     @property
     def is_over(self) -> bool:
-        """The episode takes no more requests."""
+        """True if the session accepts no more requests."""
         return self._is_over
 
     @property
     def failure(self) -> AgentRLError | None:
-        """Why the episode says nothing about the policy: something failed that no retry has made good."""
-        failures = [work.failure for work in self._failed if work.failure is not None]
+        """Infrastructure failure that no retry has fixed; it makes the episode invalid for training."""
+        failures = [pending.failure for pending in self._failed if pending.failure is not None]
         return self._step_failure or (failures[0] if failures else None)
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the latest request came or was answered; 0 while one is answered."""
+        """Seconds since the latest request arrived or was answered; 0 while one is being answered."""
         return 0.0 if self._waiting_since is not None else time.monotonic() - self._active_at
 
     @property
@@ -178,73 +179,76 @@ class GatewaySession:
         return self._waited_s + (0.0 if since is None else time.monotonic() - since)
 
     async def begin(self, dialect: Dialect, body: Mapping[str, Any], raw: bytes, *, is_retry: bool) -> PendingRequest:
-        """Begin to answer one request, or join the work on one that was sent before.
+        """Start to answer a request, or join the task of the request that it retries.
 
         Args:
-            dialect: Of the client.
-            body: The request's JSON.
-            raw: Its bytes: a retry is known by them.
-            is_retry: The client says that it has sent this before.
+            dialect: The client's dialect.
+            body: JSON of the request.
+            raw: Bytes of the request, which identify a retry.
+            is_retry: True if the client marks the request as a retry.
 
         Raises:
-            BadRequest: it cannot be answered as it is asked.
+            BadRequest: the request cannot be served.
             SessionOver: the episode has ended.
         """
         if self._is_over:
             raise SessionOver(ENDED)
         self._active_at = time.monotonic()
         digest = await off_loop(len(raw), digest_of, dialect.path, raw)
-        work = self._works.get(digest) if is_retry else None
-        if work is None:
-            asked, chain = await off_loop(len(raw), self._read, dialect, body)
+        pending = self._pending.get(digest) if is_retry else None
+        if pending is None:
+            request, chain = await off_loop(len(raw), self._read, dialect, body)
             if self._is_over or self.outcome is not None:
                 raise SessionOver(ENDED if self.outcome is None else f"{ENDED}: {self.outcome.value}")
-            work = self._works.get(digest) if is_retry else None  # a large one may have come while this one was read
-        if work is None:
+            # The same request may have arrived in another connection while this one was read in a thread.
+            pending = self._pending.get(digest) if is_retry else None
+        if pending is None:
             self.requests += 1
-            self._forget_old_works()
-            head = Reply(id=secrets.token_hex(12), created=int(time.time()), model=asked.model, answers=())
-            work = self._works[digest] = PendingRequest(asked=asked, chain=chain, growing=StreamingReply(head))
+            self._forget_old_answers()
+            head = Reply(id=secrets.token_hex(12), created=int(time.time()), model=request.model, answers=())
+            pending = self._pending[digest] = PendingRequest(
+                request=request, chain=chain, streaming=StreamingReply(head)
+            )
         else:
             self.retries += 1
-        if work.task is None or _has_failed(work.task):
-            work.growing = StreamingReply(work.growing.head)  # of one that has failed, nothing is gone on with
-            work.task = self._start(self._reply(dialect, work))
-        return work
+        if pending.task is None or _has_failed(pending.task):
+            pending.streaming = StreamingReply(pending.streaming.head)  # a failed attempt is not continued
+            pending.task = self._start(self._reply(dialect, pending))
+        return pending
 
-    async def finish(self, work: PendingRequest) -> Reply:
+    async def finish(self, pending: PendingRequest) -> Reply:
         """Wait for the reply to a request.
 
         Raises:
-            BadRequest: it cannot be answered as it is asked.
+            BadRequest: the request cannot be served.
             SessionOver: the episode has ended.
-            Unavailable: the engine is not there now.
+            Unavailable: the engine cannot answer now.
         """
-        assert work.task is not None
+        assert pending.task is not None
         try:
-            return await asyncio.shield(work.task)
+            return await asyncio.shield(pending.task)
         except asyncio.CancelledError:
-            if work.task.cancelled():
+            if pending.task.cancelled():
                 raise SessionOver(ENDED) from None
             raise
 
     def has_request(self, digest: bytes) -> bool:
-        """Return True if a request with this digest may be asked again here."""
-        return digest in self._works
+        """Return True if a request with this digest is kept for retries."""
+        return digest in self._pending
 
     def has_reply(self, name: str) -> bool:
         """Return True if a reply is stored here under this id."""
         return name in self._stored
 
-    def has_answer_of(self, chain: Chain, asked: ChatRequest) -> bool:
-        """Return True if a request goes on with an answer of this session."""
-        return self._histories.has_answer_of(chain, asked.messages)
+    def has_answer_of(self, chain: Chain, request: ChatRequest) -> bool:
+        """Return True if a request continues an answer of this session."""
+        return self._histories.has_answer_of(chain, request.messages)
 
     def _read(self, dialect: Dialect, body: Mapping[str, Any]) -> tuple[ChatRequest, Chain]:
-        """Read a request, and hash its history; in a thread, where it is large."""
+        """Read a request and hash its history; large requests run in a thread."""
         try:
-            asked = dialect.read(body, self._stored)
-            return asked, chain_of(asked.messages, asked.tools)
+            request = dialect.read(body, self._stored)
+            return request, chain_of(request.messages, request.tools)
         except BadRequest as error:
             if not error.is_offer:
                 self.refusal = self.refusal or error.message
@@ -253,75 +257,77 @@ class GatewaySession:
             raise BadRequest("the request is nested too deeply", code="invalid_json") from error
 
     def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Run work that ends with the session at the latest."""
+        """Run a coroutine as a task that the end of the session cancels."""
         task = asyncio.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._forget_task)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        _has_failed(task)  # an error that nobody waits for is known by now
+        _has_failed(task)  # retrieves the exception, so that asyncio does not log it
 
-    def _forget_old_works(self) -> None:
-        """Forget answers that no retry asks for any more."""
-        done = [digest for digest, work in self._works.items() if work.task is not None and work.task.done()]
+    def _forget_old_answers(self) -> None:
+        """Forget the oldest finished requests above `KEPT_ANSWERS`."""
+        done = [digest for digest, pending in self._pending.items() if pending.task is not None and pending.task.done()]
         for digest in done[:-KEPT_ANSWERS]:
-            del self._works[digest]
+            del self._pending[digest]
 
-    async def _reply(self, dialect: Dialect, work: PendingRequest) -> Reply:
-        asked = work.asked
-        self._say_what_is_not_followed(asked)
+    async def _reply(self, dialect: Dialect, pending: PendingRequest) -> Reply:
+        request = pending.request
+        self._warn_about_ignored_settings(request)
         try:
             with self._waiting():
-                await self._sample(work)
-            if not work.growing.is_beginning_of(work.answers[0][1]):
-                raise EngineError("a server was lost in the middle of a stream; another answer was sampled: ask again")
+                await self._sample(pending)
+            if not pending.streaming.is_beginning_of(pending.answers[0][1]):
+                raise EngineError(
+                    "an engine server was lost during a stream, and the new answer differs: send it again"
+                )
         except AgentRLError as error:
-            work.failure = error
-            if work not in self._failed:
-                self._failed.append(work)
-            raise as_told(error) from error
-        work.failure = None
-        first = work.answers[0][0]
+            pending.failure = error
+            if pending not in self._failed:
+                self._failed.append(pending)
+            raise client_error_of(error) from error
+        pending.failure = None
+        first = pending.answers[0][0]
         reply = replace(
-            work.growing.head,
-            answers=[given for _, given in work.answers],
+            pending.streaming.head,
+            answers=[answer for _, answer in pending.answers],
             prompt_tokens=first.prompt_tokens,
             cached_tokens=first.cached_tokens,
         )
         if first.turn is not None:
             self._turns[dialect.reply_id(reply)] = first.turn
-        if asked.extra.get("store"):
-            self._stored[dialect.reply_id(reply)] = [*asked.extra["history"], sent_message(reply.answer)]
-        work.growing.end(reply)
+        if request.extra.get("store"):
+            self._stored[dialect.reply_id(reply)] = [*request.extra["history"], sent_message(reply.answer)]
+        pending.streaming.end(reply)
         return reply
 
-    def _say_what_is_not_followed(self, asked: ChatRequest) -> None:
+    def _warn_about_ignored_settings(self, request: ChatRequest) -> None:
         followed = FOLLOWED_LIVE if self._is_live else ()
-        self._say_if_names_are_not_shown(asked)
-        new = {name: value for name, value in asked.settings.items() if name not in (*followed, *self._said)}
+        self._warn_about_hidden_names(request)
+        new = {name: value for name, value in request.settings.items() if name not in (*followed, *self._warned)}
         if new:
-            self._said.update(new)
-            told = ", ".join(f"{name}={value}" for name, value in new.items())
-            _log.warning("a client asks for %s: these settings are the run's, and not followed", told)
+            self._warned.update(new)
+            text = ", ".join(f"{name}={value}" for name, value in new.items())
+            _log.warning("a client requests %s: not followed, because the run sets them", text)
 
-    def _say_if_names_are_not_shown(self, asked: ChatRequest) -> None:
-        """Say once that speakers' names are not in the prompt, where the model's chat template leaves them out."""
-        named = next((message for message in asked.messages if message.name and message.role != "tool"), None)
-        if named is None or NAMES in self._said:
+    def _warn_about_hidden_names(self, request: ChatRequest) -> None:
+        """Warn once if the model's chat template leaves the authors' names out of the prompt."""
+        named = next((message for message in request.messages if message.name and message.role != "tool"), None)
+        if named is None or NAMES in self._warned:
             return
-        self._said.add(NAMES)
+        self._warned.add(NAMES)
         try:
             counts = [self._episode.count_tokens([one]) for one in (named, replace(named, name=None))]
         except (TemplateError, UsageError):
             return
         if counts[0] == counts[1]:
-            _log.warning("a client names who speaks (%s): the chat template does not show names", named.name)
+            _log.warning("a client sends messages with names (%s): the chat template does not show names", named.name)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Inside the block a client waits; clients that wait at the same time wait once."""
+        """Count the block as waiting time; overlapping waits count once."""
         if self._waiting_since is not None:
             yield
             return
@@ -332,42 +338,44 @@ class GatewaySession:
             self._waited_s, self._waiting_since = self.waited_s, None
             self._active_at = time.monotonic()
 
-    async def _sample(self, work: PendingRequest) -> None:
-        """Sample the answers that a request lacks: the first alone, so that the others share its prompt."""
-        if not work.answers:
-            work.answers.append(await self._one(work))
-        missing = work.asked.count - len(work.answers)
+    async def _sample(self, pending: PendingRequest) -> None:
+        """Sample the missing answers: first one, then the others together, so that they share its cached prompt."""
+        if not pending.answers:
+            pending.answers.append(await self._sample_one(pending))
+        missing = pending.request.count - len(pending.answers)
         if missing and self.outcome is None:
-            tasks = [self._start(self._one(work)) for _ in range(missing)]
+            tasks = [self._start(self._sample_one(pending)) for _ in range(missing)]
             await asyncio.wait(tasks)
-            work.answers += [task.result() for task in tasks if not _has_failed(task)]
+            pending.answers += [task.result() for task in tasks if not _has_failed(task)]
             for task in tasks:
                 task.result()
 
-    async def _one(self, work: PendingRequest) -> tuple[Answer, ReplyAnswer]:
-        """Sample one answer, and remember where it leads."""
-        asked = work.asked
+    async def _sample_one(self, pending: PendingRequest) -> tuple[Answer, ReplyAnswer]:
+        """Sample one answer and record the conversation that it extends."""
+        request = pending.request
         followed: dict[str, Any] = {}
         if self._is_live:
-            followed = {name: asked.settings[name] for name in FOLLOWED_LIVE if name in asked.settings}
+            followed = {name: request.settings[name] for name in FOLLOWED_LIVE if name in request.settings}
         options = TurnOptions(
-            max_tokens=asked.max_tokens,
-            stop=asked.stop,
-            trained=not self._side_calls.has(asked),
-            on_progress=work.say if asked.stream and not work.answers else None,
-            form=self._form(asked),
-            logprobs=asked.logprobs,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            trained=not self._side_calls.matches(request),
+            on_progress=pending.update if request.stream and not pending.answers else None,
+            form=self._form(request),
+            logprobs=request.logprobs,
             **followed,
         )
         try:
-            conversation, messages = self._conversation(asked, work.chain)
+            conversation, messages = self._conversation(request, pending.chain)
             answer = without_deep_calls(await conversation.generate(options=options))
         except EpisodeEnd as end:
             return self._cut_off(end)
         except UnsupportedOption as error:
-            if isinstance(error, FormMissed):  # which is the policy's doing: the gateway can give such answers
-                raise BadRequest(f"{asked.form_field}: {error}", field=asked.form_field, code="form_missed") from error
-            field = {"form": asked.form_field, "images": "messages"}.get(error.option, error.option)
+            if isinstance(error, FormMissed):  # the policy's fault: the gateway supports the form
+                raise BadRequest(
+                    f"{request.form_field}: {error}", field=request.form_field, code="form_missed"
+                ) from error
+            field = {"form": request.form_field, "images": "messages"}.get(error.option, error.option)
             self.refusal = self.refusal or f"{field}: {error}"
             raise BadRequest(f"{field}: {error}", field=field, code="unsupported") from error
         except TemplateError as error:
@@ -378,19 +386,19 @@ class GatewaySession:
         except Exception as error:
             raise EnvironmentFailure("the gateway failed", got=described_error(error)) from error
         self.answers += 1
-        given = self._given(answer, asked, "" if work.answers else work.growing.text)
-        sent = sent_message(given)
-        chain = [*work.chain, chain_step(work.chain, sent)]
+        reply = self._reply_answer(answer, request, "" if pending.answers else pending.streaming.text)
+        sent = sent_message(reply)
+        chain = [*pending.chain, chain_step(pending.chain, sent)]
         recorded = [*messages, answer.message]
-        self._histories.remember(conversation, recorded, chain, given=sent, tools=asked.tools)
-        return answer, given
+        self._histories.remember(conversation, recorded, chain, sent=sent, tools=request.tools)
+        return answer, reply
 
     def _cut_off(self, end: EpisodeEnd) -> tuple[Answer, ReplyAnswer]:
-        """Give the empty answer of a spent budget; the episode takes no more requests, unless the traffic is live.
+        """Return the empty answer of an exhausted budget and, except in live traffic, accept no more requests.
 
         Raises:
-            BadRequest: the prompt is too long, and nothing was answered before it: clients are told what the vendors
-                tell them, since an empty answer would look like one of the policy's.
+            BadRequest: the prompt is too long, and either traffic is live or nothing was answered before. Clients get
+                the vendors' error, because an empty answer would look like the policy's.
             SessionOver: the session of live traffic has just ended.
         """
         is_too_long = end.outcome is Outcome.TRUNCATED_TOKENS
@@ -412,39 +420,39 @@ class GatewaySession:
         self.outcome = outcome
         self.spent.set()
 
-    def _form(self, asked: ChatRequest) -> AnswerForm | None:
-        """Return the form of an answer, if the session holds answers to forms; with tools, calls are one as well."""
-        form = asked.form if self._holds_forms else None
-        if form is not None and form.schema is not None and asked.tools:
+    def _form(self, request: ChatRequest) -> AnswerForm | None:
+        """Return the required form of an answer, if the session enforces forms; offered tools may be called instead."""
+        form = request.form if self._holds_forms else None
+        if form is not None and form.schema is not None and request.tools:
             return replace(form, or_calls=True)
         return form
 
-    def _conversation(self, asked: ChatRequest, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
-        """The conversation that a history continues, and the history as it is recorded."""
-        known, count = self._histories.longest(chain, asked.messages)
-        new = [self._with_own_ids(message) for message in asked.messages[count:]]
-        if known is None:
-            opened = self._episode.open(list(asked.messages), tools=[_ClientTool(schema) for schema in asked.tools])  # type: ignore[misc]
-            return opened, asked.messages
-        messages = [*known.messages[:count], *new]
-        return known.conversation.fork(messages), messages
+    def _conversation(self, request: ChatRequest, chain: Chain) -> tuple[Conversation, Sequence[Message]]:
+        """Return the conversation that a history continues, and the history as recorded."""
+        recorded, count = self._histories.find_longest(chain, request.messages)
+        new = [self._with_own_ids(message) for message in request.messages[count:]]
+        if recorded is None:
+            opened = self._episode.open(list(request.messages), tools=[_ClientTool(schema) for schema in request.tools])  # type: ignore[misc]
+            return opened, request.messages
+        messages = [*recorded.messages[:count], *new]
+        return recorded.conversation.fork(messages), messages
 
     def _with_own_ids(self, message: Message) -> Message:
-        """A tool's result under the id that the policy's call has in the ledger."""
+        """Return a tool's result with the call id that the ledger uses."""
         own = self._call_ids.get(message.tool_call_id or "")
         return message if own is None else replace(message, tool_call_id=own)
 
-    def _given(self, answer: Answer, asked: ChatRequest, said: str) -> ReplyAnswer:
-        """Make what the client gets of an answer, of which it may have got the beginning.
+    def _reply_answer(self, answer: Answer, request: ChatRequest, sent: str) -> ReplyAnswer:
+        """Return an answer as the client receives it; `sent` is the text that it already has.
 
-        Unreadable calls come as text. Where the client takes one call at a time it gets the first: the policy reads
-        that it made the others, and no results of them.
+        Unreadable calls become text. A client that takes one call at a time receives the first call; the history keeps
+        the other calls, without results.
         """
-        message, stop = answer.message, asked.stop
+        message, stop = answer.message, request.stop
         text, stop_text = cut_at(message.text, stop)
         if answer.problems and not message.tool_calls:
-            text, stop_text = cut_at(answer.raw_text[max(answer.raw_text.find(said), 0) :], stop)
-        calls = tuple(self._named(call) for call in message.tool_calls[: 1 if asked.single_call else None])
+            text, stop_text = cut_at(answer.raw_text[max(answer.raw_text.find(sent), 0) :], stop)
+        calls = tuple(self._with_client_id(call) for call in message.tool_calls[: 1 if request.single_call else None])
         return ReplyAnswer(
             text=text,
             finish=finish_of(answer.stop_reason, calls, stop_text),
@@ -452,21 +460,21 @@ class GatewaySession:
             reasoning=message.reasoning,
             stop_text=None if calls else stop_text,
             tokens=answer.answer_tokens,
-            logprobs=_up_to(len(text), answer.logprobs),
+            logprobs=_tokens_within(len(text), answer.logprobs),
         )
 
-    def _named(self, call: ToolCall) -> ToolCall:
-        """A call under an id that no other call of the session has."""
-        given = f"call_{secrets.token_hex(12)}"
-        self._call_ids[given] = call.id
-        return replace(call, id=given)
+    def _with_client_id(self, call: ToolCall) -> ToolCall:
+        """Return a call with an id that is unique in the session."""
+        client_id = f"call_{secrets.token_hex(12)}"
+        self._call_ids[client_id] = call.id
+        return replace(call, id=client_id)
 
     async def step(self, action: str) -> StepResult:
-        """Take an action in the episode's environment; one at a time.
+        """Take an action in the episode's environment; concurrent calls run one after the other.
 
         Raises:
-            SessionOver: the episode has ended, or ends with it.
-            BadRequest: the policy has not answered yet, or the program takes no actions itself.
+            SessionOver: the episode has ended, or this action exhausts a budget.
+            BadRequest: the policy has not answered yet, or the program may not take actions.
         """
         try:
             return await asyncio.shield(self._start(self._act(action)))
@@ -479,9 +487,9 @@ class GatewaySession:
             if self._is_over or self.is_done or self.outcome is not None:
                 raise SessionOver(ENDED)
             if not self._steps:
-                raise BadRequest("the answer is the only action; agent.options.answer=none allows others")
+                raise BadRequest("the final answer is the only action; agent.options.answer=none allows others")
             if not self.answers:
-                raise BadRequest("the policy has not answered yet: ask it before the first action")
+                raise BadRequest("the policy has not answered yet: send it a request before the first action")
             try:
                 result = await self._episode.step(action)
             except EpisodeEnd as end:
@@ -493,20 +501,20 @@ class GatewaySession:
             self.is_done = result.done
             return result
 
-    def count_tokens(self, asked: ChatRequest) -> int:
-        """Return how many tokens a request's prompt has."""
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of a request's prompt."""
         try:
-            return self._episode.count_tokens(asked.messages, asked.tools)
+            return self._episode.count_tokens(request.messages, request.tools)
         except (TemplateError, UsageError) as error:
             raise BadRequest(str(error), field="messages") from error
 
     def take_reward(self, body: Mapping[str, Any]) -> None:
-        """Take a posted reward: ``{"reward": 1.0}`` of the episode, or of one answer with ``reply`` or ``turn``.
+        """Record a posted reward: ``{"reward": 1.0}`` for the episode, or for one answer with ``reply`` or ``turn``.
 
-        The latest of the episode, or of one answer, counts: a reward that is posted again is not paid again.
+        A later reward for the episode, or for the same answer, replaces the earlier one.
 
         Raises:
-            BadRequest: it cannot be read, or names an answer that was not given.
+            BadRequest: the body is malformed, or names an unknown answer.
         """
         if self._is_over:
             raise SessionOver(ENDED)
@@ -517,11 +525,11 @@ class GatewaySession:
         success = body.get("success")
         if success is not None and not isinstance(success, bool):
             raise BadRequest(f"success must be true or false: got {success!r}", field="success")
-        turn = optional(body, "turn", int, None)
-        if given(body, "reply"):
+        turn = take_optional(body, "turn", int, None)
+        if is_given(body, "reply"):
             turn = self._turns.get(take(body, "reply", str))
             if turn is None:
-                raise BadRequest("reply is no answer of this episode", field="reply", status=404)
+                raise BadRequest("reply is not an answer of this episode", field="reply", status=404)
         try:
             self._episode.give_reward(reward - self._rewards.get(turn, 0.0), turn=turn, success=success)
         except UsageError as error:
@@ -529,18 +537,18 @@ class GatewaySession:
         self._rewards[turn] = reward
 
     def conversations(self) -> list[tuple[Sequence[Message], Sequence[ToolSchema]]]:
-        """Return the conversations so far, each up to its last answer, with the tools that were offered in it."""
-        return [(known.messages, known.tools) for known in self._histories.ends()]
+        """Return the conversations so far, each up to its last answer, with the tools offered in it."""
+        return [(recorded.messages, recorded.tools) for recorded in self._histories.ends()]
 
     async def close(self) -> None:
-        """Take no more requests, and end those that run; an action that is being taken is waited for."""
+        """Stop accepting requests, cancel the running ones, and wait for a running action."""
         self._is_over = True
         async with self._stepping:
             running = list(self._running)
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        self._works.clear()
+        self._pending.clear()
 
 
 def _has_failed(task: asyncio.Task[Any]) -> bool:
@@ -553,7 +561,7 @@ def chain_step(chain: Chain, message: Message) -> bytes:
 
 
 def without_deep_calls(answer: Answer) -> Answer:
-    """Return an answer whose calls can be written as JSON: one with deeper arguments becomes text."""
+    """Return an answer whose calls can be written as JSON; calls with too deeply nested arguments become text."""
     if not any(is_deep(dict(call.arguments)) for call in answer.message.tool_calls):
         return answer
     problem = f"the arguments of a call have more than {DEEPEST} levels of lists and objects"
@@ -562,11 +570,11 @@ def without_deep_calls(answer: Answer) -> Answer:
 
 
 def sent_message(answer: ReplyAnswer) -> Message:
-    """Return an answer as the client has it, and sends it back."""
+    """Return an answer as the message that the client sends back."""
     return Message(role="assistant", content=answer.text, tool_calls=tuple(answer.calls), reasoning=answer.reasoning)
 
 
-def _up_to(length: int, tokens: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-    """Return the tokens with which a text of this length begins."""
+def _tokens_within(length: int, tokens: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+    """Return the tokens that start within the first `length` characters."""
     begins = [0, *itertools.accumulate(len(token.text) for token in tokens)]
     return [token for token, begin in zip(tokens, begins, strict=False) if begin < length]

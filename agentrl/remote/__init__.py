@@ -1,4 +1,4 @@
-"""Environments that run elsewhere: the protocol's words and values, and the client that plays a served one as if local.
+"""Environments on other machines: the protocol and a client that presents a served environment as a local one.
 
 The protocol is described in ``docs/environments/remote.md``; its server is `agentrl.remote.server`.
 """

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible chat services: the chat format, retries, deadlines, keys, and failures by kind."""
+"""A client of OpenAI-compatible chat services: message format, retries, deadlines, keys and errors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length
 def encode_request(
     model: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
 ) -> dict[str, Any]:
-    """The body of a request to ``/chat/completions``.
+    """Return the body of a request to ``/chat/completions``.
 
     Raises:
-        UsageError: a setting that such services do not have.
+        UsageError: `params` has a setting that such services do not support.
     """
     for name in ("stop_token_ids", "top_k", "min_p"):
         if value := getattr(params, name):
-            raise UsageError(f"an OpenAI-compatible service takes no {name}", got=value, expected="none")
+            raise UsageError(f"an OpenAI-compatible service does not support {name}", got=value, expected="none")
     body: dict[str, Any] = {
         "model": model,
         "messages": [as_openai(message) for message in messages],
@@ -52,11 +52,11 @@ def encode_request(
 
 
 def as_openai(message: Message, *, keep_reasoning: bool = False) -> dict[str, Any]:
-    """Return a message as Chat Completions and files of conversations have it, images as ``data:`` addresses.
+    """Return a message in the format of Chat Completions and of conversation files, with images as ``data:`` URLs.
 
     Args:
         message: The message.
-        keep_reasoning: Write thinking as ``reasoning_content``, for files; services refuse it or ignore it.
+        keep_reasoning: Include thinking as ``reasoning_content``, for files; services refuse or ignore it.
     """
     body: dict[str, Any] = {"role": message.role, "content": _encode_content(message.content)}
     if keep_reasoning and message.reasoning:
@@ -90,7 +90,7 @@ def _encode_part(part: TextPart | ImagePart) -> dict[str, Any]:
 
 
 def decode_answer(text: str) -> ChatAnswer:
-    """The answer in the body of a successful response.
+    """Read the answer from the body of a successful response.
 
     Raises:
         EngineError: the body is not a chat completion.
@@ -99,21 +99,21 @@ def decode_answer(text: str) -> ChatAnswer:
         body = json.loads(text)
     except json.JSONDecodeError as error:
         raise EngineError(
-            "the service answered something that is not JSON",
+            "the service's answer is not valid JSON",
             got=repr(text[:200]),
-            hint="check that the url is the base address of the API, up to and with /v1",
+            hint="check that the url is the base URL of the API, including /v1",
         ) from error
     try:
         choice = body["choices"][0]
-        said, finish = choice["message"], choice.get("finish_reason")
+        message, finish = choice["message"], choice.get("finish_reason")
         usage = body.get("usage") or {}
-        calls, problems = _decode_calls(said.get("tool_calls") or [])
+        calls, problems = _decode_calls(message.get("tool_calls") or [])
         return ChatAnswer(
             message=Message(
                 role="assistant",
-                content=said.get("content") or "",
+                content=message.get("content") or "",
                 tool_calls=calls,
-                reasoning=said.get("reasoning_content") or said.get("reasoning"),
+                reasoning=message.get("reasoning_content") or message.get("reasoning"),
             ),
             prompt_tokens=int(usage.get("prompt_tokens") or 0),
             answer_tokens=int(usage.get("completion_tokens") or 0),
@@ -132,7 +132,7 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ..
         try:
             arguments = json.loads(written)
         except json.JSONDecodeError as error:
-            problems.append(f"the arguments of the call of {name} are not JSON: {error}")
+            problems.append(f"the arguments of the call of {name} are not valid JSON: {error}")
             continue
         except RecursionError:
             problems.append(f"the arguments of the call of {name} are nested too deeply")
@@ -145,7 +145,7 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ..
 
 
 def error_message(text: str) -> str:
-    """Find what the service says about an error: the message in its JSON, or the start of the text."""
+    """Return the service's error message: the one in its JSON, or the start of the text."""
     try:
         error = json.loads(text)["error"]
     except (json.JSONDecodeError, KeyError, TypeError):
@@ -157,17 +157,17 @@ LONGEST_WAIT_S = 30.0
 
 
 class ServiceRefusal(ErrorStatus):
-    """A request that the service does not accept, however often it is sent."""
+    """A request that the service refuses permanently."""
 
-    def __init__(self, url: str, status: int, said: str) -> None:
-        super().__init__(f"{url} refused a request", status=status, got=said)
+    def __init__(self, url: str, status: int, got: str) -> None:
+        super().__init__(f"{url} refused a request", status=status, got=got)
 
 
 class WrongService(UsageError):
-    """A wrong key, address or model of a service.
+    """A wrong key, URL or model of a service.
 
     Attributes:
-        status: The HTTP status that said so.
+        status: HTTP status of the answer.
     """
 
     def __init__(self, what: str, *, status: int, got: str, hint: str) -> None:
@@ -176,7 +176,7 @@ class WrongService(UsageError):
 
 
 class _Busy(Exception):
-    """The service may answer later; carries why, its HTTP status, and the seconds that it asked to wait."""
+    """The service may answer later; carries the reason, the HTTP status, and the requested waiting time in seconds."""
 
     def __init__(self, why: str, status: int, wait_s: float | None) -> None:
         super().__init__(why)
@@ -185,38 +185,38 @@ class _Busy(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Address of a service, and the patience with which it is asked."""
+    """Address of a service and limits of its requests."""
 
     url: str
-    """Base address, up to and with ``/v1``."""
+    """Base URL, including ``/v1``."""
     model: str
-    """Name of the model at the service."""
+    """Model name at the service."""
     api_key_variable: str
-    """Environment variable that holds the key; no key is sent where it is empty."""
+    """Environment variable that holds the key; if it is empty, no key is sent."""
     timeout_s: float
-    """Deadline of one answer, with all its retries."""
+    """Seconds for one answer, including all retries."""
     retries: int = 4
-    """New attempts after a refused or failed request."""
+    """Maximum number of retries after a refused or failed request."""
     max_concurrent: int = 32
-    """Most requests at once."""
+    """Maximum number of concurrent requests."""
     section: str
-    """Where the user sets all this, for hints: ``engine``."""
+    """Config section of these settings, such as ``engine``, for hints."""
 
 
 class ChatService(ChatPolicy):
-    """Talks to a service in text.
+    """Client of one chat service.
 
     Args:
-        settings: Address, model, key, deadline, concurrency.
-        max_context: Most tokens of prompt and answer together, for budgets; the service decides in the end.
-        first_wait_s: Seconds before the first retry; each further one waits twice as long.
+        settings: URL, model, key, deadline and concurrency.
+        max_context: Maximum number of tokens of prompt and answer, for budgets; the service may enforce another one.
+        first_wait_s: Seconds before the first retry; each further retry waits twice as long.
     """
 
     def __init__(self, settings: ServiceSettings, *, max_context: int = 131_072, first_wait_s: float = 0.5) -> None:
         self.settings = settings
         self.max_context = max_context
         self._first_wait_s = first_wait_s
-        self._places = asyncio.Semaphore(settings.max_concurrent)
+        self._slots = asyncio.Semaphore(settings.max_concurrent)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -224,7 +224,7 @@ class ChatService(ChatPolicy):
         """Open the connections; idempotent.
 
         Raises:
-            EngineError: closed.
+            EngineError: the client was closed.
         """
         if self._closed:
             raise EngineError("the connection to the service is closed")
@@ -242,20 +242,20 @@ class ChatService(ChatPolicy):
         *,
         json_schema: Mapping[str, Any] | None = None,
     ) -> ChatAnswer:
-        """Ask the service; overload, server errors and lost connections are tried again.
+        """Send a request; it is retried after overload, server errors and lost connections.
 
         Args:
-            messages: As in `ChatPolicy.chat`, like the next three.
+            messages: The conversation.
             tools: Schemas of the tools that may be called.
-            params: Of the sampling.
-            request_id: For messages.
-            json_schema: Sent as ``response_format``: the answer is to be JSON of this schema.
+            params: Sampling parameters.
+            request_id: Id of the request, for error messages.
+            json_schema: Schema of the answer, sent as ``response_format``.
 
         Raises:
-            WrongService: wrong key, address or model.
-            UsageError: a setting that the service does not have.
-            ServiceRefusal: the service does not accept the request.
-            EngineError: no usable answer within the deadline and the retries.
+            WrongService: the key, URL or model is wrong.
+            UsageError: `params` has a setting that the service does not support.
+            ServiceRefusal: the service refuses the request permanently.
+            EngineError: no valid answer within the deadline and the retries.
         """
         body = encode_request(self.settings.model, messages, tools, params)
         if json_schema is not None:
@@ -263,7 +263,7 @@ class ChatService(ChatPolicy):
             body["response_format"] = {"type": "json_schema", "json_schema": described}
         await self.start()
         what = f"request {request_id} to {self.settings.url}"
-        async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._places:
+        async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._slots:
             return await self._ask_with_retries(body, what)
 
     async def _ask_with_retries(self, body: dict[str, Any], what: str) -> ChatAnswer:
@@ -278,8 +278,8 @@ class ChatService(ChatPolicy):
                     if isinstance(error, _Busy):
                         raise ErrorStatus(failed, status=error.status, got=got) from error
                     raise EngineError(failed, got=got) from error
-                asked = error.wait_s if isinstance(error, _Busy) else None
-            await asyncio.sleep(wait_s if asked is None else min(asked, LONGEST_WAIT_S))
+                requested_s = error.wait_s if isinstance(error, _Busy) else None
+            await asyncio.sleep(wait_s if requested_s is None else min(requested_s, LONGEST_WAIT_S))
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         raise AssertionError("the last attempt returns or raises")
 
@@ -290,22 +290,22 @@ class ChatService(ChatPolicy):
         async with self._session.post(url, json=body) as response:
             text = await response.text(errors="replace")
             if response.status != 200:
-                self._refused(response.status, response.headers, text)
+                self._raise_error(response.status, response.headers, text)
             return text
 
-    def _refused(self, status: int, headers: Mapping[str, str], text: str) -> None:
-        said, section = f"{status}, {error_message(text)!r}", self.settings.section
+    def _raise_error(self, status: int, headers: Mapping[str, str], text: str) -> None:
+        got, section = f"{status}, {error_message(text)!r}", self.settings.section
         if status == 429 or (status >= 500 and status != 501):
-            raise _Busy(said, status, _seconds(headers.get("Retry-After")))
+            raise _Busy(got, status, _seconds(headers.get("Retry-After")))
         if status in (401, 403):
             variable = f"the environment variable {self.settings.api_key_variable}"
             hint = f"put a valid key into {variable}, or name another in {section}.api_key_variable"
-            raise WrongService(f"{self.settings.url} refuses the key", status=status, got=said, hint=hint)
+            raise WrongService(f"{self.settings.url} refuses the key", status=status, got=got, hint=hint)
         if status == 404:
-            hint = f"check {section}.model, and that {section}.url is the base address, up to and with /v1"
+            hint = f"check {section}.model, and that {section}.url is the base URL, including /v1"
             what = f"{self.settings.url} does not know model {self.settings.model!r}"
-            raise WrongService(what, status=status, got=said, hint=hint)
-        raise ServiceRefusal(self.settings.url, status, said)
+            raise WrongService(what, status=status, got=got, hint=hint)
+        raise ServiceRefusal(self.settings.url, status, got)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -319,4 +319,4 @@ def _seconds(header: str | None) -> float | None:
     try:
         return None if header is None else max(0.0, float(header))
     except ValueError:
-        return None  # the header may also be a date: wait as long as without it
+        return None  # the header is a date, which is ignored

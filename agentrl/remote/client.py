@@ -1,8 +1,8 @@
-"""The client of an environment server: from the server's address to an environment that plays the served one.
+"""The client of an environment server.
 
-`remote_spec` makes the spec of an address. Its environment, a `RemoteEnvironment`, has the optional parts that the
-served one has (tools, an expert, an action space, ...), and its tasks are fetched page by page when they are first
-asked for.
+`remote_spec` makes the spec of the environment at a URL. The spec makes `RemoteEnvironment`s, which have the same
+optional parts as the served environment (tools, an expert, an action space, ...). Its tasks are fetched page by page on
+first use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentrl.remote.env_methods import (
     RemoteTool,
     ResetResult,
 )
-from agentrl.remote.link import Link, Links, NoProtocol, SessionLost, Unanswered, ask_now
+from agentrl.remote.link import Link, Links, ProtocolMismatch, SessionLost, Unanswered, ask_blocking
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
@@ -45,7 +45,7 @@ from agentrl.remote.wire import (
     TASKS,
     TASKS_PER_PAGE,
     VERSION,
-    Served,
+    ServedEnvironment,
     read_served,
     read_task,
     spec_facts,
@@ -59,17 +59,17 @@ R = TypeVar("R")
 
 
 class CallSession(Protocol):
-    """Asks a session of the server for something."""
+    """Function that calls a method in a session of the server."""
 
     def __call__(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> Awaitable[R]:
-        """Ask, and return the result."""
+        """Call the method and return its result."""
 
 
 class RemoteExpert:
-    """The expert that the environment made over there.
+    """The expert of an environment on a server.
 
     Args:
-        call: Asks the session.
+        call: Calls a method in the session.
     """
 
     def __init__(self, call: CallSession) -> None:
@@ -81,10 +81,10 @@ class RemoteExpert:
 
 
 class RemoteFallibleExpert(RemoteExpert):
-    """One that can make mistakes."""
+    """A remote expert that can make mistakes."""
 
     async def mistake(self, rng: random.Random) -> str | None:
-        """Draw a mistake in place of the last action, with `rng` as here: its state goes there and back."""
+        """Draw a mistake in place of the last action; the server advances the state of `rng`."""
         version, numbers, gauss = rng.getstate()
         mistake, state = await self._call(EXPERT_MISTAKE, [version, list(numbers), gauss])
         version, numbers, gauss = state
@@ -93,10 +93,10 @@ class RemoteFallibleExpert(RemoteExpert):
 
 
 class RemoteActionSpace:
-    """The environment's action space, as far as a random policy uses it.
+    """The part of an environment's action space that a random policy uses.
 
     Args:
-        call: Asks the session.
+        call: Calls a method in the session.
     """
 
     def __init__(self, call: CallSession) -> None:
@@ -104,7 +104,7 @@ class RemoteActionSpace:
         self._seed: int | None = None
 
     def seed(self, seed: int) -> None:
-        """Seed the next samples."""
+        """Set the seed of the next samples."""
         self._seed = seed
 
     async def sample(self) -> str:
@@ -114,21 +114,21 @@ class RemoteActionSpace:
 
 
 PATIENCE_S = 20.0
-"""Seconds for which a lost or full server is asked again, unless the option ``patience_s`` says otherwise."""
+"""Default of the option ``patience_s``: seconds for which requests to an unreachable or full server are retried."""
 
 
 @dataclass(slots=True)
 class RemoteTasks:
-    """A split of a served environment's tasks.
+    """Tasks of one split of a served environment.
 
     Args:
-        url: The server's address.
-        split: The split's name.
-        patience_s: Seconds for which a lost server is asked again.
+        url: URL of the server.
+        split: Name of the split.
+        patience_s: Seconds for which requests to an unreachable server are retried.
 
     Raises:
-        UsageError: there is no such split, or its data is not there.
-        EnvironmentFailure: the server is lost.
+        UsageError: the split does not exist, or its data is missing.
+        EnvironmentFailure: the server is unreachable.
     """
 
     url: str
@@ -153,28 +153,28 @@ class RemoteTasks:
 
     def _ask(self, page: int) -> Any:
         query = f"start={page * TASKS_PER_PAGE}&count={TASKS_PER_PAGE}"
-        answer = ask_now(self.url, f"{TASKS}/{quote(self.split, safe='')}?{query}", patience_s=self.patience_s)
+        answer = ask_blocking(self.url, f"{TASKS}/{quote(self.split, safe='')}?{query}", patience_s=self.patience_s)
         self._pages[page] = answer["tasks"]
         return answer
 
 
 CLOSE_S = 5.0
-"""Seconds that closing may wait for the server, which closes what is left behind by itself."""
+"""Maximum number of seconds to wait when closing a session; the server closes abandoned sessions itself."""
 
 
 class RemoteEnvironment(AsyncEnv):
-    """One session of a server, opened by the first reset.
+    """One session of a server; the first reset opens it.
 
-    What the served environment does not offer is not there: `optional_part` finds nothing. A call that was given up
-    (a deadline, a lost connection) is repeated before the next one, so that none is lost and none is done twice.
+    It has only the optional parts of the served environment. A call that was abandoned (a deadline, a lost connection)
+    is retried before the next call, so that every call is executed exactly once.
 
     Args:
-        served: What the server told.
-        links: Connections to it.
-        patience_s: Seconds for which a lost or full server is asked again.
+        served: Description that the server returned.
+        links: Connections to the server.
+        patience_s: Seconds for which requests to an unreachable or full server are retried.
     """
 
-    def __init__(self, served: Served, links: Links, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, served: ServedEnvironment, links: Links, *, patience_s: float = PATIENCE_S) -> None:
         self.served = served
         self.action_hint = served.action_hint
         self._links = links
@@ -183,7 +183,7 @@ class RemoteEnvironment(AsyncEnv):
         self._session: str | None = None
         self._number = 0
         self._pending: tuple[str, Mapping[str, Any]] | None = None
-        """The call whose answer is not known."""
+        """Name and body of the call that has no answer yet."""
         self._turn = asyncio.Lock()
         self._state_key: str | None = None
         self._tools: tuple[Tool, ...] = ()
@@ -197,8 +197,8 @@ class RemoteEnvironment(AsyncEnv):
         }
 
     def __getattr__(self, name: str) -> Any:
-        """Return a part of the served environment: a method asks its server."""
-        served: Served | None = self.__dict__.get("served")
+        """Return an optional part of the served environment; methods call the server."""
+        served: ServedEnvironment | None = self.__dict__.get("served")
         if served is None or name not in served.parts & OPTIONAL_PARTS:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
         own = self._own_parts.get(name)
@@ -207,11 +207,11 @@ class RemoteEnvironment(AsyncEnv):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Start an episode; in a new session where the old one was closed meanwhile.
+        """Start an episode; if the server has closed the session, in a new one.
 
         Raises:
             EnvironmentFailure: the server or its environment failed.
-            UsageError: what the environment or the server refuses.
+            UsageError: the environment or the server refused the options.
         """
         begin = functools.partial(self._call, RESET, seed, options or {})
         if self._session is None:
@@ -237,7 +237,7 @@ class RemoteEnvironment(AsyncEnv):
         return result.observation, result.reward, result.terminated, result.truncated, dict(result.info)
 
     async def close(self) -> None:
-        """End the session; one that cannot be ended now ends with its lease."""
+        """End the session; if the server is unreachable, the session's lease ends it."""
         session, self._session = self._session, None
         if self._link is None:
             return
@@ -257,12 +257,12 @@ class RemoteEnvironment(AsyncEnv):
         await self._link.ask("PUT", f"{SESSIONS}/{session}", body, patience_s=self._patience_s)
 
     async def _call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
-        """Ask the session for something, after what was asked before."""
+        """Call a method in the session after all earlier calls."""
         async with self._turn:
             if self._session is None:
-                raise EnvironmentFailure(f"{method.name} of {self.served.url} comes before reset")
+                raise EnvironmentFailure(f"{method.name} of {self.served.url} was called before reset")
             if self._pending is not None:
-                with contextlib.suppress(_Answered):
+                with contextlib.suppress(_ErrorAnswer):
                     await self._send(*self._pending)
             body = {"number": self._number + 1, **method.write_arguments(*arguments)}
             _check_size(method, body, self.served.url)
@@ -270,11 +270,11 @@ class RemoteEnvironment(AsyncEnv):
             self._pending = method.name, body
             try:
                 return method.result.read(await self._send(*self._pending))
-            except _Answered as answered:
-                raise answered.error from answered.error.__cause__
+            except _ErrorAnswer as answer:
+                raise answer.error from answer.error.__cause__
 
     async def _send(self, method: str, body: Mapping[str, Any]) -> Any:
-        """Send a numbered call; it stays pending until the server has answered it, one way or the other."""
+        """Send a numbered call; it stays pending until the server answers with a result or an error."""
         assert self._link is not None
         route = f"{SESSIONS}/{self._session}/{method}"
         self._state_key = None
@@ -284,13 +284,13 @@ class RemoteEnvironment(AsyncEnv):
             raise
         except AgentRLError as error:
             self._pending = None
-            raise _Answered(error) from error
+            raise _ErrorAnswer(error) from error
         self._pending = None
         self._state_key = answer.get("state_key")
         return answer
 
     async def _read_state_key(self) -> str:
-        """Return the key that came with the last answer; ask for it where none did."""
+        """Return the state key of the last answer, or request it if the answer had none."""
         return self._state_key if self._state_key is not None else str(await self._call(STATE_KEY))
 
     async def _restore(self, data: Any) -> None:
@@ -306,55 +306,54 @@ class RemoteEnvironment(AsyncEnv):
         return (await self._call(CALL_TOOL, name, arguments)).checked(name)
 
 
-class _Answered(Exception):
-    """The server has answered with an error: nothing is pending."""
+class _ErrorAnswer(Exception):
+    """An error that the server returned, after which no call is pending."""
 
     def __init__(self, error: AgentRLError) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-class MakeRemote:
-    """Makes environments that play a served one; they share connections. Can be sent to worker processes.
+class RemoteEnvironmentFactory:
+    """Factory of remote environments that share connections; it can be pickled for worker processes.
 
     Args:
-        served: What the server told.
+        served: Description that the server returned.
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedEnvironment) -> None:
         self.served = served
         self._links = Links(served.url)
 
     def __call__(self, *, patience_s: float = PATIENCE_S) -> RemoteEnvironment:
-        """An environment; the server is asked when it is reset."""
+        """Make an environment; its reset opens a session."""
         return RemoteEnvironment(self.served, self._links, patience_s=patience_s)
 
-    def __reduce__(self) -> tuple[type[MakeRemote], tuple[Served]]:
-        return MakeRemote, (self.served,)
+    def __reduce__(self) -> tuple[type[RemoteEnvironmentFactory], tuple[ServedEnvironment]]:
+        return RemoteEnvironmentFactory, (self.served,)
 
 
 def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) -> None:
-    """Refuse what the server would refuse, before it counts as a call."""
+    """Refuse a request that is too large for the server before it is numbered."""
     if (size := len(to_json(body))) > (most := method.largest_request):
-        raise UsageError(f"this is too much for {url}", got=f"{size} bytes", expected=f"at most {most}")
+        raise UsageError(f"the request is too large for {url}", got=f"{size} bytes", expected=f"at most {most}")
 
 
 OPTIONS = {"patience_s": PATIENCE_S}
-"""The options of every remote environment; those of the served one belong to its server."""
+"""Options of every remote environment; the options of the served environment are set on its server."""
 
 
 def remote_spec(url: str) -> EnvironmentSpec:
-    """The spec of the environment that is served at `url`; its name is the address.
+    """Return the spec of the environment that is served at `url`; its name is the URL.
 
     Raises:
-        UsageError: no answer, an answer of something else than an environment server of this version, or the token
-            is wrong.
+        UsageError: no environment server of this version answers at `url`, or the token is wrong.
     """
     _check_version(url, _ask(url, HEALTH))
     served = read_served(url, _ask(url, INFO))
     return EnvironmentSpec(
         name=url,
-        make=MakeRemote(served),
+        make=RemoteEnvironmentFactory(served),
         tasks=functools.partial(RemoteTasks, url),
         isolation=Isolation.INLINE,
         options=OPTIONS,
@@ -364,17 +363,17 @@ def remote_spec(url: str) -> EnvironmentSpec:
 
 def _ask(url: str, route: str) -> Any:
     try:
-        return ask_now(url, route, patience_s=0.0)
+        return ask_blocking(url, route, patience_s=0.0)
     except Unanswered as error:
         hint = "start one: agentrl env serve NAME --port PORT"
         raise UsageError(f"no environment server answers at {url}", got=error.got, hint=hint) from error
-    except NoProtocol as error:
-        raise _no_server(url, error.got) from error
+    except ProtocolMismatch as error:
+        raise _no_server_error(url, error.got) from error
 
 
 def _check_version(url: str, health: Any) -> None:
     if not isinstance(health, dict) or health.get("protocol") != PROTOCOL:
-        raise _no_server(url, repr(health)[:200])
+        raise _no_server_error(url, repr(health)[:200])
     if VERSION not in health.get("versions", ()):
         raise UsageError(
             f"the environment server {url} speaks another version of the protocol",
@@ -384,9 +383,9 @@ def _check_version(url: str, health: Any) -> None:
         )
 
 
-def _no_server(url: str, got: object) -> UsageError:
+def _no_server_error(url: str, got: object) -> UsageError:
     return UsageError(
-        f"{url} is no environment server",
+        f"no environment server found at {url}",
         got=got,
-        expected="the address that agentrl env serve prints, /split may follow",
+        expected="the URL that agentrl env serve prints, optionally followed by /SPLIT",
     )

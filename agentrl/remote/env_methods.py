@@ -1,12 +1,12 @@
-"""The methods that a run can call on an environment, declared once.
+"""The table of methods that a run can call on an environment.
 
-Each `EnvMethod` names the part of the contract (`agentrl.env`) that it needs, the arguments of a request and the form
-of its result in JSON. All that stands between an episode and an environment derives from this table:
+Each `EnvMethod` names the part of the contract (`agentrl.env`) that it needs, the arguments of a request and the JSON
+form of its result. All layers between an episode and an environment use this table:
 
-- `agentrl.rollout.env_pool.EnvHandle.call` takes an entry, and so knows the types of arguments and result;
+- `agentrl.rollout.env_pool.EnvHandle.call` takes an entry, which types the arguments and the result;
 - `agentrl.rollout.env_adapter.EnvAdapter` calls its own method of this name, else the environment's;
-- an environment server carries out the entries that are `is_served`, and tells which parts its environment has;
-- `agentrl.remote.client.RemoteEnvironment` offers the parts that its server told.
+- an environment server executes the entries with `is_served`, and lists the parts of its environment;
+- `agentrl.remote.client.RemoteEnvironment` has the parts that its server lists.
 
 To add an optional method of environments, add an entry with its name as `part`.
 """
@@ -34,7 +34,7 @@ from agentrl.remote.wire import (
     read_content,
     read_message,
     read_tool_result,
-    whole,
+    whole_number,
     write_content,
     write_message,
     write_tool_result,
@@ -48,14 +48,14 @@ CallTool: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
 
 
 class RemoteTool(Tool):
-    """Tool whose name and schema are here, and whose function is in a worker process or behind a server.
+    """Local name and schema of a tool whose function is in a worker process or behind a server.
 
     Args:
         name: Name that the policy uses.
-        schema: The description that was made where the function is.
-        stop: A call ends the episode.
-        rules: How calls are carried out, where it is not the default.
-        remote: Calls the function; ``None`` leaves setting it to the receiver of the tool.
+        schema: Schema from the process that has the function.
+        stop: True if a call ends the episode.
+        rules: Fields of `ToolRules` that differ from the defaults.
+        remote: Function that calls the tool; with ``None``, the receiver of the tool sets it.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RemoteTool(Tool):
         remote: CallTool | None = None,
     ) -> None:
         self.name = name
-        known = {rule.name for rule in dataclasses.fields(ToolRules)}  # a newer server may know more
+        known = {rule.name for rule in dataclasses.fields(ToolRules)}  # a newer server may send more
         self.rules = ToolRules(**{name: value for name, value in rules.items() if name in known} | {"stop": stop})
         self.options = {}
         self.schema = schema
@@ -81,22 +81,22 @@ class RemoteTool(Tool):
 
     @classmethod
     def describe(cls, tool: Tool) -> RemoteTool:
-        """Make the remote form of a tool, where the tool is."""
+        """Make the remote form of a tool in the process that has the tool."""
         rules = {name: value for name, value in tool.rules.changed().items() if name not in ("stop", "inline")}
         return cls(tool.name, tool.schema, tool.stop, rules)
 
     @property
     def is_stateful(self) -> bool:
-        """False: its state is the environment's."""
+        """False: the environment keeps the state."""
         return False
 
     @property
     def needs_sandbox(self) -> bool:
-        """False: the environment holds what the function needs."""
+        """False: the environment has the resources of the function."""
         return False
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as they are: they are checked where the function is."""
+        """Return the arguments unchanged; the process that has the function validates them."""
         return dict(arguments)
 
     async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
@@ -105,38 +105,38 @@ class RemoteTool(Tool):
         return self.remote
 
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
-        """Call the function where it is."""
+        """Call the function in its process."""
         result: ToolResult = await bound(self.name, checked)
         return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetResult:
-    """First observation of an episode, and what the environment offers in it."""
+    """First observation of an episode, and the tools and hint of the environment."""
 
     observation: Content
     info: Mapping[str, Any]
     state_key: str | None
     action_hint: str
     tools: tuple[Tool, ...]
-    """The tools bound to this episode."""
+    """Tools bound to this episode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stepped:
-    """Result of a step, and the key of the state that it led to."""
+    """Result of a step and the key of the resulting state."""
 
     result: StepResult
     state_key: str | None
 
 
-def restored_generator(state: Sequence[Any]) -> random.Random:
-    """Make a generator from its state in JSON types.
+def restore_generator(state: Sequence[Any]) -> random.Random:
+    """Make a random generator from its state in JSON types.
 
     Raises:
-        TypeError: it is no state; also the next two.
-        ValueError: as above.
-        OverflowError: as above.
+        TypeError: the state is invalid.
+        ValueError: the state is invalid.
+        OverflowError: the state is invalid.
     """
     version, numbers, gauss = state
     generator = random.Random()
@@ -144,8 +144,8 @@ def restored_generator(state: Sequence[Any]) -> random.Random:
     return generator
 
 
-def same(value: Any) -> Any:
-    """Return a value whose JSON form is itself."""
+def identity(value: Any) -> Any:
+    """Return a value that is its own JSON form."""
     return value
 
 
@@ -155,10 +155,10 @@ class Argument:
 
     name: str
     read: Callable[[Body, str], Any]
-    """Takes it out of a request; raises `Refusal` where it is missing or of another type."""
-    write: Callable[[Any], Any] = same
+    """Function that reads the argument from a request; raises `Refusal` if it is missing or has another type."""
+    write: Callable[[Any], Any] = identity
     is_large: bool = False
-    """A snapshot or an observation: the request may have `LARGEST_REQUEST` bytes."""
+    """True for a snapshot or an observation: the request may have `LARGEST_REQUEST` bytes."""
 
 
 def _text(body: Body, name: str) -> str:
@@ -170,7 +170,7 @@ def _mapping(body: Body, name: str) -> dict[str, Any]:
 
 
 def _seed(body: Body, name: str) -> int | None:
-    return None if body.get(name) is None else whole(body, name, least=0, most=LARGEST_SEED)
+    return None if body.get(name) is None else whole_number(body, name, least=0, most=LARGEST_SEED)
 
 
 def _plain(body: Body, name: str) -> Any:
@@ -181,28 +181,28 @@ def _content(body: Body, name: str) -> Content:
     try:
         return read_content(body[name])
     except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is no content: {error!r}") from error
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is not an observation: {error!r}") from error
 
 
 def _generator_state(body: Body, name: str) -> list[Any]:
     state = field(body, name, list)
     try:
-        restored_generator(state)
+        restore_generator(state)
     except (TypeError, ValueError, OverflowError) as error:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is no state of a generator: {error}") from error
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is not a generator state: {error}") from error
     return state
 
 
 @dataclass(frozen=True, slots=True)
 class ResultForm(Generic[R]):
-    """The JSON form of a method's result."""
+    """JSON form of a method's result."""
 
     write: Callable[[R], dict[str, Any]]
     read: Callable[[Mapping[str, Any]], R]
 
 
 def _field_form(name: str) -> ResultForm[Any]:
-    """Make the form of a JSON value: an answer with one field."""
+    """Make the form of a JSON value, which is the only field of the answer."""
     return ResultForm(lambda value: {name: value}, lambda answer: answer[name])
 
 
@@ -265,16 +265,16 @@ class EnvMethod(Generic[P, R]):
 
     name: str
     part: str | None = None
-    """The optional attribute of an environment without which the method cannot be called; ``None``: all have it."""
+    """Optional attribute of an environment that the method needs; ``None`` if all environments have the method."""
     arguments: tuple[Argument, ...] = ()
-    """Those that a request carries; the adapter has defaults for others."""
+    """Arguments in a request; the adapter has defaults for all others."""
     result: ResultForm[R] = _VALUE
     is_served: bool = True
-    """Clients of an environment server may ask for it."""
+    """True if clients of an environment server may call the method."""
 
     @property
     def largest_request(self) -> int:
-        """Bytes of a request that a server reads."""
+        """Maximum size of a request in bytes."""
         return LARGEST_REQUEST if any(argument.is_large for argument in self.arguments) else LARGEST_CALL
 
     def write_arguments(self, *values: Any) -> dict[str, Any]:
@@ -282,10 +282,10 @@ class EnvMethod(Generic[P, R]):
         return {argument.name: argument.write(value) for argument, value in zip(self.arguments, values, strict=True)}
 
     def read_arguments(self, body: Body) -> list[Any]:
-        """Take the arguments out of a request.
+        """Read the arguments from a request.
 
         Raises:
-            Refusal: one is missing or of another type.
+            Refusal: an argument is missing or has another type.
         """
         return [argument.read(body, argument.name) for argument in self.arguments]
 
@@ -304,14 +304,14 @@ CALL_TOOL: EnvMethod[[str, Mapping[str, Any]], ToolResult] = EnvMethod(
     arguments=(Argument("name", _text), Argument("arguments", _mapping, dict)),
     result=ResultForm(write_tool_result, read_tool_result),
 )
-"""Asked of worker processes and servers only; inline and in threads the run holds the tools themselves."""
+"""Called only on worker processes and servers; otherwise the run has the tools themselves."""
 STATE_KEY: EnvMethod[[], str | None] = EnvMethod(name="state_key", part="state_key", result=_STATE_KEY)
 ADMISSIBLE_ACTIONS: EnvMethod[[], list[str] | None] = EnvMethod(name="admissible_actions", part="admissible_actions")
 SNAPSHOT: EnvMethod[[], Any] = EnvMethod(name="snapshot", part="snapshot")
 RESTORE: EnvMethod[[Any], str | None] = EnvMethod(
     name="restore", part="restore", arguments=(Argument("data", _plain, is_large=True),), result=_STATE_KEY
 )
-"""Gives the key of the state that was put back."""
+"""Restores a snapshot and returns the key of its state."""
 WEB_PAGE: EnvMethod[[], str] = EnvMethod(name="web_page", part="web_page")
 TOOL_MESSAGE: EnvMethod[[str], Message | None] = EnvMethod(
     name="tool_message",
@@ -320,15 +320,15 @@ TOOL_MESSAGE: EnvMethod[[str], Message | None] = EnvMethod(
     result=ResultForm(_write_message, lambda answer: read_message(answer["message"])),
 )
 EXPERT: EnvMethod[[], bool] = EnvMethod(name="expert", part="expert", result=_field_form("is_fallible"))
-"""Asks the environment for a new expert; true if it can make mistakes."""
+"""Makes a new expert; returns True if it can make mistakes."""
 EXPERT_ACTION: EnvMethod[..., ExpertAction] = EnvMethod(
     name="expert_action",
     part="expert",
     arguments=(Argument("observation", _content, write_content, is_large=True),),
     result=ResultForm(lambda action: {"action": action.text}, lambda answer: ExpertAction(text=str(answer["action"]))),
 )
-"""Gives what the environment's own expert does after an observation. Inside a run, `seed` decides whether, with
-probability `mistakes`, it makes a mistake first; a server is not asked for either."""
+"""Returns the action of the environment's expert after an observation. Inside a run, the expert first makes a mistake
+with probability `mistakes`, drawn with `seed`; neither argument is sent to a server."""
 EXPERT_MISTAKE: EnvMethod[[list[Any]], tuple[str | None, list[Any]]] = EnvMethod(
     name="expert_mistake",
     part="expert",
@@ -338,15 +338,15 @@ EXPERT_MISTAKE: EnvMethod[[list[Any]], tuple[str | None, list[Any]]] = EnvMethod
         lambda answer: (answer["action"], answer["random_state"]),
     ),
 )
-"""Gives a mistake in place of the expert's last action, and the state that its generator is left in."""
+"""Returns a mistake in place of the expert's last action, and the new state of its random generator."""
 SAMPLE: EnvMethod[[int | None], str] = EnvMethod(
     name="sample", part="action_space", arguments=(Argument("seed", _seed),), result=_field_form("action")
 )
 RANDOM_ACTION: EnvMethod[[int], str] = EnvMethod(name="random_action", is_served=False)
-"""Gives an admissible action or a sample of the action space; the first call's seed decides all of an episode's."""
+"""Returns an admissible action or a sample of the action space; the seed of an episode's first call determines all."""
 ACTION_HINT: EnvMethod[[], str] = EnvMethod(name="action_hint", is_served=False)
 PARTS: EnvMethod[[], frozenset[str]] = EnvMethod(name="parts", is_served=False)
-"""Gives the `OPTIONAL_PARTS` that the environment has."""
+"""Returns the `OPTIONAL_PARTS` of the environment."""
 CLOSE: EnvMethod[[], None] = EnvMethod(name="close", is_served=False)
 
 METHODS: Mapping[str, EnvMethod[..., Any]] = {
@@ -354,4 +354,4 @@ METHODS: Mapping[str, EnvMethod[..., Any]] = {
 }
 SERVED_METHODS = {name: method for name, method in METHODS.items() if method.is_served}
 OPTIONAL_PARTS = frozenset(method.part for method in METHODS.values() if method.part is not None)
-"""Attributes that an environment may have besides `reset` and `step`."""
+"""Attributes that an environment may have in addition to `reset` and `step`."""

@@ -1,6 +1,6 @@
-"""The connections to an environment server: requests that are repeated until they are answered, or patience ends.
+"""Connections to an environment server, which retry requests until they are answered or a timeout ends.
 
-All environments of an event loop that live on one server share one `Link`.
+All environments of one server share one `Link` per event loop.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from agentrl.remote.wire import (
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 CONNECT_S = 10.0
-"""Seconds that a connection may take to be made."""
+"""Timeout of a connection attempt in seconds."""
 _LONGEST_QUOTE = 300
-_PASSING = frozenset({502, 503, 504})
-"""What a proxy says while the server behind it is away."""
+_TEMPORARY = frozenset({502, 503, 504})
+"""Statuses of a proxy whose server is temporarily down."""
 
 
 class Unanswered(EnvironmentFailure):
-    """The server was not reached, or had no room, until the timeout; whether it got the request is unknown."""
+    """The server stayed unreachable or full until the timeout; it may have received the request."""
 
 
 class SessionLost(EnvironmentFailure):
-    """The server does not know the session (any more)."""
+    """The server has no session with this id, or no longer."""
 
 
-class NoProtocol(EnvironmentFailure):
-    """The server answers what no environment server of agentrl would."""
+class ProtocolMismatch(EnvironmentFailure):
+    """The server does not speak the protocol of agentrl's environment servers."""
 
 
 class Link:
-    """The connections to one server, for one event loop; opened by the first request.
+    """Connections to one server for one event loop; the first request opens them.
 
-    Every request of the protocol may be repeated: the server answers the second one as it did the first.
+    Every request of the protocol may be retried: the server returns its first answer again.
 
     Args:
-        url: The server's address, without a slash at its end.
-        service: What it is called in messages.
-        token_variable: Environment variable with the token that is sent.
+        url: URL of the server, without a trailing slash.
+        service: Name of the service in messages.
+        token_variable: Environment variable with the token to send.
     """
 
     def __init__(self, url: str, *, service: str = "environment server", token_variable: str = TOKEN_VARIABLE) -> None:
@@ -67,20 +67,20 @@ class Link:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, method: str, route: str, body: Any = None, *, patience_s: float) -> Any:
-        """The JSON that a request is answered with.
+        """Send a request and return the JSON of its answer.
 
         Args:
             method: ``GET``, ``PUT``, ``POST`` or ``DELETE``.
-            route: Path with its query, from the slash on.
-            body: The request's JSON; ``None`` sends none.
-            patience_s: Seconds for which a server that is lost or full is asked again.
+            route: Path with its query, including the leading slash.
+            body: JSON of the request; ``None`` sends no body.
+            patience_s: Seconds for which requests to an unreachable or full server are retried.
 
         Raises:
-            Unanswered: the server stayed lost or full.
-            SessionLost: it does not know the session.
-            NoProtocol: it is no environment server.
-            EnvironmentFailure: its environment failed, or it does not understand the request.
-            ToolError: for the policy.
+            Unanswered: the server stayed unreachable or full.
+            SessionLost: the server has no such session.
+            ProtocolMismatch: the server is not an environment server.
+            EnvironmentFailure: the server's environment failed, or the server refused the request as malformed.
+            ToolError: a tool call failed; the message is for the policy.
             UsageError: the user must change something.
         """
         data = None if body is None else to_json(body)
@@ -100,13 +100,13 @@ class Link:
         return outcome
 
     async def close(self) -> None:
-        """Close the connections. Idempotent."""
+        """Close the connections; idempotent."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _try(self, method: str, route: str, data: bytes | None) -> Any:
-        """One request: the JSON of its answer, or the error to raise."""
+        """Send one request and return the JSON of its answer, or the error to raise."""
         headers = {} if data is None else {"Content-Type": "application/json"}
         try:
             async with self._open().request(
@@ -117,12 +117,15 @@ class Link:
                 allow_redirects=False,
             ) as response:
                 if (response.content_length or 0) > LARGEST_ANSWER:
-                    return NoProtocol(f"{self.url}{route} answers too much", got=f"{response.content_length} bytes")
+                    return ProtocolMismatch(
+                        f"the answer of {self.url}{route} is too large", got=f"{response.content_length} bytes"
+                    )
                 status, answer = response.status, await response.read()
         except aiohttp.InvalidURL as error:
-            return UsageError(f"{self.url} is no address", got=error)
+            return UsageError(f"{self.url} is not a valid URL", got=error)
         except (aiohttp.ClientError, OSError) as error:
-            lost = Unanswered(f"the {self._service} {self.url} is lost", got=f"{type(error).__name__}: {error}")
+            got = f"{type(error).__name__}: {error}"
+            lost = Unanswered(f"the connection to the {self._service} {self.url} failed", got=got)
             lost.__cause__ = error
             return lost
         return self._read(route, status, answer)
@@ -145,8 +148,8 @@ class Link:
             kind, message = Problem(body["error"]["kind"]), str(body["error"]["message"])
         except (ValueError, KeyError, TypeError):
             got = f"status {status}, {answer[:_LONGEST_QUOTE].decode(errors='replace')!r}"
-            kind_of = Unanswered if status in _PASSING else NoProtocol
-            return kind_of(f"{self.url}{route} is no {self._service}", got=got)
+            kind_of = Unanswered if status in _TEMPORARY else ProtocolMismatch
+            return kind_of(f"no {self._service} found at {self.url}{route}", got=got)
         return self._error(kind, message)
 
     def _error(self, kind: Problem, message: str) -> AgentRLError:
@@ -154,10 +157,10 @@ class Link:
             case Problem.TOOL:
                 return ToolError(message)
             case Problem.USAGE:
-                return UsageError(f"the {self._service} {self.url} refuses: {message}")
+                return UsageError(f"the {self._service} {self.url} refused the request: {message}")
             case Problem.TOKEN:
                 hint = f"put its token into the environment variable {self._token_variable}"
-                return UsageError(f"the {self._service} {self.url} refuses the token", got=message, hint=hint)
+                return UsageError(f"the {self._service} {self.url} refused the token", got=message, hint=hint)
             case Problem.BUSY:
                 hint = "raise --max-sessions there, or lower environment.max_concurrent here"
                 return Unanswered(f"the {self._service} {self.url} is full", got=message, hint=hint)
@@ -176,10 +179,10 @@ class _Shared:
 
 
 class Links:
-    """Lends the running loop's link, and closes it when its last user gives it back.
+    """Links to one server, one per event loop; the last user's `give_back` closes a link.
 
     Args:
-        url: The server's address.
+        url: URL of the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -187,24 +190,24 @@ class Links:
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
 
     def borrow(self) -> Link:
-        """The link of the running loop."""
+        """Return the link of the running event loop."""
         shared = self._of_loop.setdefault(asyncio.get_running_loop(), _Shared(Link(self.url)))
         shared.users += 1
         return shared.link
 
     async def give_back(self) -> None:
-        """One `borrow` less."""
+        """End one `borrow`."""
         shared = self._of_loop[asyncio.get_running_loop()]
         shared.users -= 1
         if shared.users == 0:
             await shared.link.close()
 
 
-def ask_now(url: str, route: str, *, patience_s: float) -> Any:
-    """Ask for a route outside any event loop, or inside one that may wait: a thread of its own asks.
+def ask_blocking(url: str, route: str, *, patience_s: float) -> Any:
+    """Send a GET request from a new thread and block until it is answered; a running event loop blocks as well.
 
     Raises:
-        AgentRLError: as `Link.ask` does.
+        AgentRLError: as in `Link.ask`.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="agentrl-environment-server") as thread:
         return thread.submit(asyncio.run, _ask_once(url, route, patience_s)).result()

@@ -1,6 +1,6 @@
-"""Retrievers of passages: BM25 in memory, and one behind HTTP, as Search-R1's servers speak it.
+"""Retrievers of passages: BM25 in memory, and a client of HTTP retrievers with the API of Search-R1.
 
-BM25 keeps an inverted index, for corpora of up to some hundred thousand passages, which are read from a corpus file.
+BM25 uses an inverted index, for corpus files of up to some hundred thousand passages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Passage(NamedTuple):
 
 
 def parse_passage(document: Mapping[str, Any]) -> Passage | None:
-    r"""A passage from a document: ``contents`` (title and text, divided by a line break), or ``title`` and ``text``.
+    r"""Read a passage from ``contents`` (title, line break, text) or from ``title`` and ``text``; ``None`` if invalid.
 
     >>> parse_passage({"id": "7", "contents": '"Fern"\nA plant.'})
     Passage(title='Fern', text='A plant.')
@@ -43,10 +43,10 @@ def parse_passage(document: Mapping[str, Any]) -> Passage | None:
 
 
 def load_corpus(path: str) -> tuple[Passage, ...]:
-    """The passages of a JSONL file, one document per line.
+    """Load the passages of a JSONL file, one document per line.
 
     Raises:
-        UsageError: no such file, or a line is no document.
+        UsageError: the file cannot be read, is empty, or a line is not a document.
     """
     passages = []
     for row in read_rows(path, "corpus"):
@@ -64,7 +64,7 @@ def load_corpus(path: str) -> tuple[Passage, ...]:
 
 
 def list_passages(passages: Sequence[Passage]) -> str:
-    """Write the passages that a search found, numbered, one per line."""
+    """Return the passages of a search as text, numbered, one per line."""
     lines = [f'Doc {number}(Title: "{title}") {text}' for number, (title, text) in enumerate(passages, start=1)]
     return "\n".join(lines) or "Nothing was found."
 
@@ -74,12 +74,12 @@ _HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}
 
 
 class RetrievalService:
-    """Asks one retriever.
+    """Client of one HTTP retriever.
 
     Args:
-        url: Its address, with or without ``/retrieve``.
-        topk: Passages per query.
-        timeout_s: Seconds after which it counts as failed.
+        url: URL of the retriever, with or without ``/retrieve``.
+        topk: Number of passages per query.
+        timeout_s: Timeout of a request in seconds.
     """
 
     def __init__(self, url: str, *, topk: int, timeout_s: float) -> None:
@@ -89,10 +89,10 @@ class RetrievalService:
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, query: str) -> tuple[Passage, ...]:
-        """The passages that the retriever finds, best first.
+        """Return the passages that the retriever finds, best first.
 
         Raises:
-            EnvironmentFailure: it cannot be reached, is too slow, or answers something else.
+            EnvironmentFailure: the retriever is unreachable, too slow, or returns an invalid answer.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
@@ -115,7 +115,7 @@ class RetrievalService:
             self._session = None
 
     def _read(self, answer: Any) -> tuple[Passage, ...]:
-        """The passages of the only query: documents, or documents with scores."""
+        """Read the passages of the only query from documents with or without scores."""
         try:
             (hits,) = answer["result"]
             documents = [hit.get("document", hit) for hit in hits]
@@ -132,13 +132,13 @@ class RetrievalService:
 
 K1 = 0.9
 B = 0.4
-"""Saturation and length normalisation: the defaults of Anserini, which Search-R1's BM25 uses."""
+"""Saturation (`K1`) and length normalisation (`B`): Anserini's defaults, which Search-R1 uses."""
 
 _WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> list[str]:
-    """The terms of a text: its words, lower case.
+    """Return the terms of a text: its words in lower case.
 
     >>> words("The river's mouth, 1843")
     ['the', 'river', 's', 'mouth', '1843']
@@ -147,10 +147,10 @@ def words(text: str) -> list[str]:
 
 
 class BM25Index:
-    """Ranks passages by BM25 over title and text (Robertson and Zaragoza, 2009, with Lucene's positive idf).
+    """Index that ranks passages by BM25 over title and text (Robertson and Zaragoza, 2009, with Lucene's positive idf).
 
     Args:
-        passages: The corpus, not empty.
+        passages: Corpus with at least one passage.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -165,7 +165,7 @@ class BM25Index:
         self._postings = {term: self._weigh(rows) for term, rows in postings.items()}
 
     def _weigh(self, rows: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-        """The passages that hold a term, and what it adds to the score of each."""
+        """Return the numbers of the passages that contain a term, and the term's weight in the score of each."""
         numbers = np.array([number for number, _ in rows], dtype=np.int32)
         frequencies = np.array([frequency for _, frequency in rows], dtype=np.float32)
         idf = math.log(1 + (len(self.passages) - len(rows) + 0.5) / (len(rows) + 0.5))
@@ -173,7 +173,7 @@ class BM25Index:
         return numbers, weights.astype(np.float32)
 
     def search(self, query: str, topk: int) -> tuple[Passage, ...]:
-        """The best passages, best first; equal ones in the corpus's order; none that share no word with the query."""
+        """Return the best passages that share a term with the query, best first; ties keep the order of the corpus."""
         scores = np.zeros(len(self.passages), dtype=np.float32)
         for term in words(query):
             if (posting := self._postings.get(term)) is not None:

@@ -1,7 +1,7 @@
 """Routes, errors and values of the environment protocol, as JSON; ``docs/environments/remote.md`` describes them.
 
-Python's own `json` writes and reads them: state snapshots hold numbers of more than 64 bits, and a ``nan`` in an
-``info`` stays one. What is not JSON changes on the way as it would in any file: a tuple arrives as a list.
+Messages use Python's `json`, because state snapshots contain integers of more than 64 bits and an ``info`` may contain
+``nan``. Values that JSON lacks change as in any JSON file: a tuple arrives as a list.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ Body: TypeAlias = Mapping[str, Any]
 PROTOCOL = "agentrl-environment"
 VERSION = 1
 HEALTH = "/health"
-"""The only route without a version: it tells which versions a server speaks."""
+"""The only route without a version; it returns the protocol versions of the server."""
 INFO = f"/v{VERSION}/info"
 TASKS = f"/v{VERSION}/tasks"
 SESSIONS = f"/v{VERSION}/sessions"
 TOKEN_VARIABLE = "AGENTRL_ENV_TOKEN"
-"""Environment variable with the token that a server asks for and a client sends."""
+"""Environment variable with the token that a server requires and a client sends."""
 LARGEST_REQUEST = 16 * 2**20
-"""Bytes of a request that a server reads where a snapshot or images may be in it."""
+"""Maximum size in bytes of a request that may contain a snapshot or images."""
 LARGEST_CALL = 4 * 2**20
-"""Bytes of all other requests."""
+"""Maximum size in bytes of all other requests."""
 LARGEST_ANSWER = 64 * 2**20
-"""Bytes of an answer that a client reads."""
+"""Maximum size in bytes of an answer that a client reads."""
 TASKS_PER_PAGE = 100
 
 
@@ -56,25 +56,25 @@ class Problem(enum.StrEnum):
     """Kind of an error answer: ``{"error": {"kind": …, "message": …}}``."""
 
     USAGE = "usage"
-    """The user must change something: an option of the reset, a split, a method that the environment lacks."""
+    """The user must change something: an option of `reset`, a split, a method that the environment lacks."""
     ENVIRONMENT = "environment"
-    """The environment raised, hung, or returned what is not allowed."""
+    """The environment raised, hung, or returned an invalid value."""
     TOOL = "tool"
-    """The text is for the policy, who called a tool wrongly."""
+    """The policy called a tool wrongly; it reads the message."""
     REQUEST = "request"
-    """The request is not understood."""
+    """The request is malformed."""
     NUMBER = "number"
-    """The request's number is neither the next one nor a repetition of the last."""
+    """The request's number is neither the next one nor that of the last request."""
     SESSION = "session"
-    """No session of this id: it was closed, its lease ran out, or the server was started again."""
+    """No session has this id: it was closed, its lease expired, or the server restarted."""
     BUSY = "busy"
-    """All sessions are taken."""
+    """All sessions are in use."""
     TOKEN = "token"
     """The token is missing or wrong."""
 
     @property
     def status(self) -> int:
-        """The HTTP status that goes with it."""
+        """HTTP status of answers with this problem."""
         return _STATUS[self]
 
 
@@ -91,11 +91,11 @@ _STATUS = {
 
 
 class Refusal(Exception):
-    """Answered to the client.
+    """Error that is returned to the client.
 
     Args:
-        problem: What it is about.
-        message: For a person.
+        problem: Kind of the error.
+        message: Human-readable text.
     """
 
     def __init__(self, problem: Problem, message: str) -> None:
@@ -107,7 +107,7 @@ def field(body: Body, name: str, kind: type[T]) -> T:
     """Read a field of a request.
 
     Raises:
-        Refusal: it is missing or of another type.
+        Refusal: the field is missing or has another type.
     """
     value = body.get(name)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -116,11 +116,11 @@ def field(body: Body, name: str, kind: type[T]) -> T:
     return value
 
 
-def whole(body: Body, name: str, *, least: int, most: int) -> int:
+def whole_number(body: Body, name: str, *, least: int, most: int) -> int:
     """Read a whole number of a request.
 
     Raises:
-        Refusal: it is missing, of another type, or outside the range.
+        Refusal: the field is missing, has another type, or is out of range.
     """
     value = field(body, name, int)
     if not least <= value <= most:
@@ -132,8 +132,8 @@ def to_json(value: Any) -> bytes:
     """Encode a message.
 
     Raises:
-        TypeError: something in it has no JSON form.
-        ValueError: it holds itself.
+        TypeError: a value has no JSON form.
+        ValueError: the value contains itself.
     """
     return json.dumps(value, default=_plain, separators=(",", ":")).encode()
 
@@ -151,7 +151,7 @@ def from_json(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return NumPy's numbers and arrays, and mappings of other types, as JSON knows them."""
+    """Convert NumPy numbers and arrays, and mappings other than `dict`, to JSON types."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "tolist"):
@@ -176,10 +176,10 @@ def write_content(content: Content) -> Any:
 
 
 def read_content(data: Any) -> Content:
-    """Read what `write_content` wrote.
+    """Read an observation that `write_content` wrote.
 
     Raises:
-        TypeError: it is neither text nor a list of parts.
+        TypeError: the data is neither text nor a list of parts.
         KeyError: a part is neither text nor an image.
         ValueError: an image is not base64.
     """
@@ -207,7 +207,7 @@ def write_message(message: Message) -> dict[str, Any]:
 
 
 def read_message(data: Mapping[str, Any]) -> Message:
-    """Read what `write_message` wrote."""
+    """Read a message that `write_message` wrote."""
     return Message(
         role=data["role"],
         content=read_content(data["content"]),
@@ -219,7 +219,7 @@ def read_message(data: Mapping[str, Any]) -> Message:
 
 
 def write_task(task: Task) -> dict[str, Any]:
-    """Write a task; its reader knows its environment."""
+    """Write a task without its environment, which the reader knows."""
     return {
         "id": task.id,
         "seed": task.seed,
@@ -234,19 +234,19 @@ def write_task(task: Task) -> dict[str, Any]:
 
 
 def read_task(data: Mapping[str, Any], environment: str) -> Task:
-    """Read what `write_task` wrote, as a task of `environment`."""
+    """Read a task of `environment` that `write_task` wrote."""
     messages = tuple(read_message(message) for message in data.get("messages", ()))
     return Task(environment=environment, **{**data, "messages": messages})
 
 
 def write_tool_result(result: ToolResult) -> dict[str, Any]:
-    """Write the result of a tool; only the text where there is nothing else."""
+    """Write the result of a tool; fields without a value are left out, except the text."""
     more = {"reward": result.reward, "metrics": dict(result.metrics), "stop": result.stop}
     return {"text": result.text, **{name: value for name, value in more.items() if value}}
 
 
 def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
-    """Read what `write_tool_result` wrote."""
+    """Read a result that `write_tool_result` wrote."""
     return ToolResult(
         str(plain["text"]),
         reward=plain.get("reward", 0.0),
@@ -255,7 +255,7 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
     )
 
 
-_TOLD = (
+_SPEC_FIELDS = (
     "name",
     "description",
     "version",
@@ -268,26 +268,26 @@ _TOLD = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """An environment behind a server."""
+class ServedEnvironment:
+    """Description of an environment behind a server."""
 
     url: str
     spec: Mapping[str, Any]
-    """The facts of its `EnvironmentSpec` that are plain data."""
+    """Fields of its `EnvironmentSpec` that are plain data."""
     parts: frozenset[str]
-    """The optional parts that it has; a newer server may know more of them."""
+    """Optional parts that the environment has; a newer server may list unknown ones."""
     action_hint: str
     fingerprint: str
-    """Checksum of all this and the options: another one is another environment."""
+    """Checksum of the description and the options; it differs between environments."""
 
     @property
     def name(self) -> str:
-        """Its name on the server."""
+        """Name of the environment on the server."""
         return str(self.spec["name"])
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Least and greatest return; JSON has no infinity, so that an open end is ``None`` there."""
+        """Minimum and maximum return; infinity is ``None`` in JSON."""
         low, high = self.spec["reward_range"]
         return -math.inf if low is None else float(low), math.inf if high is None else float(high)
 
@@ -295,23 +295,23 @@ class Served:
 def write_served(
     spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[str], action_hint: str
 ) -> dict[str, Any]:
-    """Make the answer of the info route."""
-    told: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
-    told["max_turns"] = spec.turns_under(options)
-    told["splits"] = list(spec.splits)
-    told["scores"] = dict(spec.scores)
-    told["reward_range"] = [value if math.isfinite(value) else None for value in spec.reward_range]
-    told["shows_images"] = spec.shows_images(options)
-    told["roles"] = list(spec.roles_under(options))
-    told["options"] = {name: _shown(value) for name, value in options.items()}
-    facts = {"spec": told, "parts": sorted(parts), "action_hint": action_hint}
+    """Return the answer of the info route."""
+    fields: dict[str, Any] = {name: getattr(spec, name) for name in _SPEC_FIELDS}
+    fields["max_turns"] = spec.turns_under(options)
+    fields["splits"] = list(spec.splits)
+    fields["scores"] = dict(spec.scores)
+    fields["reward_range"] = [value if math.isfinite(value) else None for value in spec.reward_range]
+    fields["shows_images"] = spec.shows_images(options)
+    fields["roles"] = list(spec.roles_under(options))
+    fields["options"] = {name: _to_plain(value) for name, value in options.items()}
+    facts = {"spec": fields, "parts": sorted(parts), "action_hint": action_hint}
     fingerprint = hashlib.sha256(to_json(facts)).hexdigest()[:16]
     return {"protocol": PROTOCOL, "version": VERSION, **facts, "fingerprint": fingerprint}
 
 
-def read_served(url: str, info: Mapping[str, Any]) -> Served:
-    """Read what `write_served` wrote."""
-    return Served(
+def read_served(url: str, info: Mapping[str, Any]) -> ServedEnvironment:
+    """Read a description that `write_served` wrote."""
+    return ServedEnvironment(
         url=url,
         spec=info["spec"],
         parts=frozenset(info["parts"]),
@@ -320,9 +320,9 @@ def read_served(url: str, info: Mapping[str, Any]) -> Served:
     )
 
 
-def spec_facts(served: Served) -> dict[str, Any]:
-    """Make the keyword arguments of the `EnvironmentSpec` of a served environment, besides its factories."""
-    facts = {name: served.spec[name] for name in _TOLD if name != "name" and name in served.spec}
+def spec_facts(served: ServedEnvironment) -> dict[str, Any]:
+    """Return the keyword arguments of a served environment's `EnvironmentSpec`, without its factories."""
+    facts = {name: served.spec[name] for name in _SPEC_FIELDS if name != "name" and name in served.spec}
     roles = tuple(served.spec.get("roles", ()))  # an older server has none
     return {
         **facts,
@@ -330,7 +330,7 @@ def spec_facts(served: Served) -> dict[str, Any]:
         "scores": dict(served.spec["scores"]),
         "reward_range": served.reward_range,
         "images_of": _always if served.spec["shows_images"] else None,
-        "roles_of": functools.partial(_these, roles) if roles else None,
+        "roles_of": functools.partial(_constant_roles, roles) if roles else None,
     }
 
 
@@ -338,11 +338,11 @@ def _always(**options: Any) -> bool:
     return True
 
 
-def _these(roles: tuple[str, ...], **options: Any) -> tuple[str, ...]:
+def _constant_roles(roles: tuple[str, ...], **options: Any) -> tuple[str, ...]:
     return roles
 
 
-def _shown(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) or not isinstance(value, str | int | float | bool | list | dict | type(None)):
         return str(value)
     return value

@@ -15,7 +15,7 @@ from typing import Any, cast
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, maybe_await, optional_part
 from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, Message, TextPart
-from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restored_generator
+from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restore_generator
 from agentrl.tool import Tool, ToolResult
 
 LARGEST_OBSERVATION = 10_000_000
@@ -246,8 +246,8 @@ class EnvAdapter:
         return hasattr(await self._begin_expert(), "mistake")
 
     async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
-        """Draw a mistake in place of the expert's last action; return it and the generator's new state."""
-        rng = restored_generator(random_state)
+        """Draw the expert's mistake in place of its last action; return it and the generator's state after it."""
+        rng = restore_generator(random_state)
         mistake = await maybe_await(cast("FallibleExpert", self._expert).mistake(rng))
         version, numbers, gauss = rng.getstate()
         return None if mistake is None else str(mistake), [version, list(numbers), gauss]

@@ -1,1 +1,1 @@
-"""Runs that people start: reinforcement learning, supervised fine-tuning, preferences, the demo."""
+"""Runs that users start: reinforcement learning, supervised fine-tuning, preferences, the demo."""

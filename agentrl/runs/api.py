@@ -1,9 +1,9 @@
 """The Python interface for programs and notebooks: `train`, `resume`, `evaluate` and `sft`.
 
-Environments, agent loops, tools, reward functions, estimators and losses may be given as objects. A config names each:
-``module:attr`` where it can be imported, and otherwise by a name of this Python session (``python:exact``), which no
-other process knows: see `resume`. In a thread with a running event loop, as in a notebook, the work is done in a thread
-of its own; Ctrl-C (or interrupting the kernel) stops it there as it does in a terminal.
+Environments, agent loops, tools, reward functions, estimators and losses may be given as objects. The config names an
+importable object as ``module:attr``, and any other by a name that only this Python session knows (``python:exact``);
+see `resume`. In a thread with a running event loop, as in a notebook, the work runs in a new thread; Ctrl-C or
+interrupting the kernel stops it as in a terminal.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Environment: TypeAlias = str | EnvironmentSpec | Callable[..., AnyEnv]
 ToolLike: TypeAlias = Tool | str | Mapping[str, Any]
 _Reward: TypeAlias = str | Scorer | Callable[..., Any]
 RewardLike: TypeAlias = _Reward | Mapping[str, Any] | tuple[_Reward, float]
-"""A name, a function, a scorer, either of them with a weight, or an entry of ``agent.reward``."""
+"""A name, a function or a scorer, optionally with a weight, or an entry of ``agent.reward``."""
 Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
 """``["trainer.steps=5"]`` or ``{"trainer.steps": 5}``."""
 
@@ -72,40 +72,40 @@ def train(
     progress: bool = True,
     watcher: RunWatcher | None = None,
 ) -> RunResult:
-    """Train an agent; returns when the run has ended.
+    """Train an agent; return when the run has ended.
 
     Args:
-        config: A YAML file or a shipped config's name; the defaults when left out.
-        env: ``environment``: a registry name, a Gymnasium id, ``module:EnvId`` (``/split`` may follow), a class, or a
-            function that makes an environment.
-        tasks: A file of tasks; without `env` and `config`, of prompts that are answered once.
+        config: A YAML file or the name of a shipped config; ``None`` uses the defaults.
+        env: ``environment``: a registry name, a Gymnasium id or ``module:EnvId``, each optionally followed by
+            ``/split``, a class, or a function that makes an environment.
+        tasks: A file of tasks; without `env` and `config`, a file of prompts that are answered once.
         model: ``model``: a folder or name, a run, or ``scratch``.
         engine: ``engine``.
         algorithm: ``algorithm``: the advantage estimator, by name or as a function.
         loss: ``algorithm.loss``, by name or as a function.
         loop: ``agent.loop``, by name or as a class.
         tools: ``agent.tools``: tools, registry names, ``module:attr``, or a dictionary with ``name`` and options.
-        reward: ``agent.reward``: a function, or several, each alone or as ``(function, weight)``.
+        reward: ``agent.reward``: a function or a list of functions, each optionally as ``(function, weight)``.
         steps: ``trainer.steps``.
         seed: ``run.seed``.
-        overrides: Further keys, put on top.
-        progress: Show how the run goes, on standard error.
+        overrides: Additional config keys, which take precedence.
+        progress: True to show the progress on standard error.
         watcher: Receives the progress instead; see `agentrl.observe.progress.RunWatcher`.
 
     Returns:
-        The run's folder, its newest checkpoint, the metrics of its last step.
+        The run's folder, its newest checkpoint, and the metrics of its last step.
 
     Raises:
-        UsageError: something that the caller must change.
-        TrainingError: training cannot go on.
-        KeyboardInterrupt: Ctrl-C stopped the run, with a checkpoint, and no event loop runs in this thread; in a
-            notebook the result is returned, and its `interrupted` is true.
+        UsageError: the caller must change something.
+        TrainingError: training cannot continue.
+        KeyboardInterrupt: Ctrl-C stopped the run after a checkpoint, and this thread has no running event loop. With
+            one, as in a notebook, the result is returned with `interrupted` set.
     """
     has_environment = env is not None or config is not None
     words_of_tasks = task_words(_text(tasks), has_environment=has_environment)
     words = [
-        *([] if has_environment else words_of_tasks),  # the loop of prompts may be another one
-        *_parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward),
+        *([] if has_environment else words_of_tasks),  # before `loop`, which overrides the loop of prompts
+        *_object_overrides(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward),
         *(words_of_tasks if has_environment else []),
         *_override("model", model),
         *_override("engine", engine),
@@ -123,10 +123,10 @@ def train(
         run = start_run(resolved, kind=resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2])
         if progress:
             note(run_size(run.config))
-        with _watcher(progress, watcher) as shown:
-            return train_run(run, watcher=shown, interruption=interruption)
+        with _watcher(progress, watcher) as display:
+            return train_run(run, watcher=display, interruption=interruption)
 
-    return _to_the_end(_apart(work, interruption))
+    return _raise_if_interrupted(_run_off_loop(work, interruption))
 
 
 def resume(
@@ -143,46 +143,47 @@ def resume(
     progress: bool = True,
     watcher: RunWatcher | None = None,
 ) -> RunResult:
-    """Go on with a run from its newest checkpoint.
+    """Resume a run from its newest checkpoint.
 
-    A run whose objects belonged to another Python session (their names begin with ``python:``) needs them again, under
-    the same names; what was importable then, or given by name, is found without.
+    Objects of another Python session, whose names begin with ``python:``, must be given again under the same names.
+    Importable objects and objects given by name are found without.
 
     Args:
-        run: Its folder, ``runs/latest``, or what `train` returned.
-        env: The environment, if it was an object; and so on.
-        algorithm: As in `train`.
+        run: The run's folder, ``runs/latest``, or the result of `train`.
+        env: The environment, if it was given as an object.
+        algorithm: As in `train`, if it was given as an object, like the next four.
         loss: As in `train`.
         loop: As in `train`.
         tools: As in `train`.
         reward: As in `train`.
-        steps: ``trainer.steps``: the whole run's, not those that are left.
+        steps: ``trainer.steps``: total steps of the run, including those already done.
         overrides: Keys that a resumed run may change.
         progress: As in `train`.
         watcher: As in `train`.
 
     Raises:
-        UsageError: no run lies there, an object is missing, or a change would make it another run.
-        TrainingError: training cannot go on.
+        UsageError: no run found, an object is missing, or an override changes a key that must stay the same.
+        TrainingError: training cannot continue.
         KeyboardInterrupt: As in `train`.
     """
-    _parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward)  # their names are known now
+    # Register the objects under their names.
+    _object_overrides(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward)
     folder = run.folder if isinstance(run, RunResult) else run
     interruption = StopRequest()
 
     def work() -> RunResult:
         found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
-        with _watcher(progress, watcher) as shown:
-            return train_run(found, watcher=shown, interruption=interruption)
+        with _watcher(progress, watcher) as display:
+            return train_run(found, watcher=display, interruption=interruption)
 
-    return _to_the_end(_apart(work, interruption))
+    return _raise_if_interrupted(_run_off_loop(work, interruption))
 
 
-def _to_the_end(result: RunResult) -> RunResult:
-    """Return the result of a run, unless Ctrl-C stopped it in a script, whose next line must not work with half a run.
+def _raise_if_interrupted(result: RunResult) -> RunResult:
+    """Return the result of a run that was not interrupted; a script must not continue with an incomplete run.
 
     Raises:
-        KeyboardInterrupt: the run was stopped, and no event loop runs here, as one does in a notebook.
+        KeyboardInterrupt: the run was interrupted, and this thread has no running event loop, unlike in a notebook.
     """
     if not result.interrupted or _has_event_loop():
         return result
@@ -205,27 +206,27 @@ def sft(
     progress: bool = True,
     watcher: RunWatcher | None = None,
 ) -> RunResult:
-    """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says.
+    """Warm-start a model on demonstrations of the environment's expert or on a file of conversations.
 
     Args:
         config: As in `train`.
-        env: As in `train`; its expert demonstrates.
-        data: ``sft.data``: a file of conversations to learn instead.
+        env: As in `train`; its expert plays the demonstrations.
+        data: ``sft.data``: a file of conversations to use instead of demonstrations.
         model: As in `train`.
         loop: As in `train`; it must have ``demonstrate()``.
         tools: As in `train`.
-        episodes: ``sft.episodes``: demonstrations.
+        episodes: ``sft.episodes``: number of demonstrations.
         seed: ``run.seed``.
-        overrides: Further keys, put on top.
+        overrides: Additional config keys, which take precedence.
         progress: As in `train`.
         watcher: As in `train`.
 
     Raises:
-        UsageError: something that the caller must change: no expert, no model.
+        UsageError: the caller must change something: no expert, no model.
         TrainingError: the loss is not finite.
     """
     words = [
-        *_parts(env=env, loop=loop, tools=tools),
+        *_object_overrides(env=env, loop=loop, tools=tools),
         *_override("model", model),
         *_override("sft.data", data),
         *_override("sft.episodes", episodes),
@@ -239,10 +240,10 @@ def sft(
         check_warm_start(resolved)
         _check_session(resolved)
         run = start_run(resolved, kind="sft")
-        with _watcher(progress, watcher) as shown:
-            return warm_start(run, watcher=_Interrupting(shown or RunWatcher(), interruption))
+        with _watcher(progress, watcher) as display:
+            return warm_start(run, watcher=_InterruptingWatcher(display or RunWatcher(), interruption))
 
-    return _apart(work, interruption)
+    return _run_off_loop(work, interruption)
 
 
 def evaluate(
@@ -267,34 +268,35 @@ def evaluate(
     progress: bool = True,
     on_episode: Callable[[EvaluatedEpisode], None] = ignore,
 ) -> EvaluationResult:
-    """Measure a policy on fixed tasks. Finished episodes are kept on disk, and found by the same call.
+    """Measure a policy on fixed tasks. Finished episodes are stored on disk, and the same call reuses them.
 
     Args:
-        env: As in `train`; without a split the first one that is not for training; without `env` the run's own.
-        config: A YAML file or a shipped config's name; its model is measured when `model` is left out.
-        prompts: A file of prompts, each answered once, in place of `env`.
-        model: A folder or name, a run or its `checkpoint`; the service's name for the model with `url`.
+        env: As in `train`; without ``/split``, the first split that is not for training. Without `env`, the run's
+            environment.
+        config: A YAML file or the name of a shipped config, whose model is measured unless `model` is given.
+        prompts: A file of prompts, each answered once, instead of `env`.
+        model: A folder or name, a run or its `checkpoint`; with `url`, the name of the model at the service.
         policy: ``engine``, ``expert`` or ``random``.
         engine: ``local``, ``vllm``, ``sglang``, ``scripted`` or ``openai``.
-        url: Base address of an OpenAI-compatible service.
+        url: Base URL of an OpenAI-compatible service.
         loop: As in `train`.
         tools: As in `train`.
         reward: As in `train`.
-        tasks: How many tasks of the split; 100, or all of a smaller split, when left out.
-        samples: Episodes per task.
-        seed: Chooses the tasks, and seeds the sampling.
-        temperature: Of the sampling; 0 is greedy.
-        concurrency: Maximum of episodes at once.
-        fresh: Play all episodes again, also those that an earlier call has played.
-        overrides: Further keys, put on top.
-        progress: Show how far it is, on standard error.
+        tasks: Number of tasks of the split; by default 100, or all tasks of a smaller split.
+        samples: Number of episodes per task.
+        seed: Seed of the choice of tasks and of the sampling.
+        temperature: Sampling temperature; 0 is greedy.
+        concurrency: Maximum number of concurrent episodes.
+        fresh: True to play all episodes again, including stored ones.
+        overrides: Additional config keys, which take precedence.
+        progress: True to show the progress on standard error.
         on_episode: Called after each episode.
 
     Raises:
-        UsageError: something that the caller must change.
+        UsageError: the caller must change something.
     """
     chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
-    words = [*_parts(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
+    words = [*_object_overrides(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
     interruption = StopRequest()
 
     def work() -> EvaluationResult:
@@ -322,7 +324,7 @@ def evaluate(
         )
         return _measure(request, interruption, progress=progress, on_episode=on_episode)
 
-    return _apart(work, interruption)
+    return _run_off_loop(work, interruption)
 
 
 def _measure(
@@ -332,35 +334,35 @@ def _measure(
     progress: bool,
     on_episode: Callable[[EvaluatedEpisode], None],
 ) -> EvaluationResult:
-    """Play an evaluation until it ends or is interrupted, and print how far it is."""
+    """Run an evaluation until it ends or is interrupted, and print its progress."""
     counters = RolloutCounters()
 
-    async def measured(report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
+    async def run(report: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
         with interruption.stops():
             return (await run_evaluation(request, on_episode=report, counters=counters)).result
 
     if progress and request.policy is PolicyKind.ENGINE:
         note(evaluation_size(request.config, request.n_tasks, request.samples))
-    with _counted(request.n_tasks * request.samples, counters, progress, on_episode) as report:
-        result = asyncio.run(measured(report))
+    with _count_episodes(request.n_tasks * request.samples, counters, progress, on_episode) as report:
+        result = asyncio.run(run(report))
     if progress:
         _print_problems(result)
     return result
 
 
 def _print_problems(result: EvaluationResult) -> None:
-    """Print the problems of an evaluation, and why its success is unknown if it is."""
+    """Print the problems of an evaluation, and the reason if its success is unknown."""
     for line in problem_lines(result.problems):
         note(line)
     if result.success is None and result.reward is not None:
         note(WITHOUT_SUCCESS)
 
 
-def _apart(work: Callable[[], T], interruption: StopRequest) -> T:
-    """Do the work here, or in a new thread where this one has a running event loop.
+def _run_off_loop(work: Callable[[], T], interruption: StopRequest) -> T:
+    """Do the work in this thread, or in a new one if this thread has a running event loop.
 
     Raises:
-        KeyboardInterrupt: the work was ended by Ctrl-C before it had a result.
+        KeyboardInterrupt: Ctrl-C ended the work before it had a result.
     """
     if not _has_event_loop():
         return work()
@@ -369,7 +371,7 @@ def _apart(work: Callable[[], T], interruption: StopRequest) -> T:
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # raised where the result is awaited
+        except BaseException as error:  # `done.result` raises it in the calling thread
             done.set_exception(error)
 
     threading.Thread(target=run, name="agentrl", daemon=True).start()
@@ -392,32 +394,32 @@ def _has_event_loop() -> bool:
     return True
 
 
-class _Interrupting(RunWatcher):
-    """Interrupts work that has no other way to stop, when it next says how it goes."""
+class _InterruptingWatcher(RunWatcher):
+    """Watcher that interrupts work at its next progress report, for work that cannot be stopped otherwise."""
 
     def __init__(self, watcher: RunWatcher, interruption: StopRequest) -> None:
         self._interruption = interruption
         self._watcher = watcher
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._watcher.on_start(folder, status)
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._watcher.on_checkpoint(step, folder)
 
     def on_message(self, text: str) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._watcher.on_message(text)
 
     def on_status(self, status: RunStatus) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._check()
         self._watcher.on_status(status)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass it on."""
+        """Forward the call."""
         self._check()
         self._watcher.on_step(step, metrics)
 
@@ -431,12 +433,12 @@ def _watcher(progress: bool, watcher: RunWatcher | None) -> Iterator[RunWatcher 
     if watcher is not None or not progress:
         yield watcher
         return
-    with watching() as shown:
-        yield shown
+    with watching() as display:
+        yield display
 
 
 @contextmanager
-def _counted(
+def _count_episodes(
     total: int, counters: RolloutCounters, progress: bool, on_episode: Callable[[EvaluatedEpisode], None]
 ) -> Iterator[Callable[[EvaluatedEpisode], None]]:
     if not progress:
@@ -452,10 +454,10 @@ def _counted(
 
 
 def _check_session(config: Config) -> None:
-    """Check that no other process needs what only this session has.
+    """Check that no other process needs objects that only this session has.
 
     Raises:
-        UsageError: one does.
+        UsageError: another process needs such an object.
     """
     algorithm = config.algorithm
     ours = [name for name in (algorithm.advantage, algorithm.loss) if name.startswith(SESSION)]
@@ -469,11 +471,11 @@ def _check_session(config: Config) -> None:
             f"{why} needs objects that other processes can import",
             got=", ".join(name.removeprefix(SESSION) for name in ours) + ", defined in this session",
             expected="module:attr, or an object that was imported from a module",
-            hint="put it into a .py file and import it from there",
+            hint="move it to a .py file and import it from there",
         )
 
 
-def _parts(
+def _object_overrides(
     *,
     env: Environment | None = None,
     algorithm: str | Callable[..., Any] | None = None,
@@ -482,15 +484,17 @@ def _parts(
     tools: Sequence[ToolLike] = (),
     reward: RewardLike | Sequence[RewardLike] | None = None,
 ) -> list[str]:
-    """The overrides that name objects."""
-    given = (
+    """Return the overrides that name objects, and register the objects under these names."""
+    targets = (
         ("environment", Kind.ENVIRONMENT, env),
         ("algorithm", Kind.ADVANTAGE, algorithm),
         ("algorithm.loss", Kind.LOSS, loss),
         ("agent.loop", Kind.AGENT_LOOP, loop),
     )
-    named = [word for key, kind, target in given if target is not None for word in _override(key, _name(kind, target))]
-    return [*named, *tool_overrides(tools), *_reward_overrides(reward)]
+    words = [
+        word for key, kind, target in targets if target is not None for word in _override(key, _name(kind, target))
+    ]
+    return [*words, *tool_overrides(tools), *_reward_overrides(reward)]
 
 
 def _name(kind: Kind, target: Any) -> str:
@@ -498,23 +502,25 @@ def _name(kind: Kind, target: Any) -> str:
 
 
 def tool_overrides(tools: Iterable[ToolLike]) -> list[str]:
-    """``agent.tools`` for tools given as objects or by name."""
+    """Return the override of ``agent.tools`` for tools given as objects or by name."""
     entries = [dict(tool) if isinstance(tool, Mapping) else _name(Kind.TOOL, tool) for tool in tools]
     return [f"agent.tools={json.dumps(entries)}"] if entries else []
 
 
 def _reward_overrides(reward: RewardLike | Sequence[RewardLike] | None) -> list[str]:
-    """``agent.reward`` for functions given as objects or by name.
+    """Return the override of ``agent.reward`` for functions given as objects or by name.
 
     Raises:
-        UsageError: two functions of one name.
+        UsageError: two functions have the same name.
     """
     if reward is None:
         return []
     entries = [_reward_entry(one) for one in (reward if isinstance(reward, list) else [reward])]
     names = [entry if isinstance(entry, str) else entry["name"] for entry in entries]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError("two reward functions have one name", got=", ".join(twice), expected="a name for each")
+        raise UsageError(
+            "two reward functions have the same name", got=", ".join(twice), expected="a different name for each"
+        )
     return [f"agent.reward={json.dumps(entries)}"]
 
 
@@ -523,13 +529,13 @@ def _reward_entry(reward: Any) -> str | dict[str, Any]:
         return dict(reward)
     if isinstance(reward, tuple):
         if len(reward) != 2:
-            raise UsageError("a reward is no pair", got=reward, expected="(function, weight), or a list of several")
+            raise UsageError("a reward is not a pair", got=reward, expected="(function, weight), or a list of rewards")
         return {"name": _name(Kind.REWARD, reward[0]), "weight": reward[1]}
     return _name(Kind.REWARD, reward)
 
 
 def override_words(overrides: Overrides) -> list[str]:
-    """Overrides as ``key=value``.
+    """Return overrides as ``key=value``.
 
     >>> override_words({"trainer.steps": 5, "agent.options": {"format": "plain"}})
     ['trainer.steps=5', 'agent.options={"format": "plain"}']

@@ -1,8 +1,8 @@
-"""The checkpoint of a training run, from which it goes on as if nothing had happened.
+"""The checkpoint of a training run, from which it resumes as if it had not stopped.
 
 checkpoints/step-000010/
-model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer; of adapters peft's folder
-trainer.pt        optimizer, schedule, generators; trainer/ where several ranks have written it
+model/            Hugging Face folder with the policy's exact weights and its tokenizer; a peft folder for adapters
+trainer.pt        optimizer, schedule, generators; with several ranks, the folder trainer/
 progress.json     step, version, task order and curriculum, finished unused trajectories, position in metrics.jsonl
 manifest.json     sizes and checksums
 """
@@ -28,31 +28,31 @@ _PROGRESS = "progress.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a run, as a checkpoint keeps it."""
+    """Progress of a run in a checkpoint."""
 
     step: int
-    """Training steps done."""
+    """Number of finished training steps."""
     version: int
     """Version of the weights."""
     metrics_position: int
-    """Bytes of ``metrics.jsonl`` that belong to these steps."""
+    """Size in bytes of ``metrics.jsonl`` after these steps."""
     store_position: int
-    """Bytes of the next step's file of trajectories that were written by then."""
+    """Size in bytes of the next step's trajectory file at the time of the checkpoint."""
     pending: Mapping[str, float] | None
-    """Metrics of the last step, when the run was stopped before they were written."""
+    """Metrics of the last step, if the run stopped before they were written."""
     scheduler: Mapping[str, Any]
     """Task order, state of the curriculum, and finished unused trajectories."""
 
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
-    """Fill the folder of a checkpoint."""
+    """Write a checkpoint into its folder."""
     save_policy_folder(parts.source, parts.tokenizer, folder / MODEL, parts.renderer.images)
     parts.trainer.checkpoint.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
 
 
 def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
-    """Copy what `write_checkpoint` writes; gives what fills the folder from the copies while training goes on."""
+    """Copy the state of a checkpoint; the returned function writes the copy into a folder during training."""
     write_policy = copy_policy(parts.source, parts.tokenizer, parts.renderer.images)
     write_trainer, written = parts.trainer.checkpoint.copy(), orjson.dumps(asdict(progress))
 
@@ -65,23 +65,23 @@ def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path]
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
-    """Read how far the run had come.
+    """Read a checkpoint's progress.
 
     Raises:
-        UsageError: the checkpoint was not written by a training run.
+        UsageError: the checkpoint does not belong to a training run.
     """
     file = checkpoint.path / _PROGRESS
     if not file.is_file():
         raise UsageError(
             f"checkpoint {checkpoint.path} cannot be resumed",
             got="a model only",
-            expected="a training run's checkpoint",
+            expected="a checkpoint of a training run",
             hint=f"start a new run from it: agentrl train … model.path={shlex.quote(str(checkpoint.path))}",
         )
     return Progress(**orjson.loads(file.read_bytes()))
 
 
 def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:
-    """Put trainer and scheduler back; the model's weights were loaded from the checkpoint when it was built."""
+    """Restore trainer and scheduler; the model has loaded its weights from the checkpoint already."""
     parts.trainer.checkpoint.load(checkpoint.path)
     parts.scheduler.load_state_dict(progress.scheduler)

@@ -1,4 +1,4 @@
-"""The main job from nothing: a model is warm-started, measured, trained by reward, and measured again.
+"""A complete training from scratch: warm start, evaluation, reinforcement learning, evaluation, report.
 
 config ─► (pretrained: evaluation) ─► (with `sft`: warm start ─► evaluation) ─► RL ─► evaluation ─► report, demo.json
 """
@@ -39,35 +39,37 @@ class Demo:
 
     folder: Path
     results: Mapping[str, EvaluationResult]
-    """By when they were measured (`AS_IT_COMES`, `BEFORE`, `AFTER`), in order."""
+    """Evaluations by the time of measurement (`AS_IT_COMES`, `BEFORE`, `AFTER`), in order."""
     report: ReportFiles
     seconds: Mapping[str, float]
-    """Of the whole and of its parts."""
+    """Duration of each part and ``total``."""
 
     def check_learned(self) -> None:
-        """Compare the intervals.
+        """Check that the last success interval lies above the first.
 
         Raises:
-            TrainingError: they overlap.
+            TrainingError: it does not.
         """
         first, *_, last = self.results.values()
         before, after = first.success, last.success
         if before is None or after is None or after.low <= before.high:
             raise TrainingError(
-                "the agent did not learn", got=f"success {_shown(before)} and then {_shown(after)}", expected="a rise"
+                "the agent did not learn",
+                got=f"success {_success_text(before)} before training and {_success_text(after)} after",
+                expected="an increase beyond the intervals",
             )
 
 
 class DemoRunner:
-    """Runs the parts of a demo one after the other, each in its own folder.
+    """Runner of a demo's parts, each in its own folder.
 
     Args:
-        folder: Where everything goes; made, and must not exist.
-        recipe: A config file or a shipped config's name. With a pretrained model, that is measured as it comes, too;
-            without an ``sft`` section of its own, there is no warm start.
-        seed: Of the model, the tasks and the sampling.
-        n_tasks: Unseen tasks of each evaluation; those of the recipe when left out.
-        overrides: Changes of the recipe, ``key=value``.
+        folder: Folder of the demo; must not exist.
+        recipe: A config file or the name of a shipped config. A pretrained model is also measured before any training;
+            a recipe without an ``sft`` section has no warm start.
+        seed: Seed of the model, the tasks and the sampling.
+        n_tasks: Number of unseen tasks per evaluation; by default the recipe's.
+        overrides: Overrides of the recipe, ``key=value``.
         watcher: Receives the progress of the runs.
     """
 
@@ -92,14 +94,16 @@ class DemoRunner:
         self.n_tasks = n_tasks or config.evaluation.tasks
 
     def run(self) -> Demo:
-        """Do it all.
+        """Run all parts.
 
         Raises:
-            UsageError: the folder is there already, or the disk is full.
-            TrainingError: training cannot go on, or was interrupted.
+            UsageError: the folder exists already, or the disk is full.
+            TrainingError: training cannot continue, or was interrupted.
         """
         if self.folder.exists():
-            raise UsageError("the demo's folder is there already", got=self.folder, hint="name another, or remove it")
+            raise UsageError(
+                "the demo's folder exists already", got=self.folder, hint="choose another folder, or delete it"
+            )
         with writing(self.folder):
             self.folder.mkdir(parents=True)
         clock = _Clock()
@@ -109,7 +113,7 @@ class DemoRunner:
             clock.lap("evaluation_as_it_comes")
         words = []
         if self._has_warm_start:
-            started = self._finished(
+            started = self._check_finished(
                 warm_start(start_run(self._config("warm-start"), kind="sft"), watcher=self._watcher)
             )
             clock.lap("warm_start")
@@ -117,7 +121,7 @@ class DemoRunner:
             clock.lap("evaluation_before")
             words = [f"model.path={started.checkpoint}"]
         run = start_run(self._config("train", *words), kind="train")
-        trained = self._finished(train(run, watcher=self._watcher))
+        trained = self._check_finished(train(run, watcher=self._watcher))
         clock.lap("training")
         results[AFTER] = self._evaluate(trained.checkpoint)
         clock.lap("evaluation_after")
@@ -129,11 +133,11 @@ class DemoRunner:
     def _config(self, name: str, *more: str) -> Config:
         return load_config(self._recipe, [*self._overrides, f"run.name={name}", *more])
 
-    def _finished(self, result: RunResult) -> RunResult:
+    def _check_finished(self, result: RunResult) -> RunResult:
         if result.interrupted:
             raise TrainingError(
                 "the demo was interrupted",
-                hint=f"its training goes on with: agentrl train --resume {shlex.quote(str(result.folder))}",
+                hint=f"resume its training with: agentrl train --resume {shlex.quote(str(result.folder))}",
             )
         return result
 
@@ -164,12 +168,12 @@ def demo_json(demo: Demo) -> dict[str, Any]:
     }
 
 
-def _shown(estimate: MeanInterval | None) -> str:
+def _success_text(estimate: MeanInterval | None) -> str:
     return "unknown" if estimate is None else estimate_text(estimate)
 
 
 class _Clock:
-    """Seconds of consecutive parts."""
+    """Stopwatch for consecutive parts."""
 
     def __init__(self) -> None:
         self._began = self._last = time.perf_counter()

@@ -1,8 +1,8 @@
-"""The one loop of runs that only learn: `agentrl sft`, `agentrl dpo` and `agentrl reward-model`.
+"""The loop of runs that learn from fixed data: `agentrl sft`, `agentrl dpo` and `agentrl reward-model`.
 
 prepare (model, demonstrations or pairs) ─► ranks ─► learner ─► updates (metrics.jsonl) ─► checkpoints/step-N/model
 
-Such a run has all its data before the first update, saves its model once, at the end, and is not resumed.
+Such a run has all its data before the first update, saves its model only at the end, and cannot be resumed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ ProgressCallback: TypeAlias = Callable[[LearningProgress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learner:
-    """A model on rank 0 that is ready to learn."""
+    """A model on rank 0 with its data, ready for the first update."""
 
     learn: Callable[[ProgressCallback], LearningProgress]
-    """Makes all updates, calls back after each, and returns the state after the last one."""
+    """Function that makes all updates, calls back after each, and returns the state after the last."""
     save: Callable[[Path], None]
-    """Writes the model into a folder."""
+    """Function that writes the model into a folder."""
 
 
 class LearningRun(abc.ABC):
-    """A run that learns from data which is there before the first update.
+    """A run that learns from fixed data.
 
     Args:
         run: Folder and config.
@@ -60,19 +60,19 @@ class LearningRun(abc.ABC):
 
     @abc.abstractmethod
     async def prepare(self) -> Callable[[Ranks], Learner]:
-        """Find or make the model and the data, and return the function that loads the model on all ranks.
+        """Find or make the model and the data, and return a function that loads the model on all ranks.
 
         Raises:
-            UsageError: no data, no model, a full disk.
+            UsageError: no data or model found, or the disk is full.
         """
 
     def run(self) -> RunResult:
-        """Prepare, learn, save.
+        """Prepare the model and the data, learn, and save the model.
 
         Raises:
-            UsageError: no data, no model, a full disk.
-            ConfigError: options that do not fit, or data of a model with other tokens.
-            TrainingError: the loss is not finite, or a rank was lost.
+            UsageError: no data or model found, or the disk is full.
+            ConfigError: options contradict each other, or the data belongs to a model with other tokens.
+            TrainingError: the loss is not finite, or a rank died.
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
@@ -93,16 +93,16 @@ class LearningRun(abc.ABC):
             )
 
     async def find_model(self) -> str:
-        """Find or make the model to start from, and return its folder."""
+        """Find or make the initial model, and return its folder."""
         return await prepare_model(self.config, self.folder.model, say=self.say)
 
     def enter(self, phase: Phase) -> None:
-        """Tell the watcher that a phase begins."""
+        """Report the start of a phase to the watcher."""
         self.status.phase = phase
         self._watcher.on_status(self.status)
 
     def say(self, text: str) -> None:
-        """Tell the user something."""
+        """Send a message to the watcher."""
         self._watcher.on_message(text)
 
     def _record(self, progress: LearningProgress) -> None:

@@ -53,8 +53,8 @@ class PreferenceRun(PairsRun):
         """Find the model and the pairs of its episodes.
 
         Raises:
-            UsageError: no episodes, no pairs, no model, a full disk.
-            ConfigError: episodes of a model with other tokens.
+            UsageError: no episodes, pairs or model found, or the disk is full.
+            ConfigError: the episodes belong to a model with other tokens.
         """
         path = await self.find_model()
         pairs = load_pairs(self.settings, path)
@@ -63,25 +63,25 @@ class PreferenceRun(PairsRun):
 
     def _load(self, path: str, pairs: Sequence[Pair], ranks: Ranks) -> Learner:
         config, tokenizer = self.config, load_tokenizer(path)
-        reader, filler = build_renderer(config, path, tokenizer).images, pad_id(tokenizer)
-        parts = build_on_ranks(ranks, build_preferences, config, pairs, path, filler)
+        images = build_renderer(config, path, tokenizer).images
+        parts = build_on_ranks(ranks, build_preferences, config, pairs, path, pad_id(tokenizer))
 
         def save(folder: Path) -> None:
-            save_policy_folder(parts.source, tokenizer, folder, reader)
+            save_policy_folder(parts.source, tokenizer, folder, images)
 
         return Learner(learn=parts.learn, save=save)
 
 
 class RewardRun(PairsRun):
-    """A run that trains a reward model; it starts from ``model.path``, its episodes are ``preferences.sources``."""
+    """A run that trains a reward model from ``model.path`` on episodes of ``preferences.sources``."""
 
     name = "reward_model"
 
     async def prepare(self) -> Callable[[Ranks], Learner]:
-        """Find the pairs, as text, and the language model.
+        """Find the pairs, decoded to text, and the language model.
 
         Raises:
-            UsageError: no episodes, no pairs, no model, sources that lie in no run, a full disk.
+            UsageError: no episodes, pairs or model found, a source is not in a run's folder, or the disk is full.
         """
         pairs = _read_texts(find_pairs(self.settings), self.settings)
         self._say_count(pairs)
@@ -99,10 +99,10 @@ def _read_texts(pairs: Sequence[Pair], settings: PreferencesConfig) -> list[Text
 
 
 def learn_preferences(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
-    """Train a run's model on pairs of stored episodes; see `LearningRun.run` for what it raises."""
+    """Train a run's model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
     return PreferenceRun(run, watcher=watcher).run()
 
 
 def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
-    """Train a reward model on pairs of stored episodes; see `LearningRun.run` for what it raises."""
+    """Train a reward model on pairs of stored episodes; raises the errors of `LearningRun.run`."""
     return RewardRun(run, watcher=watcher).run()

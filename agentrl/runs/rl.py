@@ -1,10 +1,10 @@
-"""The one loop of training. `max_staleness` 0 is synchronous, 1 is one step off, k is asynchronous: the same code.
+"""The training loop. The same code is synchronous with `max_staleness` 0, one step off with 1, asynchronous with k.
 
-    who              consumes                     produces                    waits for, and is unblocked by
+    part             consumes                     produces                    waits for: is unblocked by
     ---------------  ---------------------------  --------------------------  ----------------------------------------
     scheduler        tasks, admission             complete groups             admission: `set_version` after a sync
-    episodes         engine, environment          turns, trajectories         engine, environment, a free place
-    store            turns, as they end           trajectories/step-N.jsonl   nothing
+    episodes         engine, environment          turns, trajectories         engine, environment, a free slot
+    store            finished turns               trajectories/step-N.jsonl   nothing
     next_batch       complete groups              a batch of groups           groups: episodes that end
     trainer.step     a batch                      new weights                 nothing (a thread when max_staleness > 0)
     sync             new weights                  version + 1, verified       the engine's next token (pause)
@@ -16,8 +16,8 @@
                 ▲                                                    │
                 └───────────────────── set_version ◄─────────────────┘
 
-With `max_staleness` 0 nothing runs concurrently with `trainer.step`, the engine computes with the trainer's own
-tensors, and a killed and resumed run has the numbers of one that was not. Above 0, episodes go on during training.
+With `max_staleness` 0 nothing runs concurrently with `trainer.step`, the engine shares the trainer's tensors, and a
+killed and resumed run gives the same numbers as an uninterrupted one. Above 0, episodes continue during training.
 """
 
 from __future__ import annotations
@@ -64,20 +64,20 @@ from agentrl.weights import SyncReport
 T = TypeVar("T")
 
 SYNC_GRACE_S = 15.0
-"""Seconds that a weight sync gets to end after a stop was requested; a healthy one ends within them."""
+"""Seconds in which a weight sync may finish after a stop was requested; a healthy sync needs less."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Interrupted(Exception):
-    """Signal that the run was asked to stop."""
+    """Signal that a stop was requested."""
 
 
 class Orchestrator:
-    """Trains one run to its end, or until it is asked to stop.
+    """Training loop of one run, until its last step or a requested stop.
 
     Args:
-        run: Folder and config; checkpoints in the folder are gone on with.
+        run: Folder and config; the run resumes from the newest checkpoint in the folder.
         watcher: Receives the progress.
     """
 
@@ -101,21 +101,21 @@ class Orchestrator:
         self._failure: TrainingError | None = None
 
     def stop(self) -> None:
-        """Ask the run to end soon: after what cannot be interrupted, with a checkpoint."""
-        self._stop.set()  # first: what is said goes to a file too, which may be gone
-        self._say("stopping; asked again, the run ends at once, and goes on from its newest checkpoint")
+        """Request a stop with a checkpoint, after any operation that cannot be interrupted."""
+        self._stop.set()  # first, because writing the message to the log may fail
+        self._say("stopping; interrupt again to stop immediately, and resume from the newest checkpoint")
 
     def fail(self, error: TrainingError) -> None:
-        """End the run soon, with this error: after what cannot be interrupted, without a checkpoint."""
+        """Request a stop with this error and without a checkpoint, after any operation that cannot be interrupted."""
         self._failure = error
         self._stop.set()
 
     async def run(self) -> RunResult:
-        """Train.
+        """Train until the last step or a requested stop.
 
         Raises:
-            UsageError: something that the user must change: a missing model, a full disk.
-            TrainingError: numbers that are not finite, a failed weight sync, nothing to train on, a rank that was lost.
+            UsageError: the user must change something: a missing model, a full disk.
+            TrainingError: numbers are not finite, a weight sync failed, there is nothing to train on, or a rank died.
             BudgetSpent: the judge's budget is spent; a checkpoint is saved.
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
@@ -135,17 +135,17 @@ class Orchestrator:
             )
 
     def _say_problems(self) -> None:
-        """Say and keep the worst problems, however the run ends."""
+        """Report and save the worst problems of the run, also after an error."""
         if self._diagnosis is None:
             return
         self._problems = self._diagnosis.problems()
         for line in problem_lines(self._problems):
             self._say(line)
-        with suppress(UsageError):  # of a full disk, which another error tells already
+        with suppress(UsageError):  # a full disk, which another error reports already
             save_problems(self.folder, self._problems)
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
-        """Do the run's work, and return whether it was asked to stop before its end."""
+        """Run to the last step; return True if a requested stop came first."""
         try:
             await self._unless_stopped(self._prepare(stack))
         except _Interrupted:
@@ -175,7 +175,7 @@ class Orchestrator:
                 base_path=start,
                 version=version,
                 say=self._say,
-                on_loss=self._losses(),
+                on_loss=self._loss_callback(),
             )
         )
         self._parts = build_training(
@@ -212,15 +212,15 @@ class Orchestrator:
         if self._changes:
             self.folder.save_config(dump_config(self.config))
 
-    def _losses(self) -> Callable[[TrainingError], None]:
-        """Return what other threads call when something is lost without which the run cannot go on."""
+    def _loss_callback(self) -> Callable[[TrainingError], None]:
+        """Return a thread-safe function that ends the run when a required process is lost."""
         loop = asyncio.get_running_loop()
 
-        def lost(error: TrainingError) -> None:
-            with suppress(RuntimeError):  # the loop has ended meanwhile
+        def report_loss(error: TrainingError) -> None:
+            with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self.fail, error)
 
-        return lost
+        return report_loss
 
     def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
         self._metrics = MetricsFile(self.folder.metrics_file)
@@ -235,7 +235,7 @@ class Orchestrator:
         stack.callback(self._trackers.close)
 
     async def _train(self) -> bool:
-        """Make all steps that are left, and return whether the run was asked to stop before the last one."""
+        """Make all remaining steps; return True if a requested stop came first."""
         try:
             interrupted = await self._train_steps()
             self._writer.wait()
@@ -250,7 +250,7 @@ class Orchestrator:
             while self.step < self.config.trainer.steps:
                 self._raise_if_stopped()
                 self._writer.look()
-                await self._one_step()
+                await self._run_step()
         except (_Interrupted, BudgetSpent) as end:
             await self._parts.scheduler.close()
             self._save()
@@ -260,7 +260,7 @@ class Orchestrator:
             return True
         return False
 
-    async def _one_step(self) -> None:
+    async def _run_step(self) -> None:
         parts, clock = self._parts, StepClock(self._parts)
         self._enter(Phase.ROLLOUT)
         groups = await self._unless_stopped(parts.scheduler.next_batch())
@@ -270,7 +270,7 @@ class Orchestrator:
         report = await self._update(groups)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
-        synced = await self._synced(self.step + 1)
+        synced = await self._sync_weights(self.step + 1)
         clock.phase_ended("sync")
         self.step += 1
         self._pending = clock.metrics(groups, report, synced, version=self.step)
@@ -286,10 +286,10 @@ class Orchestrator:
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()
 
-    async def _synced(self, version: int) -> SyncReport | None:
-        """Bring the new weights to the engine; ``None`` if a stop was requested and no server took them in time.
+    async def _sync_weights(self, version: int) -> SyncReport | None:
+        """Send the new weights to the engine; ``None`` if a stop was requested and the sync did not finish in time.
 
-        Then the step is done all the same: a run that goes on begins with a sync.
+        The step counts in both cases, because a resumed run begins with a sync.
         """
         try:
             return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
@@ -297,7 +297,7 @@ class Orchestrator:
             return None
 
     async def _update(self, groups: Sequence[Group]) -> StepReport:
-        """Run one step of the trainer, concurrently with episodes in flight (if allowed) and the watch over servers."""
+        """Run one trainer step: in a thread while episodes and server checks continue, unless `idle_while_training`."""
         trainer = self._parts.trainer
         step = functools.partial(
             trainer.step,
@@ -311,7 +311,7 @@ class Orchestrator:
         return await asyncio.to_thread(step)
 
     async def _finish_step(self) -> None:
-        """Evaluate if it is time, write the step's line, save if it is time."""
+        """Evaluate if due, write the step's metrics, and save a checkpoint if due."""
         if self._pending is None:
             return
         last = self.step == self.config.trainer.steps
@@ -350,7 +350,7 @@ class Orchestrator:
             scheduler=self._parts.scheduler.state_dict(),
         )
         if self._writer.background:
-            self._writer.wait()  # before there is one more copy
+            self._writer.wait()  # so that only one copy is in memory
             write = copy_checkpoint(self._parts, progress)
         else:
             write = functools.partial(write_checkpoint, parts=self._parts, progress=progress)
@@ -361,7 +361,7 @@ class Orchestrator:
         self._watcher.on_checkpoint(checkpoint.step, checkpoint.path)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
-        """Return the result of `work`; on a stop request it is cancelled unless it ends within the grace period."""
+        """Return the result of `work`; a requested stop cancels it after the grace period."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -375,7 +375,7 @@ class Orchestrator:
                 await asyncio.gather(task, return_exceptions=True)
         if task.cancelled():
             if not self._stop.is_set():
-                raise TrainingError("a part of the run was cancelled, but no stop was requested")
+                raise TrainingError("a part of the run was cancelled, although no stop was requested")
             raise self._failure or _Interrupted
         return task.result()
 
@@ -393,22 +393,24 @@ class Orchestrator:
 
 
 def train(run: Run, *, watcher: RunWatcher | None = None, interruption: StopRequest | None = None) -> RunResult:
-    """Train a run in a thread without an event loop; Ctrl-C and SIGTERM save a checkpoint, a second one is obeyed.
+    """Train a run; the calling thread must not have a running event loop.
+
+    Ctrl-C and SIGTERM stop the run with a checkpoint; a second signal stops it immediately.
 
     Args:
         run: Folder and config.
         watcher: Receives the progress.
-        interruption: Stops the run from another thread; the main thread has signals as well.
+        interruption: Stops the run from another thread; signals only reach the main thread.
 
     Raises:
-        UsageError: something that the user must change.
-        TrainingError: training cannot go on.
+        UsageError: the user must change something.
+        TrainingError: training cannot continue.
     """
     try:
         return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher), interruption or StopRequest()))
     except SystemExit as error:
         raise TrainingError(
-            "code of an environment, a tool or an agent loop ended the program from a task that it started itself",
+            "an environment, a tool or an agent loop ended the program from a task that it had started",
             got=described_error(error),
             hint="set environment.isolation=process, or remove the call of sys.exit()",
         ) from error

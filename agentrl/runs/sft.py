@@ -1,4 +1,4 @@
-"""A run of supervised fine-tuning, on demonstrations of the environments' experts or a file: `agentrl sft`.
+"""A run of supervised fine-tuning on demonstrations of the environments' experts or on a file: `agentrl sft`.
 
 expert ─► episodes through the agent loop ─► ledger (forced tokens) ─► cross-entropy
                           or a file of conversations ──►┘
@@ -52,21 +52,22 @@ async def collect_demonstrations(
     on_episode: Callable[[Trajectory], None] = lambda _: None,
     on_stall: Callable[[str], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """Let experts play ``sft.episodes`` tasks of the training splits, as the agent would: several environments in the
-    shares of their weights.
+    """Let experts play ``sft.episodes`` tasks of the training splits in the format of the agent.
+
+    Several environments share the episodes in proportion to their weights.
 
     Args:
         config: Environment, agent, and ``sft``.
-        renderer: Of the model that will learn from them.
+        renderer: Renderer of the model that will learn from the demonstrations.
         observer: Called after every turn.
         on_episode: Called after each episode.
-        on_stall: Receives who waits for what when nothing has moved for ``rollout.stall_report_s``.
+        on_stall: Receives a report of what episodes wait for if none progresses for ``rollout.stall_report_s``.
 
     Returns:
-        Those that solved their task (all trainable ones where the environment does not tell), in the order of tasks.
+        Demonstrations that solved their task, or all trainable ones if success is unknown, in the order of tasks.
 
     Raises:
-        UsageError: an environment has no expert, or it solved nothing.
+        UsageError: an environment has no expert, or its expert solved no task.
     """
     tasks = build_task_sampler(config)
     policy = ScriptedEpisodePolicy(
@@ -83,23 +84,23 @@ async def collect_demonstrations(
                     for number, draw in enumerate(draws)
                     if draw.environment == environment.label
                 }
-                played |= await _played(environment, own, on_episode)
+                played |= await _play_demonstrations(environment, own, on_episode)
     finally:
         await close_run_environments(environments)
     return [played[number] for number in sorted(played)]
 
 
-async def _played(
+async def _play_demonstrations(
     environment: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
 ) -> dict[int, Trajectory]:
-    """Play the demonstrations of one environment, and return those that can be trained on, by number."""
+    """Play the demonstrations of one environment, and return the trainable ones by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}
     found: dict[int, Trajectory] = {}
     concurrency = environment.config.rollout.max_concurrent
     async for trajectory in play_all(environment.runner, assignments.values(), concurrency=concurrency):
         found[numbers[trajectory.group_id]] = trajectory
         on_episode(trajectory)
-    return _worth_learning(found)
+    return _select_trainable(found)
 
 
 def _assignment(task: Task, number: int, seed: int) -> Assignment:
@@ -107,7 +108,7 @@ def _assignment(task: Task, number: int, seed: int) -> Assignment:
     return Assignment(task=task, group_id=group_id, member=0, seed=derive_seed(seed, group_id))
 
 
-def _worth_learning(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]:
+def _select_trainable(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]:
     good = {
         number: t
         for number, t in played.items()
@@ -131,13 +132,13 @@ class WarmStart(LearningRun):
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
         super().__init__(run, watcher=watcher)
         self._success: float | None = None
-        """As measured last."""
+        """Latest measured success rate."""
 
     async def prepare(self) -> Callable[[Ranks], Learner]:
-        """Find or make the model; let experts demonstrate, or read the file.
+        """Find or make the model, and play demonstrations or read the file.
 
         Raises:
-            UsageError: no expert, none that solves a task, no file, no model, a full disk.
+            UsageError: no expert, file or model found, no task solved, or the disk is full.
         """
         path = await self.find_model()
         renderer = build_renderer(self.config, path, load_tokenizer(path))
@@ -152,16 +153,15 @@ class WarmStart(LearningRun):
         return partial(self._load, path, renderer, played)
 
     def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
-        """Read the conversations of a file that fit."""
+        """Read the conversations of a file that fit into ``agent.max_tokens``."""
         found = build_sft_dataset(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
         if found.too_long:
-            self.say(f"{found.too_long} conversations are longer than agent.max_tokens, and left out")
+            self.say(f"{found.too_long} conversations are longer than agent.max_tokens and are left out")
         return found.trajectories
 
     def _load(self, path: str, renderer: Renderer, demonstrations: list[Trajectory], ranks: Ranks) -> Learner:
         config, tokenizer = self.config, load_tokenizer(path)
-        reader, filler = renderer.images, pad_id(tokenizer)
-        parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, filler)
+        parts = build_on_ranks(ranks, build_learner, config, demonstrations, path, pad_id(tokenizer))
 
         def learn(progress: ProgressCallback) -> LearningProgress:
             enough = partial(self._is_enough, parts, path, renderer)
@@ -170,12 +170,12 @@ class WarmStart(LearningRun):
             return final
 
         def save(folder: Path) -> None:
-            save_policy_folder(parts.source, tokenizer, folder, reader)
+            save_policy_folder(parts.source, tokenizer, folder, renderer.images)
 
         return Learner(learn=learn, save=save)
 
     def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
-        """Measure success when it is due, and check whether it has reached ``sft.stop_at``."""
+        """Measure success if due, and return True if it has reached ``sft.stop_at``."""
         settings = self.config.sft
         if settings.stop_at is None or progress.update <= settings.warmup_steps:
             return False
@@ -189,7 +189,7 @@ class WarmStart(LearningRun):
         return self._success >= settings.stop_at
 
     def _whole_model(self, parts: LearnerParts, path: str) -> PreTrainedModel:
-        """Return the model as it is now: a copy, where several ranks hold it."""
+        """Return the current model; with several ranks, a copy."""
         ranks = parts.learner.ranks
         if not ranks.is_distributed:
             return parts.learner.model
@@ -199,13 +199,15 @@ class WarmStart(LearningRun):
         return model
 
     def _say_if_short(self) -> None:
-        """Tell the user where ``sft.stop_at`` was not reached."""
+        """Report that ``sft.stop_at`` was not reached."""
         settings = self.config.sft
         if settings.stop_at is not None and (self._success is None or self._success < settings.stop_at):
-            seen = "nothing was measured" if self._success is None else f"the last was {self._success:.1%}"
-            self.say(f"all demonstrations were used before sft.stop_at was reached, {settings.stop_at:.0%}: {seen}")
+            got = "not measured" if self._success is None else f"got {self._success:.1%}"
+            self.say(
+                f"all demonstrations were used before sft.stop_at was reached: expected {settings.stop_at:.0%}, {got}"
+            )
 
 
 def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
-    """Warm-start a run's model on demonstrations; see `LearningRun.run` for what it raises."""
+    """Warm-start a run's model on demonstrations; raises the errors of `LearningRun.run`."""
     return WarmStart(run, watcher=watcher).run()

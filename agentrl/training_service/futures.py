@@ -1,6 +1,6 @@
-"""Results that clients wait for: a request is answered at once with an id, under which its result is fetched.
+"""Results that clients fetch later: a request is answered immediately with the id of its result.
 
-A request that is sent again (its answer was lost) finds the future of the first time, and is not computed twice.
+A retried request, whose answer was lost, finds the future of the first attempt and is not computed twice.
 """
 
 from __future__ import annotations
@@ -21,78 +21,78 @@ from agentrl.training_service.wire import MEDIA_TYPE
 _log = logging.getLogger(__name__)
 JSON = "application/json"
 KEPT_S = 600.0
-"""Seconds for which a result is kept after it was fetched, and could be asked for again."""
+"""Seconds for which a fetched result is kept, so that the client can fetch it again."""
 UNFETCHED_S = 6 * 3600.0
-"""Seconds for which a result is kept that nobody has fetched."""
+"""Seconds for which an unfetched result is kept."""
 MOST_BYTES = 2 << 30
-"""Of all results together; those that were fetched first go first."""
+"""Maximum total size of all results; fetched ones are deleted first, oldest first."""
 
 
-class Gone(UsageError):
-    """A result that is kept no more, or was never there."""
+class UnknownResult(UsageError):
+    """No result exists under a request id, or it is no longer kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedResult:
-    """What a client fetches."""
+    """Result as the client fetches it."""
 
     body: bytes
     media_type: str = JSON
 
     @classmethod
     def of(cls, data: Any) -> FetchedResult:
-        """Make a result of JSON."""
+        """Make a result from JSON data."""
         return cls(body=orjson.dumps(data))
 
     @classmethod
     def failure(cls, error: BaseException) -> FetchedResult:
-        """Describe an error in the client's categories: the user's requests are not to be tried again."""
+        """Make a result from an error, with the client's error category; ``user`` means that a retry does not help."""
         if isinstance(error, UsageError | TrainingError):
             return cls.of({"error": str(error), "category": "user"})
         if not isinstance(error, asyncio.CancelledError | EngineError):
-            _log.error("a request of the training service failed", exc_info=error)
+            _log.error("a request to the training service failed", exc_info=error)
         text = "the request was cancelled" if isinstance(error, asyncio.CancelledError) else described_error(error)
         return cls.of({"error": str(error) if isinstance(error, AgentRLError) else text, "category": "server"})
 
 
 def protocol_buffer(body: bytes) -> FetchedResult:
-    """Make a result of a message's bytes."""
+    """Make a result from the bytes of a protocol buffer message."""
     return FetchedResult(body=body, media_type=MEDIA_TYPE)
 
 
 def fingerprint(raw: bytes) -> bytes:
-    """Return what tells two bodies apart."""
+    """Return a hash that identifies a request's body."""
     return hashlib.sha256(raw).digest()
 
 
 @dataclass(slots=True, eq=False)
 class Future:
-    """One request's result, now or later."""
+    """The present or future result of one request."""
 
     request_id: str
     digest: bytes
     extra: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the first answer."""
+    """Additional fields of the immediate answer."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     result: FetchedResult | None = None
     since: float = field(default_factory=time.monotonic)
-    """When it was made, ended or was fetched last."""
+    """Monotonic time in seconds when it was created, completed or last fetched."""
     is_fetched: bool = False
     task: asyncio.Task[FetchedResult] | None = None
 
     def set(self, result: FetchedResult) -> None:
-        """End it; a second result is not taken."""
+        """Set the result; a second one is ignored."""
         if self.result is None:
             self.result, self.since = result, time.monotonic()
             self.done.set()
 
     def announcement(self) -> dict[str, Any]:
-        """Give the answer to the request."""
+        """Return the immediate answer to the request."""
         return {"request_id": self.request_id, **self.extra}
 
 
 class Futures:
-    """All results that are waited for or kept."""
+    """All pending and kept results."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Future] = {}
@@ -100,21 +100,21 @@ class Futures:
 
     @property
     def running(self) -> int:
-        """Futures that have a task which is not over."""
+        """Number of futures with a running task."""
         return self._running
 
-    def known(self, request_id: str, digest: bytes) -> Future | None:
-        """Find the future of a request that is sent again; ``None`` for a new one.
+    def find_retried(self, request_id: str, digest: bytes) -> Future | None:
+        """Find the future of a request that is retried; ``None`` for a new request.
 
         Raises:
-            UsageError: another request had this place.
+            UsageError: a different request used this id.
         """
         found = self._by_id.get(request_id)
         if found is not None and found.digest != digest:
             raise UsageError(
-                "another request with this number was sent before",
+                "a different request with this number was sent before",
                 got=request_id,
-                expected="a number of its own, or the same body",
+                expected="a new number, or the same body",
             )
         return found
 
@@ -124,7 +124,7 @@ class Futures:
         return future
 
     def run(self, future: Future, work: Coroutine[Any, Any, FetchedResult]) -> None:
-        """Let a task end a future, whatever happens to it."""
+        """Run a task that completes a future, also if it fails or is cancelled."""
 
         def settle(task: asyncio.Task[FetchedResult]) -> None:
             self._running -= 1
@@ -136,18 +136,18 @@ class Futures:
         future.task.add_done_callback(settle)
 
     async def fetch(self, request_id: str, *, wait_s: float) -> FetchedResult | None:
-        """Wait for a result; ``None`` if it is not there in time.
+        """Wait for a result; ``None`` if it is not complete after `wait_s` seconds.
 
         Raises:
-            Gone: it is not known, or not kept any more.
+            UnknownResult: no result with this id is kept.
         """
         future = self._by_id.get(request_id)
         if future is None:
-            raise Gone(
-                "there is no such request here",
+            raise UnknownResult(
+                "unknown request",
                 got=shortened(request_id),
-                expected="one that this server has answered",
-                hint="the server was started again, or the result was not fetched for too long",
+                expected="an id that this server returned",
+                hint="send the request again: the server restarted, or the result was not fetched in time",
             )
         try:
             async with asyncio.timeout(wait_s):
@@ -158,20 +158,20 @@ class Futures:
         return future.result
 
     def cancel(self, request_id: str) -> None:
-        """Give a request up; one that is over, or not known, is left as it is."""
+        """Cancel a running request; finished and unknown requests are ignored."""
         future = self._by_id.get(request_id)
         if future is not None and future.task is not None:
             future.task.cancel()
 
     def drop(self, prefixes: Sequence[str]) -> None:
-        """Forget the requests of a session that has ended, and give up those that run."""
+        """Forget the requests of a session that has ended, and cancel the running ones."""
         for request_id in [own for own in self._by_id if own.startswith(tuple(prefixes))]:
             self.cancel(request_id)
             future = self._by_id.pop(request_id)
             future.set(FetchedResult.failure(UsageError("the session has ended")))
 
     def sweep(self) -> None:
-        """Forget results that nobody will ask for."""
+        """Delete expired results, and the oldest ones above `MOST_BYTES`."""
         now = time.monotonic()
         ended = [future for future in self._by_id.values() if future.result is not None]
         ended.sort(key=lambda future: (not future.is_fetched, future.since))
@@ -183,7 +183,7 @@ class Futures:
                 del self._by_id[future.request_id]
 
     async def close(self) -> None:
-        """Give up everything that runs."""
+        """Cancel all running tasks and wait for them."""
         tasks = [future.task for future in self._by_id.values() if future.task is not None]
         for task in tasks:
             task.cancel()

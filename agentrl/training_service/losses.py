@@ -1,6 +1,6 @@
-"""The losses that the client names, as its documentation defines them: sums over tokens, never means.
+"""The losses of the client's API, as its documentation defines them: sums over tokens, never means.
 
-p is the policy that is trained, q the one that sampled, r = p / q of a token, A its advantage.
+p is the trained policy, q the sampling policy, r = p / q the ratio of a token, and A its advantage.
 https://tinker-docs.thinkingmachines.ai/losses
 """
 
@@ -35,7 +35,7 @@ def importance_sampling(logp: Tensor, inputs: Inputs, options: Options) -> Tenso
 
 def ppo(logp: Tensor, inputs: Inputs, options: Options) -> Tensor:
     """Compute -sum(min(r * A, clip(r, low, high) * A))."""
-    return _clipped(_ratio(logp, inputs), inputs["advantages"], options)
+    return _clipped_loss(_ratio(logp, inputs), inputs["advantages"], options)
 
 
 def cispo(logp: Tensor, inputs: Inputs, options: Options) -> Tensor:
@@ -51,35 +51,35 @@ def dro(logp: Tensor, inputs: Inputs, options: Options) -> Tensor:
 
 
 def gspo(logp: Tensor, inputs: Inputs, options: Options) -> Tensor:
-    """Compute `ppo` with the geometric mean of r over the marked tokens, which each token has as its own ratio.
+    """Compute `ppo` with each token's ratio replaced by the geometric mean of r over the marked tokens.
 
-    The value is the sequence's, the gradient that of the token's log-probability: https://arxiv.org/abs/2507.18071.
+    The ratio's value is the sequence's; its gradient is that of the token's log p: https://arxiv.org/abs/2507.18071.
     """
     marked = inputs["sequence_ratio_mask"] != 0
     mean = (logp.detach() - inputs["logprobs"])[marked].mean() if bool(marked.any()) else logp.new_zeros(())
-    return _clipped((mean + logp - logp.detach()).exp(), inputs["advantages"], options)
+    return _clipped_loss((mean + logp - logp.detach()).exp(), inputs["advantages"], options)
 
 
 def _ratio(logp: Tensor, inputs: Inputs) -> Tensor:
     return (logp - inputs["logprobs"]).exp()
 
 
-def _clipped(ratio: Tensor, advantages: Tensor, options: Options) -> Tensor:
+def _clipped_loss(ratio: Tensor, advantages: Tensor, options: Options) -> Tensor:
     return -torch.minimum(ratio * advantages, ratio.clamp(options[LOW], options[HIGH]) * advantages).sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossKind:
-    """A loss, with what it takes."""
+    """A loss with its inputs and options."""
 
     compute: Callable[[Tensor, Inputs, Options], Tensor]
-    """Gives the loss of one datum from log p of its targets, [N] or [N, K]."""
+    """Function that computes the loss of one datum from log p of its targets, [N] or [N, K]."""
     inputs: tuple[str, ...]
-    """Besides `TARGETS`; each of the targets' shape."""
+    """Names of the inputs other than `TARGETS`; each has the targets' shape."""
     options: Mapping[str, float | None]
-    """With their defaults; ``None`` where it must be given."""
+    """Options with their defaults; ``None`` marks a required option."""
     several_targets: bool = False
-    """Each place may have K targets."""
+    """True if a position may have K targets."""
 
 
 _RL = ("logprobs", "advantages")
@@ -94,16 +94,16 @@ LOSSES: Mapping[str, LossKind] = {
 
 
 def check_pass(request: PassRequest, *, vocab_size: int, max_context: int) -> tuple[LossKind, Options]:
-    """Check a request before anything is computed; gives its loss, and the options with their defaults.
+    """Check a request before it is computed; return its loss, and its options including defaults.
 
     Raises:
-        UsageError: names what does not fit.
+        UsageError: the loss, an option or an input is invalid; the message names it.
     """
     if request.loss not in LOSSES:
         raise UsageError(
             f"loss_fn {request.loss!r} is not supported",
             expected=", ".join(LOSSES),
-            hint=did_you_mean(request.loss, LOSSES) or "any other loss: forward_backward_custom",
+            hint=did_you_mean(request.loss, LOSSES) or "use forward_backward_custom for other losses",
         )
     kind = LOSSES[request.loss]
     options = _options(request, kind)
@@ -115,13 +115,13 @@ def check_pass(request: PassRequest, *, vocab_size: int, max_context: int) -> tu
 def _options(request: PassRequest, kind: LossKind) -> Options:
     if unknown := sorted(set(request.options) - set(kind.options)):
         raise UsageError(
-            f"loss_fn_config.{unknown[0]} is nothing that {request.loss} takes",
+            f"loss_fn_config.{unknown[0]} is not an option of {request.loss}",
             expected=", ".join(kind.options) or "no loss_fn_config",
         )
-    given = {**kind.options, **request.options}
-    options = {name: value for name, value in given.items() if value is not None}
-    if missing := sorted(set(given) - set(options)):
-        raise UsageError(f"{request.loss} needs loss_fn_config.{missing[0]}", expected=f"{missing[0]}: a number")
+    merged = {**kind.options, **request.options}
+    options = {name: value for name, value in merged.items() if value is not None}
+    if missing := sorted(set(merged) - set(options)):
+        raise UsageError(f"{request.loss} requires loss_fn_config.{missing[0]}", expected=f"{missing[0]}: a number")
     for name, value in options.items():
         if not np.isfinite(value) or value < 0:
             raise UsageError(f"loss_fn_config.{name} is out of range", got=value, expected="a number of 0 or more")
@@ -136,13 +136,15 @@ def _check_datum(datum: Datum, where: str, loss: str, kind: LossKind, *, vocab_s
         raise UsageError(f"{where} lacks loss_fn_inputs.{missing[0]}", expected=f"{', '.join(sorted(wanted))} ({loss})")
     if unknown := sorted(set(datum.inputs) - wanted):
         raise UsageError(
-            f"{where} has loss_fn_inputs.{unknown[0]}, which {loss} does not take",
+            f"{where} has loss_fn_inputs.{unknown[0]}, which is not an input of {loss}",
             expected=", ".join(sorted(wanted)),
             hint=f"leave {unknown[0]} out",
         )
     length, targets = len(datum.tokens), datum.inputs[TARGETS]
     if not 0 < length <= max_context:
-        raise UsageError(f"{where}.model_input has a wrong length", got=length, expected=f"1 to {max_context} tokens")
+        raise UsageError(
+            f"{where}.model_input has an invalid length", got=length, expected=f"1 to {max_context} tokens"
+        )
     if targets.dtype != np.int64 or targets.ndim not in (1, 2) or len(targets) != length or targets.size == 0:
         raise UsageError(
             f"{where}.{TARGETS} does not fit model_input",
@@ -150,7 +152,7 @@ def _check_datum(datum: Datum, where: str, loss: str, kind: LossKind, *, vocab_s
             expected=f"int64 of shape ({length},) or ({length}, K)",
         )
     if targets.ndim == 2 and not kind.several_targets:
-        raise UsageError(f"{loss} takes one target for each token", got=f"{where}.{TARGETS} of shape {targets.shape}")
+        raise UsageError(f"{loss} takes one target per token", got=f"{where}.{TARGETS} of shape {targets.shape}")
     for name in kind.inputs:
         if datum.inputs[name].shape != targets.shape:
             raise UsageError(
@@ -165,10 +167,10 @@ def _check_datum(datum: Datum, where: str, loss: str, kind: LossKind, *, vocab_s
 
 
 def loss_inputs(datum: Datum, kind: LossKind, device: torch.device) -> Inputs:
-    """Give a datum's inputs of the loss as float32 tensors."""
+    """Return a datum's loss inputs as float32 tensors, without the targets."""
     return {name: torch.from_numpy(datum.inputs[name]).float().to(device) for name in kind.inputs}
 
 
-def widest(data: Sequence[Datum]) -> int:
-    """Return the largest number of targets that a place has."""
+def max_targets(data: Sequence[Datum]) -> int:
+    """Return the maximum number of targets per position."""
     return max(1 if datum.inputs[TARGETS].ndim == 1 else datum.inputs[TARGETS].shape[1] for datum in data)

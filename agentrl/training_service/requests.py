@@ -1,4 +1,4 @@
-"""The JSON bodies that the client sends; every field is checked, and what is not supported is refused by name."""
+"""The JSON bodies that the client sends; every field is validated, and an unsupported one is refused by name."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agentrl.errors import UsageError, shortened
 
 Id: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Place: TypeAlias = Annotated[int, Field(ge=1, le=2**62)]
-"""In the order of a model's requests."""
+SequenceNumber: TypeAlias = Annotated[int, Field(ge=1, le=2**62)]
+"""Position in the order of a model's requests."""
 Rate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UserMetadata: TypeAlias = dict[str, Any] | None
 SHORTEST_TTL, LONGEST_TTL = 3600, 10 * 366 * 86_400
-"""Seconds for which a checkpoint may be kept."""
+"""Bounds in seconds of a checkpoint's time to live."""
 Ttl: TypeAlias = Annotated[int, Field(ge=SHORTEST_TTL, le=LONGEST_TTL)] | None
 MOST_SAMPLES = 4096
 MOST_STOPS = 64
@@ -26,7 +26,7 @@ LARGEST_METADATA = 64 << 10
 
 
 class Body(BaseModel):
-    """Base of all bodies: other fields and other types are errors."""
+    """Base class of all bodies; unknown fields and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=(), use_attribute_docstrings=True)
 
@@ -38,7 +38,7 @@ def read(kind: type[B], body: Mapping[str, Any]) -> B:
     """Read a body.
 
     Raises:
-        UsageError: names the first field that is wrong, or not known.
+        UsageError: a field is invalid or unknown; the message names the first.
     """
     try:
         return kind.model_validate(body)
@@ -47,26 +47,30 @@ def read(kind: type[B], body: Mapping[str, Any]) -> B:
         where = ".".join(str(part) for part in first["loc"]) or "the request"
         if first["type"] == "extra_forbidden":
             raise UsageError(f"{where} is not supported here", got=shortened(first["input"])) from error
-        raise UsageError(f"{where} is wrong: {first['msg']}", got=shortened(first["input"])) from error
+        raise UsageError(f"{where} is invalid: {first['msg']}", got=shortened(first["input"])) from error
 
 
 def read_object(raw: bytes) -> dict[str, Any]:
-    """Read the JSON object that a body is.
+    """Read a body as a JSON object.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the body is not a JSON object.
     """
     try:
         body = orjson.loads(raw)
     except ValueError as error:
-        raise UsageError("the request is no JSON", got=shortened(str(error))) from error
+        raise UsageError("the request is not valid JSON", got=shortened(str(error))) from error
     if not isinstance(body, dict):
-        raise UsageError("the request is no JSON object", got=shortened(raw[:80]))
+        raise UsageError("the request is not a JSON object", got=shortened(raw[:80]))
     return body
 
 
 def check_metadata(metadata: UserMetadata) -> None:
-    """Refuse metadata that is no place for so much data."""
+    """Refuse metadata that is too large.
+
+    Raises:
+        UsageError: it is larger than `LARGEST_METADATA` bytes.
+    """
     if metadata is not None and len(orjson.dumps(metadata)) > LARGEST_METADATA:
         raise UsageError("user_metadata is too large", expected=f"at most {LARGEST_METADATA >> 10} KiB")
 
@@ -90,7 +94,7 @@ class SessionHeartbeat(Body):
 
 
 class Adapters(Body):
-    """The adapters of a new model."""
+    """LoRA settings of a new model."""
 
     rank: int = Field(ge=1, le=1024)
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -100,7 +104,7 @@ class Adapters(Body):
 
 
 class Optimizer(Body):
-    """The family of optimizers of a model."""
+    """Optimizer type of a model."""
 
     type: Literal["adamw"] = "adamw"
 
@@ -125,7 +129,7 @@ class ModelOnly(Body):
 
 
 class AdamParams(Body):
-    """Numbers of an update; the client's own defaults."""
+    """Hyperparameters of an update, with the client's defaults."""
 
     learning_rate: Rate = 1e-4
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -135,21 +139,21 @@ class AdamParams(Body):
     grad_clip_norm: Rate = 0.0
 
 
-class InOrder(Body):
-    """A request that has its place in the order of a model's requests."""
+class OrderedRequest(Body):
+    """A request with a position in the order of a model's requests."""
 
     model_id: Id
-    seq_id: Place
+    seq_id: SequenceNumber
 
 
-class OptimStep(InOrder):
+class OptimStep(OrderedRequest):
     """Body of optim_step."""
 
     adam_params: AdamParams
     type: Literal["optim_step"] = "optim_step"
 
 
-class SaveWeights(InOrder):
+class SaveWeights(OrderedRequest):
     """Body of save_weights."""
 
     path: str
@@ -159,20 +163,20 @@ class SaveWeights(InOrder):
     type: Literal["save_weights"] = "save_weights"
 
 
-class SaveForSampler(InOrder):
-    """Body of save_weights_for_sampler; without a path, the weights end with the session."""
+class SaveForSampler(OrderedRequest):
+    """Body of save_weights_for_sampler; without a path, the weights are deleted with the session."""
 
     path: str | None = None
     sampling_session_seq_id: Count | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
-    """Every sampler has a snapshot: what ``inflight`` promises (these weights, or newer ones) holds for it."""
+    """Ignored: every sampler has a snapshot, which also satisfies ``inflight`` (these weights or newer ones)."""
     ttl_seconds: Ttl = None
     user_metadata: UserMetadata = None
     type: Literal["save_weights_for_sampler"] = "save_weights_for_sampler"
 
 
-class LoadWeights(InOrder):
-    """Body of load_weights, into a model that is there."""
+class LoadWeights(OrderedRequest):
+    """Body of load_weights into an existing model."""
 
     path: str
     optimizer: bool
@@ -180,7 +184,7 @@ class LoadWeights(InOrder):
 
 
 class CreateFromWeights(Body):
-    """Body of load_weights, into a new model."""
+    """Body of load_weights into a new model."""
 
     session_id: Id
     model_seq_id: Count
@@ -210,18 +214,18 @@ class TokenChunk(Body):
 
 
 class Prompt(Body):
-    """A prompt, which is tokens only."""
+    """A prompt that consists of tokens only."""
 
     chunks: list[TokenChunk]
 
     @property
     def ids(self) -> list[int]:
-        """All of its tokens."""
+        """All tokens of the prompt."""
         return [token for chunk in self.chunks for token in chunk.tokens]
 
 
 class Sampling(Body):
-    """Settings of sampling."""
+    """Sampling parameters."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     seed: int | None = None
@@ -234,9 +238,9 @@ class Sampling(Body):
     @classmethod
     def _stops_are_few(cls, stop: str | list[str] | list[int] | None) -> str | list[str] | list[int] | None:
         if isinstance(stop, list) and (len(stop) > MOST_STOPS or not all(end != "" for end in stop)):
-            raise ValueError(f"at most {MOST_STOPS} texts or tokens, none of them empty")
+            raise ValueError(f"expected at most {MOST_STOPS} texts or tokens, none of them empty")
         if stop == "":
-            raise ValueError("an empty text ends nothing")
+            raise ValueError("a stop text must not be empty")
         return stop
 
 

@@ -1,6 +1,6 @@
-"""The runs of the service: each has adapters, or weights, of its own, gradients that add up, and an optimizer.
+"""The training runs of the service: each has its own adapters or weights, accumulated gradients, and an optimizer.
 
-Runs with adapters share the base's tensors: each has modules of its own around them, and its adapters in these.
+Runs with adapters share the tensors of the base model; each run has its own modules, which hold its adapters.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, group_of
-from agentrl.training_service.losses import TARGETS, LossKind, Options, check_pass, loss_inputs, widest
+from agentrl.training_service.losses import TARGETS, LossKind, Options, check_pass, loss_inputs, max_targets
 from agentrl.training_service.wire import Array, Datum, PassRequest
 
 PAD_ID = 0
-"""Fills rows up; nothing that is read depends on it."""
+"""Token that pads rows; no result depends on it."""
 ALPHA = 32.0
-"""Of adapters: the update of a layer is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
+"""Default alpha of adapters: a layer's update is scaled by alpha / rank (https://thinkingmachines.ai/blog/lora)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What is trained, fixed for the life of a run and written into its checkpoints."""
+    """Trained parameters of a run; constant during the run and stored in its checkpoints."""
 
     rank: int | None
-    """Of the adapters; ``None`` trains all weights."""
+    """Rank of the adapters; ``None`` trains all weights."""
     seed: int = 0
-    """Decides the adapters' first values."""
+    """Seed of the adapters' initial values."""
     alpha: float = ALPHA
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
 
     @property
-    def layers(self) -> tuple[int | None, float, bool, bool, bool]:
-        """What two runs have in common whose weights fit one another."""
+    def compatibility_key(self) -> tuple[int | None, float, bool, bool, bool]:
+        """Key of weight compatibility: runs with equal keys can load each other's weights."""
         return self.rank, self.alpha, self.train_attn, self.train_mlp, self.train_unembed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamStep:
-    """Numbers of one update: AdamW as `torch.optim.AdamW` has it, with weight decay on everything that is trained."""
+    """Hyperparameters of one AdamW update as in `torch.optim.AdamW`; weight decay applies to all trained parameters."""
 
     learning_rate: float
     beta1: float
@@ -67,16 +67,16 @@ class AdamStep:
     eps: float
     weight_decay: float
     grad_clip_norm: float
-    """Largest norm of all gradients together; 0 clips nothing."""
+    """Maximum global gradient norm; 0 disables clipping."""
 
 
 class BaseWeights:
-    """The model that runs start from and samplers use.
+    """The base model, from which runs start and samplers sample.
 
     Args:
-        path: Its folder or name.
-        tokenizer: Its tokenizer.
-        config: Of loading, of passes and of the engine.
+        path: Folder or name of the model.
+        tokenizer: Tokenizer of the model.
+        config: Settings for loading, forward passes and the engine.
     """
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, config: Config) -> None:
@@ -89,10 +89,10 @@ class BaseWeights:
         self.max_context = min(longest, getattr(config.engine, "max_context", None) or longest)
 
     def copy(self, settings: RunSettings | None) -> PreTrainedModel:
-        """Make a model of the settings, with its own weights or adapters; without settings, of the base's tensors.
+        """Make a model with its own weights or adapters; with ``None``, one that only shares the base's tensors.
 
         Raises:
-            UsageError: the model has no layers that could have the adapters.
+            UsageError: the model has no layers for the adapters.
         """
         if settings is not None and settings.rank is None:
             return copy.deepcopy(self.model).requires_grad_(True)
@@ -105,7 +105,7 @@ class BaseWeights:
 
 
 def _targets(model: PreTrainedModel, settings: RunSettings) -> list[str]:
-    """Find the ends of the names of the layers that get adapters."""
+    """Return the suffixes of the names of the layers that get adapters."""
     head = model.get_output_embeddings()
     found: dict[str, bool] = {}
     for name, module in model.named_modules():
@@ -122,16 +122,16 @@ def _targets(model: PreTrainedModel, settings: RunSettings) -> list[str]:
         n for n, wanted in found.items() if wanted and n.rpartition(".")[2] in others
     )
     if not targets:
-        raise UsageError("the model has no layers for the adapters", got="train_attn, train_mlp and train_unembed")
+        raise UsageError("the model has no layers that train_attn, train_mlp and train_unembed select for adapters")
     return targets
 
 
 class TrainingRun:
-    """One model in training; used by one thread.
+    """One model in training; it belongs to one thread.
 
     Args:
-        base: What it starts from.
-        settings: What is trained.
+        base: Base model.
+        settings: Trained parameters.
     """
 
     def __init__(self, base: BaseWeights, settings: RunSettings) -> None:
@@ -139,25 +139,25 @@ class TrainingRun:
         self.model = base.copy(settings)
         self._runner = make_runner(self.model, base.config.trainer)
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._optimizer = self._fresh_optimizer()
+        self._optimizer = self._make_optimizer()
         self._incomplete: str | None = None
 
     @property
     def updates(self) -> int:
-        """Updates since the run began, or since its optimizer did."""
+        """Number of updates of the current optimizer, including those of a loaded state."""
         return self._optimizer.updates
 
-    def _fresh_optimizer(self) -> PolicyOptimizer:
+    def _make_optimizer(self) -> PolicyOptimizer:
         return PolicyOptimizer(self.model, OptimizerSettings(learning_rate=0.0, total_updates=1))
 
     def forward_backward(self, request: PassRequest) -> tuple[list[Array], float]:
-        """Compute the loss of some data, and add its gradient to those since the last update, all of it or nothing.
+        """Compute the loss of the data and add its gradient to the accumulated ones; an error leaves those unchanged.
 
         Returns:
             Log p of each datum's targets, [N] or [N, K], and the loss.
 
         Raises:
-            UsageError: the data does not fit, or its loss is not finite.
+            UsageError: the data is invalid, or its loss is not finite.
         """
         kind, options = check_pass(request, vocab_size=self.base.vocab_size, max_context=self.base.max_context)
         before = [parameter.grad for parameter in self._parameters]
@@ -181,7 +181,7 @@ class TrainingRun:
 
     def _pass(self, request: PassRequest, kind: LossKind, options: Options) -> tuple[list[Array], float]:
         data, device = request.data, self.model.device
-        width = widest(data)
+        width = max_targets(data)
         sequences = [_sequence(datum) for datum in data]
         found: dict[int, Array] = {}
 
@@ -203,29 +203,29 @@ class TrainingRun:
         result = self._runner.forward_backward(sequences, loss, needs_grad=needs_grad)
         return [found[i] for i in range(len(data))], result.loss
 
-    def leave_out(self, why: str) -> None:
-        """Remember that a part of the data since the last update had to be left out."""
+    def mark_incomplete(self, why: str) -> None:
+        """Record that data since the last update failed, so that the next update is refused."""
         self._incomplete = self._incomplete or why
 
     def optim_step(self, step: AdamStep) -> Mapping[str, float]:
-        """Update from the gradients since the last update, and forget them.
+        """Update the parameters with the accumulated gradients, and clear these.
 
         Returns:
-            Metrics.
+            Gradient norm and learning rate.
 
         Raises:
-            UsageError: there are none, or a part of the data is missing from them.
-            TrainingError: they are not finite; nothing was changed.
+            UsageError: no gradients are accumulated, or an earlier `forward_backward` failed.
+            TrainingError: the gradients are not finite; the parameters are unchanged.
         """
         why, self._incomplete = self._incomplete, None
         if why is not None:
             for parameter in self._parameters:
                 parameter.grad = None
             raise UsageError(
-                "no update: a forward_backward since the last one failed, and its gradients with it", got=why
+                "no update: a forward_backward since the last update failed, so gradients are missing", got=why
             )
         if all(parameter.grad is None for parameter in self._parameters):
-            raise UsageError("no update: there are no gradients", hint="call forward_backward first")
+            raise UsageError("no update: no gradients are accumulated", hint="call forward_backward first")
         self._optimizer.set_adam(
             learning_rate=step.learning_rate,
             betas=(step.beta1, step.beta2),
@@ -236,12 +236,12 @@ class TrainingRun:
         update = self._optimizer.update()
         if update.non_finite:
             raise TrainingError(
-                "no update: gradients are not finite", got=f"those of {', '.join(update.non_finite[:3])}"
+                "no update: gradients are not finite", got=f"gradients of {', '.join(update.non_finite[:3])}"
             )
         return {"grad_norm": update.grad_norm, "learning_rate": update.learning_rate}
 
     def save(self, folder: Path, *, optimizer: bool) -> None:
-        """Write the weights as a Hugging Face or peft folder into an existing folder, with the optimizer's state."""
+        """Write a Hugging Face or peft folder into an existing folder, optionally with the optimizer's state."""
         images = None
         if self.settings.rank is None:
             save_model_folder(self.model, self.base.tokenizer, folder / MODEL, images)
@@ -253,10 +253,10 @@ class TrainingRun:
             save_state({"optimizer": self._optimizer.state_dict()}, folder / STATE_FILE)
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
-        """Take the weights of what `save` wrote, and its optimizer's state or a fresh one; gradients are forgotten."""
+        """Load the weights of a folder that `save` wrote, with its optimizer state or a new one; clear gradients."""
         load_weights(self.model, self.settings, folder, self.base)
         state: dict[str, Any] | None = load_state(folder / STATE_FILE) if optimizer else None
-        self._optimizer = self._fresh_optimizer()
+        self._optimizer = self._make_optimizer()
         if state is not None:
             self._optimizer.load_state_dict(state["optimizer"])
         self._incomplete = None
@@ -265,7 +265,7 @@ class TrainingRun:
 
 
 def load_weights(model: PreTrainedModel, settings: RunSettings, folder: Path, base: BaseWeights) -> None:
-    """Copy the weights of a checkpoint of the same settings into a model that `BaseWeights.copy` made."""
+    """Load the weights of a checkpoint with the same settings into a model that `BaseWeights.copy` made."""
     if settings.rank is not None:
         load_adapter(model, folder / MODEL)
         return
@@ -286,7 +286,7 @@ def _sequence(datum: Datum) -> ScoredSequence:
 
 
 def _others(datum: Datum, width: int) -> torch.Tensor:
-    """Give the targets of each place but the first, filled up to the widest datum's: int64 [N, width - 1]."""
+    """Return the targets of each position except the first, padded to `width` columns: int64 [N, width - 1]."""
     targets = datum.inputs[TARGETS]
     columns: Sequence[int] = () if targets.ndim == 1 else range(1, targets.shape[1])
     filled = np.full((len(targets), width - 1), PAD_ID, dtype=np.int64)

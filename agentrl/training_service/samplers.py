@@ -1,6 +1,6 @@
-"""Samplers: engines over the base, or over the weights of a checkpoint, in a thread of their own.
+"""Samplers: engines with the weights of the base or of a checkpoint, in a separate thread.
 
-Few engines serve any number of samplers: one that nobody uses takes the weights of another sampler when it is asked.
+A few engines serve any number of samplers: an idle engine loads the weights of the sampler that needs one.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from agentrl.training.forward.runner import ModelRunner, make_runner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training_service.requests import SampleRequest, Sampling
 from agentrl.training_service.runs import PAD_ID, BaseWeights, RunSettings, load_weights
-from agentrl.training_service.store import About, Saved
+from agentrl.training_service.store import CheckpointInfo, StoredCheckpoint
 from agentrl.training_service.wire import NO_TOKEN, Array, Sample, TopTokenTable, write_samples
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerWeights:
-    """What a sampler samples from."""
+    """Weights that a sampler uses."""
 
     folder: Path | None = None
-    """A checkpoint's; ``None`` is the base."""
+    """Folder of the checkpoint; ``None`` for the base."""
     settings: RunSettings | None = None
     created: str = ""
-    """When the checkpoint was written: another one may take its place under the same name."""
+    """Creation time of the checkpoint, which detects that another one has replaced it under the same name."""
 
     @classmethod
-    def of(cls, saved: Saved) -> SamplerWeights:
-        """Name the weights of a checkpoint."""
+    def of(cls, saved: StoredCheckpoint) -> SamplerWeights:
+        """Return the weights of a checkpoint."""
         return cls(saved.folder, saved.about.settings, saved.about.created)
 
 
@@ -51,7 +51,7 @@ BASE = SamplerWeights()
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """An engine, with the weights that it has now."""
+    """An engine and the weights that it has loaded."""
 
     model: PreTrainedModel
     engine: LocalEngine
@@ -63,7 +63,7 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    """Log-probabilities of a sequence's tokens given those before, [tokens]; NaN where there is none."""
+    """Log-probabilities of a sequence's tokens given the previous ones, [tokens]; NaN where not computed."""
 
     logprobs: Array
     top: TopTokenTable | None = None
@@ -71,11 +71,11 @@ class _Scores:
 
 @dataclass(slots=True)
 class Samplers:
-    """All engines; used from one event loop.
+    """All engines; they belong to one event loop.
 
     Args:
-        base: The model.
-        most: Engines at once.
+        base: Base model.
+        most: Maximum number of engines.
     """
 
     base: BaseWeights
@@ -85,10 +85,10 @@ class Samplers:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def sample(self, weights: SamplerWeights, request: SampleRequest) -> bytes:
-        """Answer a request, as the client reads it.
+        """Sample the answers of a request and return the message for the client.
 
         Raises:
-            UsageError: it asks for what cannot be done.
+            UsageError: the request is invalid or not supported.
             EngineError: the engine failed.
         """
         prompt = request.prompt.ids
@@ -120,16 +120,20 @@ class Samplers:
             raise UsageError(
                 "prompt_logprobs_last_n does not fit the prompt",
                 got=last,
-                expected=f"with prompt_logprobs, 1 to {len(prompt) - 1}",
+                expected=f"1 to {len(prompt) - 1}, together with prompt_logprobs",
             )
         most = max(request.topk_prompt_logprobs, request.topk_sample_logprobs)
         if most > self.base.vocab_size:
             raise UsageError(
-                "more top tokens than the vocabulary has", got=most, expected=f"at most {self.base.vocab_size}"
+                "the number of top tokens exceeds the vocabulary", got=most, expected=f"at most {self.base.vocab_size}"
             )
         ids = request.sampling_params.stop
         if isinstance(ids, list) and any(isinstance(i, int) and not 0 <= i < self.base.vocab_size for i in ids):
-            raise UsageError("sampling_params.stop has a token out of the vocabulary", got=ids)
+            raise UsageError(
+                "sampling_params.stop has a token out of the vocabulary",
+                got=ids,
+                expected=f"0 to {self.base.vocab_size - 1}",
+            )
 
     def _request(self, request: SampleRequest, prompt: list[int], name: str, number: int) -> GenerateRequest:
         return GenerateRequest(
@@ -139,9 +143,9 @@ class Samplers:
             request_id=name,
         )
 
-    def _params(self, asked: Sampling, number: int) -> SamplingParams:
-        """Translate settings; the samples of one request differ in their seeds."""
-        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+    def _params(self, sampling: Sampling, number: int) -> SamplingParams:
+        """Convert the client's parameters; each sample of a request has its own seed."""
+        stop = [sampling.stop] if isinstance(sampling.stop, str) else sampling.stop
         tokens, texts = set[int](), list[str]()
         for end in stop or ():
             if isinstance(end, int):
@@ -150,19 +154,19 @@ class Samplers:
                 texts.append(end)
         if stop is None or stop:
             tokens |= self._end_tokens()
-        seed = None if asked.seed is None else random.Random(f"{asked.seed} {number}").getrandbits(SEED_BITS)
+        seed = None if sampling.seed is None else random.Random(f"{sampling.seed} {number}").getrandbits(SEED_BITS)
         return SamplingParams(
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            top_k=max(asked.top_k, 0),
-            max_tokens=asked.max_tokens or self.base.max_context,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=max(sampling.top_k, 0),
+            max_tokens=sampling.max_tokens or self.base.max_context,
             stop_token_ids=frozenset(tokens),
             stop=tuple(texts),
             seed=seed,
         )
 
     def _end_tokens(self) -> set[int]:
-        """The tokens that end an answer where nothing else is said."""
+        """Return the model's end-of-sequence tokens, which end an answer by default."""
         generation = getattr(self.base.model, "generation_config", None)
         found = [self.base.tokenizer.eos_token_id, getattr(generation, "eos_token_id", None)]
         flat = [own for ids in found for own in (ids if isinstance(ids, list) else [ids])]
@@ -186,7 +190,7 @@ class Samplers:
         return self._scores(slot, prompt, last, request.topk_prompt_logprobs, 1.0)
 
     def _scores(self, slot: _Slot, ids: list[int], last: int, top_k: int, temperature: float) -> _Scores:
-        """Score the last tokens of a sequence."""
+        """Compute log-probabilities and `top_k` tokens for the last `last` tokens of a sequence."""
         logprobs = np.full(len(ids), np.nan, dtype=np.float32)
         shape = (len(ids), top_k)
         top = TopTokenTable(ids=np.zeros(shape, np.int32), logprobs=np.full(shape, NO_TOKEN, np.float32))
@@ -206,7 +210,7 @@ class Samplers:
 
     @asynccontextmanager
     async def _slot(self, weights: SamplerWeights) -> AsyncIterator[_Slot]:
-        """Hold an engine with these weights for the time of the block."""
+        """Reserve an engine with these weights until the block ends."""
         async with self._free:
             while (slot := await self._take(weights)) is None:
                 await self._free.wait()
@@ -220,7 +224,7 @@ class Samplers:
                 self._free.notify_all()
 
     async def _take(self, weights: SamplerWeights) -> _Slot | None:
-        """Find or make an engine with these weights; ``None`` when all are busy with others."""
+        """Find or make an engine with these weights; ``None`` if all engines are busy with other weights."""
         for slot in self._slots:
             if slot.weights == weights:
                 return slot
@@ -228,7 +232,7 @@ class Samplers:
         full = len(self._slots) >= self.most
         if full and not idle:
             return None
-        alike = [slot for slot in idle if _layers(slot.weights) == _layers(weights) is not None]
+        alike = [slot for slot in idle if _compatibility_key(slot.weights) == _compatibility_key(weights) is not None]
         if full and alike:
             return await self._reload(alike[0], weights)
         if full:
@@ -248,16 +252,16 @@ class Samplers:
     def _load(self, model: PreTrainedModel, weights: SamplerWeights) -> None:
         if weights.folder is None or weights.settings is None:
             return
-        if not weights.folder.is_dir() or About.read(weights.folder).created != weights.created:
+        if not weights.folder.is_dir() or CheckpointInfo.read(weights.folder).created != weights.created:
             raise UsageError(
-                "the weights of this sampler are gone",
-                got="a checkpoint that was deleted or overwritten, or the sampler is not among the newest of its run",
+                "the weights of this sampler no longer exist",
+                got="a checkpoint that was deleted or overwritten, or too many newer samplers of the same run",
                 hint="make a new sampler",
             )
         load_weights(model, weights.settings, weights.folder, self.base)
 
     async def _reload(self, slot: _Slot, weights: SamplerWeights) -> _Slot:
-        self._slots.remove(slot)  # until it has the new weights
+        self._slots.remove(slot)  # added again once it has the new weights
         await slot.engine.pause()
         try:
             self._load(slot.model, weights)
@@ -271,11 +275,11 @@ class Samplers:
         return slot
 
     async def close(self) -> None:
-        """End all engines."""
+        """Close all engines."""
         for slot in self._slots:
             await slot.engine.close()
         self._slots.clear()
 
 
-def _layers(weights: SamplerWeights) -> tuple[int | None, float, bool, bool, bool] | None:
-    return None if weights.settings is None else weights.settings.layers
+def _compatibility_key(weights: SamplerWeights) -> tuple[int | None, float, bool, bool, bool] | None:
+    return None if weights.settings is None else weights.settings.compatibility_key

@@ -1,6 +1,6 @@
-"""The routes that the ``tinker`` client asks, and the form of errors that it understands.
+"""The routes of the ``tinker`` client, and errors in the client's format.
 
-A status of 400, 404 or 410 is final for the client; it tries 408, 409, 429 and 5xx again.
+The client does not retry after status 400, 404 or 410; it retries after 408, 409, 429 and 5xx.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aiohttp import web
 from agentrl.errors import UsageError, described_error
 from agentrl.remote.listening import Handler, Listener, is_own_page, own_names, read_bytes_of
 from agentrl.training_service import requests
-from agentrl.training_service.futures import Gone
+from agentrl.training_service.futures import UnknownResult
 from agentrl.training_service.runs import BaseWeights
-from agentrl.training_service.service import NotHere, Service, TrainingServiceSettings
+from agentrl.training_service.service import NotFound, Service, TrainingServiceSettings
 from agentrl.training_service.sessions import Busy, ServedRun
-from agentrl.training_service.store import SAMPLER, TRAINING, Saved
+from agentrl.training_service.store import SAMPLER, TRAINING, StoredCheckpoint
 from agentrl.training_service.wire import MEDIA_TYPE
 
 _log = logging.getLogger(__name__)
@@ -31,14 +31,14 @@ PREFIX = "/api/v1"
 HEALTH = f"{PREFIX}/healthz"
 KEY_HEADER = "X-API-Key"
 KEY_PREFIX = "tml-"
-"""Begins every key that the client takes."""
+"""Prefix of every key that the client accepts."""
 KEY_VARIABLE = "TINKER_API_KEY"
-"""Environment variable from which the client takes its key."""
+"""Environment variable from which the client reads its key."""
 LARGEST_BODY = 64 << 20
 LARGEST_TELEMETRY = 4 << 20
 MOST_CONNECTIONS = 4096
 LONG_POLL_S = 20.0
-"""Seconds for which a client waits for a result in one request; it would give up after 45."""
+"""Seconds for which one request waits for a result; the client's timeout is 45."""
 PAGE = 20
 CLIENT_CONFIG = {
     "pjwt_auth_enabled": False,
@@ -48,18 +48,18 @@ CLIENT_CONFIG = {
     "sample_join_sampling_session": False,
     "custom_loss_server_side": False,
 }
-"""What this server cannot do, or need not."""
+"""Client features that this server does not support or need."""
 
 
 class TrainingServer:
-    """Listens for clients of one service.
+    """HTTP server of one service.
 
     Args:
-        settings: Limits of the service.
-        load: Loads the base model.
-        host: Where it listens.
-        port: 0 takes a free one.
-        key: That clients must send; without one, requests must name this machine as their host.
+        settings: Settings of the service.
+        load: Function that loads the base model.
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        key: Key that clients must send; without a key, the ``Host`` of requests must be this machine.
     """
 
     def __init__(
@@ -87,40 +87,43 @@ class TrainingServer:
         self.url = await self._listener.start(self._host, self._port)
 
     async def close(self) -> None:
-        """Listen no more, and release everything; also when it was not started."""
+        """Stop listening and close the service, whether or not it was started."""
         if self._listener is not None:
             await self._listener.close()
         await self.service.close()
 
     def _application(self) -> web.Application:
         service = self.service
-        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_described, self._guard()])
+        application = web.Application(client_max_size=LARGEST_BODY, middlewares=[_answer_errors, self._guard()])
         post = application.router.add_post
-        post(f"{PREFIX}/create_session", _plain(requests.CreateSession, service.create_session))
-        post(f"{PREFIX}/session_heartbeat", _plain(requests.SessionHeartbeat, self._heartbeat))
-        post(f"{PREFIX}/get_info", _plain(requests.ModelOnly, service.info))
-        post(f"{PREFIX}/create_sampling_session", _plain(requests.CreateSamplingSession, service.new_sampler))
-        post(f"{PREFIX}/weights_info", _plain(requests.WeightsInfo, self._weights_info))
-        post(f"{PREFIX}/cancel_future", _plain(requests.CancelFuture, self._cancel))
-        post(f"{PREFIX}/create_model", self._beginning(requests.CreateModel, service.create_model))
-        post(f"{PREFIX}/unload_model", self._beginning(requests.ModelOnly, service.unload))
-        post(f"{PREFIX}/optim_step", self._beginning(requests.OptimStep, service.optim_step))
-        post(f"{PREFIX}/save_weights", self._beginning(requests.SaveWeights, service.save))
-        post(f"{PREFIX}/save_weights_for_sampler", self._beginning(requests.SaveForSampler, service.save_for_sampler))
-        post(f"{PREFIX}/asample", self._beginning(requests.SampleRequest, service.sample))
+        post(f"{PREFIX}/create_session", _direct_handler(requests.CreateSession, service.create_session))
+        post(f"{PREFIX}/session_heartbeat", _direct_handler(requests.SessionHeartbeat, self._heartbeat))
+        post(f"{PREFIX}/get_info", _direct_handler(requests.ModelOnly, service.info))
+        post(f"{PREFIX}/create_sampling_session", _direct_handler(requests.CreateSamplingSession, service.new_sampler))
+        post(f"{PREFIX}/weights_info", _direct_handler(requests.WeightsInfo, self._weights_info))
+        post(f"{PREFIX}/cancel_future", _direct_handler(requests.CancelFuture, self._cancel))
+        post(f"{PREFIX}/create_model", self._queued_handler(requests.CreateModel, service.create_model))
+        post(f"{PREFIX}/unload_model", self._queued_handler(requests.ModelOnly, service.unload))
+        post(f"{PREFIX}/optim_step", self._queued_handler(requests.OptimStep, service.optim_step))
+        post(f"{PREFIX}/save_weights", self._queued_handler(requests.SaveWeights, service.save))
+        post(
+            f"{PREFIX}/save_weights_for_sampler",
+            self._queued_handler(requests.SaveForSampler, service.save_for_sampler),
+        )
+        post(f"{PREFIX}/asample", self._queued_handler(requests.SampleRequest, service.sample))
         post(f"{PREFIX}/load_weights", self._load_weights)
         post(f"{PREFIX}/forward_backward", self._forward_backward)
         post(f"{PREFIX}/retrieve_future", self._retrieve)
         post(f"{PREFIX}/sessions/{{session}}/finish", self._finish)
         post(f"{PREFIX}/client/config", _client_config)
-        post(f"{PREFIX}/client/dynamic_config", _constant({"sample_cancel_enabled": True}))
+        post(f"{PREFIX}/client/dynamic_config", _constant_handler({"sample_cancel_enabled": True}))
         post(f"{PREFIX}/telemetry", _telemetry)
         self._add_views(application.router)
         application.router.add_route("*", "/{rest:.*}", _unknown)
         return application
 
     def _add_views(self, router: web.UrlDispatcher) -> None:
-        router.add_get(HEALTH, _constant({"status": "ok"}))
+        router.add_get(HEALTH, _constant_handler({"status": "ok"}))
         router.add_get(f"{PREFIX}/get_server_capabilities", self._capabilities)
         router.add_get(f"{PREFIX}/samplers/{{sampler}}", self._sampler)
         router.add_get(f"{PREFIX}/sessions/{{session}}", self._session)
@@ -137,16 +140,16 @@ class TrainingServer:
         @web.middleware
         async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
             if wanted is None and not is_own_page(request, names):
-                return _error(403, "without a key this server answers under its own names only")
-            given = request.headers.get(KEY_HEADER, "").encode(errors="surrogateescape")
-            if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
+                return _error(403, "without a key this server accepts only requests to its own names")
+            sent = request.headers.get(KEY_HEADER, "").encode(errors="surrogateescape")
+            if wanted is not None and request.path != HEALTH and not hmac.compare_digest(sent, wanted):
                 return _error(401, f"wrong {KEY_HEADER}: set {KEY_VARIABLE} to the server's key")
             return await handler(request)
 
         return check
 
-    def _beginning(self, kind: type[B], begin: Callable[[B, bytes], Answer]) -> Handler:
-        """Make the handler of a request whose result is fetched later."""
+    def _queued_handler(self, kind: type[B], begin: Callable[[B, bytes], Answer]) -> Handler:
+        """Make the handler of a request whose result the client fetches later."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
             raw, body = await _read(request)
@@ -170,17 +173,22 @@ class TrainingServer:
 
     async def _forward_backward(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != MEDIA_TYPE:
-            raise UsageError("forward_backward reads protocol buffers", got=request.content_type, hint="update tinker")
+            raise UsageError(
+                "forward_backward is not a protocol buffer",
+                got=request.content_type,
+                expected=MEDIA_TYPE,
+                hint="update tinker",
+            )
         raw = await read_bytes_of(request, LARGEST_BODY)
         return _json(self.service.forward_backward(raw))
 
     async def _retrieve(self, request: web.Request) -> web.StreamResponse:
         _, body = await _read(request)
-        asked = requests.read(requests.RetrieveFuture, body)
-        result = await self.service.futures.fetch(asked.request_id, wait_s=LONG_POLL_S)
+        request_id = requests.read(requests.RetrieveFuture, body).request_id
+        result = await self.service.futures.fetch(request_id, wait_s=LONG_POLL_S)
         if result is None:
-            again = {"type": "try_again", "request_id": asked.request_id, "queue_state": "active"}
-            return web.Response(body=orjson.dumps(again), status=408, content_type="application/json")
+            retry = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+            return web.Response(body=orjson.dumps(retry), status=408, content_type="application/json")
         return web.Response(body=result.body, content_type=result.media_type)
 
     async def _finish(self, request: web.Request) -> web.StreamResponse:
@@ -229,13 +237,13 @@ class TrainingServer:
 
     async def _runs(self, request: web.Request) -> web.StreamResponse:
         found, page = list(self.service.runs()), _page(request)
-        shown = [self._described_run(run) for run in found[page.start : page.stop]]
-        return _json({"training_runs": shown, "cursor": _cursor(page, len(found))})
+        rows = [self._describe_run(run) for run in found[page.start : page.stop]]
+        return _json({"training_runs": rows, "cursor": _cursor(page, len(found))})
 
     async def _run(self, request: web.Request) -> web.StreamResponse:
-        return _json(self._described_run(self.service.run(request.match_info["run"])))
+        return _json(self._describe_run(self.service.run(request.match_info["run"])))
 
-    def _described_run(self, run: ServedRun) -> dict[str, Any]:
+    def _describe_run(self, run: ServedRun) -> dict[str, Any]:
         rank = run.training.settings.rank
         return {
             "training_run_id": run.id,
@@ -250,10 +258,10 @@ class TrainingServer:
     async def _checkpoints(self, request: web.Request) -> web.StreamResponse:
         found = await asyncio.to_thread(self.service.store.list, request.match_info.get("run"))
         if "run" in request.match_info:
-            return _json({"checkpoints": [_described_checkpoint(saved) for saved in found]})
+            return _json({"checkpoints": [_describe_checkpoint(saved) for saved in found]})
         page = _page(request)
-        shown = [_described_checkpoint(saved) for saved in found[::-1][page.start : page.stop]]
-        return _json({"checkpoints": shown, "cursor": _cursor(page, len(found))})
+        rows = [_describe_checkpoint(saved) for saved in found[::-1][page.start : page.stop]]
+        return _json({"checkpoints": rows, "cursor": _cursor(page, len(found))})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         run, kind, name = (request.match_info[part] for part in ("run", "kind", "name"))
@@ -261,7 +269,7 @@ class TrainingServer:
         return web.Response(status=204)
 
 
-def _described_checkpoint(saved: Saved) -> dict[str, Any]:
+def _describe_checkpoint(saved: StoredCheckpoint) -> dict[str, Any]:
     return {
         "checkpoint_id": f"{saved.kind}/{saved.name}",
         "checkpoint_type": {TRAINING: "training", SAMPLER: "sampler"}[saved.kind],
@@ -278,7 +286,7 @@ def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str] | None:
 
 
 def _page(request: web.Request) -> range:
-    """Read which part of a list is asked for."""
+    """Read the requested range of a list."""
     offset = _count(request, "offset", 0)
     return range(offset, offset + _count(request, "limit", PAGE))
 
@@ -290,12 +298,12 @@ def _cursor(page: range, total: int) -> dict[str, int]:
 def _count(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name, str(default))
     if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise UsageError(f"{name} is no number", got=text[:20], expected="a whole number")
+        raise UsageError(f"{name} is not a number", got=text[:20], expected="a whole number")
     return int(text)
 
 
-def _plain(kind: type[B], answer: Callable[[B], Answer | Awaitable[Answer]]) -> Handler:
-    """Make the handler of a request that is answered at once."""
+def _direct_handler(kind: type[B], answer: Callable[[B], Answer | Awaitable[Answer]]) -> Handler:
+    """Make the handler of a request that is answered immediately."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         _, body = await _read(request)
@@ -306,13 +314,13 @@ def _plain(kind: type[B], answer: Callable[[B], Answer | Awaitable[Answer]]) -> 
 
 
 async def _read(request: web.Request) -> tuple[bytes, dict[str, Any]]:
-    if request.content_type != "application/json":  # which pages of other sites cannot send unasked
-        raise UsageError("the request is no JSON", got=request.content_type, expected="application/json")
+    if request.content_type != "application/json":  # pages of other sites cannot send this type without permission
+        raise UsageError("the request is not JSON", got=request.content_type, expected="application/json")
     raw = await read_bytes_of(request, LARGEST_BODY)
     return raw, requests.read_object(raw)
 
 
-def _constant(data: Mapping[str, Any]) -> Handler:
+def _constant_handler(data: Mapping[str, Any]) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         return _json(data)
 
@@ -321,12 +329,12 @@ def _constant(data: Mapping[str, Any]) -> Handler:
 
 async def _client_config(request: web.Request) -> web.StreamResponse:
     response = _json(CLIENT_CONFIG)
-    response.force_close()  # the client asks on a connection of its own, and then forgets it
+    response.force_close()  # the client leaves this connection open without using it again
     return response
 
 
 async def _telemetry(request: web.Request) -> web.StreamResponse:
-    await read_bytes_of(request, LARGEST_TELEMETRY)  # events of the client, which nobody here reads
+    await read_bytes_of(request, LARGEST_TELEMETRY)  # the client's events are discarded
     return _json({"status": "accepted"})
 
 
@@ -335,22 +343,22 @@ async def _unknown(request: web.Request) -> web.StreamResponse:
 
 
 @web.middleware
-async def _described(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer errors in the client's form."""
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return errors in the client's format."""
     try:
         return await handler(request)
-    except (NotHere, Gone) as error:
+    except (NotFound, UnknownResult) as error:
         return _error(410 if request.path.endswith("/session_heartbeat") else 404, str(error))
     except UsageError as error:
         return _error(400, str(error))
     except Busy as error:
         return _error(429, str(error))
     except web.HTTPRequestEntityTooLarge:
-        return _error(413, f"a request may have {LARGEST_BODY >> 20} MiB")
+        return _error(413, f"the request is larger than {LARGEST_BODY >> 20} MiB")
     except web.HTTPException:
         raise
     except Exception as error:
-        _log.exception("a request of the training service failed")
+        _log.exception("a request to the training service failed")
         return _error(500, described_error(error))
 
 

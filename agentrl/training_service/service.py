@@ -1,8 +1,8 @@
-"""What the service does with requests: sessions, runs whose requests keep their order, samplers, checkpoints.
+"""Execution of the service's requests: sessions, runs with ordered requests, samplers, checkpoints.
 
 event loop                        training thread               sampling thread
-a queue for each run, in order ─► one request at a time  ┐
-samplers ────────────────────────────────────────────────┼────► engines, side by side
+one ordered queue per run ──────► one request at a time  ┐
+samplers ────────────────────────────────────────────────┼────► engines, concurrently
                                   checkpoints, snapshots ┘
 """
 
@@ -26,45 +26,53 @@ from agentrl.training_service import requests
 from agentrl.training_service.futures import FetchedResult, Futures, fingerprint, protocol_buffer
 from agentrl.training_service.runs import AdamStep, BaseWeights, RunSettings, TrainingRun
 from agentrl.training_service.samplers import BASE, Samplers, SamplerWeights
-from agentrl.training_service.sessions import Busy, ClientSession, ServedRun, Waiting, Work
-from agentrl.training_service.store import EPHEMERAL, SAMPLER, TRAINING, About, CheckpointStore, Saved, now
+from agentrl.training_service.sessions import Busy, ClientSession, ServedRun, WaitingRequest, Work
+from agentrl.training_service.store import (
+    EPHEMERAL,
+    SAMPLER,
+    TRAINING,
+    CheckpointInfo,
+    CheckpointStore,
+    StoredCheckpoint,
+    now,
+)
 from agentrl.training_service.wire import PassRequest, parse_pass, read_pass, write_pass
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 MOST_SAMPLING = 8192
-"""Requests for samples that are under way."""
+"""Maximum number of running sampling requests."""
 SWEEP_S = 10.0
 NEWEST_SAMPLERS = 32
-"""Samplers without a name that a run keeps; older ones are gone."""
+"""Number of unnamed samplers that a run keeps; older ones are deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingServiceSettings:
-    """Limits of a service."""
+    """Settings and limits of a service."""
 
     folder: Path
-    """Of the checkpoints."""
+    """Folder of the checkpoints."""
     model_name: str
-    """What clients call the base."""
+    """Name of the base model for clients."""
     all_weights: bool = False
-    """Runs train all weights instead of adapters."""
+    """True if runs train all weights instead of adapters."""
     alpha: float = 32.0
-    """Of adapters; see `agentrl.training_service.runs.ALPHA`."""
+    """Alpha of adapters; see `agentrl.training_service.runs.ALPHA`."""
     most_runs: int = 16
-    """At once."""
+    """Maximum number of concurrent runs."""
     most_engines: int = 4
-    """Samplers whose weights are in memory at once."""
+    """Maximum number of samplers whose weights are in memory."""
     lease_s: float = 1800.0
-    """Seconds without a sign of life after which a session ends; clients send one every 10."""
+    """Seconds without a request after which a session ends; clients send a heartbeat every 10 s."""
 
 
-class NotHere(UsageError):
-    """Something that a request names is not there (any more)."""
+class NotFound(UsageError):
+    """An object that a request names does not exist, or no longer."""
 
 
 class Worker:
-    """A thread with an event loop, for engines: a step of theirs holds the loop until it is over."""
+    """A thread with its own event loop for engines, whose steps block the loop."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -72,7 +80,7 @@ class Worker:
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there; cancelling the awaiting task cancels it."""
+        """Run a coroutine in the thread; cancelling the awaiting task cancels it."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def close(self) -> None:
@@ -84,7 +92,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSession:
-    """A sampler that a client asks by its id."""
+    """A sampler that a client created."""
 
     session: ClientSession
     weights: SamplerWeights
@@ -92,11 +100,11 @@ class SamplingSession:
 
 
 class Service:
-    """All sessions of a server; used from one event loop.
+    """All sessions of a server; they belong to one event loop.
 
     Args:
-        settings: Limits.
-        load: Loads the base, in the training thread.
+        settings: Settings and limits.
+        load: Function that loads the base model; called in the training thread.
     """
 
     def __init__(self, settings: TrainingServiceSettings, load: Callable[[], BaseWeights]) -> None:
@@ -113,15 +121,15 @@ class Service:
 
     @property
     def base(self) -> BaseWeights:
-        """The model that runs start from, once `start` is over."""
+        """Base model; available after `start`."""
         assert self._base is not None
         return self._base
 
     async def start(self) -> None:
-        """Load the model; delete what samplers of an earlier life have left.
+        """Load the model, and delete unnamed samplers' weights of an earlier server process.
 
         Raises:
-            UsageError: the model cannot be loaded, or another server has the folder.
+            UsageError: the model cannot be loaded, or another server uses the folder.
         """
         self.store.lock()
         self._base = await self._in_training(self._load)
@@ -131,7 +139,7 @@ class Service:
         self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
 
     async def close(self) -> None:
-        """Give up all requests and end the threads; idempotent."""
+        """Cancel all requests and end the threads; idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self.futures.close()
@@ -158,7 +166,7 @@ class Service:
             try:
                 await self._in_training(self.store.sweep)
             except OSError:
-                _log.exception("checkpoints that have expired could not be deleted")
+                _log.exception("expired checkpoints could not be deleted")
 
     def create_session(self, body: requests.CreateSession) -> dict[str, Any]:
         """Open a session."""
@@ -169,24 +177,24 @@ class Service:
         if self.settings.all_weights:
             answer["warning_message"] = (
                 "this server trains all weights: rank, seed, train_mlp, train_attn and train_unembed of "
-                "create_lora_training_client say nothing here"
+                "create_lora_training_client have no effect"
             )
         return answer
 
     def session(self, session_id: str) -> ClientSession:
-        """Find a session, which this is a sign of life of.
+        """Return a session and renew its lease.
 
         Raises:
-            NotHere: it has ended.
+            NotFound: the session has ended, or never existed.
         """
         session = self._sessions.get(session_id)
         if session is None:
-            raise NotHere("there is no such session", got=shortened(session_id), hint=_RESTARTED)
+            raise NotFound("unknown session", got=shortened(session_id), hint=_RESTARTED)
         session.seen = time.monotonic()
         return session
 
     def finish(self, session_id: str) -> None:
-        """End a session, with its runs and its samplers."""
+        """End a session with its runs and samplers."""
         self._end(self.session(session_id))
 
     def _end(self, session: ClientSession) -> None:
@@ -204,27 +212,27 @@ class Service:
         self._trainer.submit(self.store.forget_ephemeral, run.id)
 
     def run(self, model_id: str) -> ServedRun:
-        """Find a run.
+        """Return a run and renew its session's lease.
 
         Raises:
-            NotHere: it has ended.
+            NotFound: the run has ended, or never existed.
         """
         session = self._sessions.get(model_id.partition(":")[0])
         run = None if session is None else session.runs.get(model_id)
         if run is None:
-            raise NotHere("there is no such model", got=shortened(model_id), hint=_RESTARTED)
+            raise NotFound("unknown model", got=shortened(model_id), hint=_RESTARTED)
         run.session.seen = time.monotonic()
         return run
 
     def create_model(self, body: requests.CreateModel, raw: bytes) -> dict[str, Any]:
-        """Begin a run from the base."""
+        """Start a run from the base model."""
         self._check_name(body.base_model)
         requests.check_metadata(body.user_metadata)
         adapters = body.lora_config or requests.Adapters(rank=32)
         if not (adapters.train_attn or adapters.train_mlp or adapters.train_unembed):
-            raise UsageError("lora_config trains nothing", expected="train_attn, train_mlp or train_unembed")
+            raise UsageError("lora_config selects no layers", expected="train_attn, train_mlp or train_unembed")
         if body.lora_config is None and not self.settings.all_weights:
-            raise UsageError("lora_config is missing", hint="start the server with --all-weights to train all of them")
+            raise UsageError("lora_config is missing", hint="start the server with --all-weights to train all weights")
         seed = random.getrandbits(62) if adapters.seed is None else adapters.seed % (1 << 62)
         settings = RunSettings(
             rank=None if self.settings.all_weights else adapters.rank,
@@ -245,14 +253,14 @@ class Service:
         )
 
     def create_from_weights(self, body: requests.CreateFromWeights, raw: bytes) -> dict[str, Any]:
-        """Begin a run from a checkpoint."""
+        """Start a run from a checkpoint."""
         if body.base_model is not None:
             self._check_name(body.base_model)
         requests.check_metadata(body.user_metadata)
         session = self.session(body.session_id)
 
         def make() -> TrainingRun:
-            saved = self._loadable(body.path, optimizer=body.optimizer)
+            saved = self._find_loadable(body.path, optimizer=body.optimizer)
             run = TrainingRun(self.base, saved.about.settings)
             run.load(saved.folder, optimizer=body.optimizer)
             return run
@@ -270,16 +278,16 @@ class Service:
         answer: dict[str, Any],
     ) -> dict[str, Any]:
         request_id, digest = f"{model_id}:0", fingerprint(raw)
-        if (known := self.futures.known(request_id, digest)) is not None:
-            return known.announcement()
+        if (earlier := self.futures.find_retried(request_id, digest)) is not None:
+            return earlier.announcement()
         if model_id in self._making or model_id in session.runs:
-            raise UsageError("there is a model of this number already", got=model_id)
+            raise UsageError("a model with this number exists already", got=model_id)
         count = len(self._making) + len(list(self.runs()))
         if count >= self.settings.most_runs:
             raise UsageError(
                 "the server has no room for another run",
                 got=f"{count} runs",
-                hint="end a session, or start the server with more --max-runs",
+                hint="end a session, or start the server with a higher --max-runs",
             )
 
         async def work() -> FetchedResult:
@@ -298,23 +306,26 @@ class Service:
         return future.announcement()
 
     def _check_name(self, name: str) -> None:
-        known = {self.settings.model_name, self.base.path}
-        if name not in known:
+        if name not in (self.settings.model_name, self.base.path):
             raise UsageError(
                 "the server has another base model", got=shortened(name), expected=self.settings.model_name
             )
 
-    def _loadable(self, path: str, *, optimizer: bool) -> Saved:
-        """Find a checkpoint that fits this server."""
+    def _find_loadable(self, path: str, *, optimizer: bool) -> StoredCheckpoint:
+        """Find a checkpoint that this server can load.
+
+        Raises:
+            UsageError: the checkpoint does not exist, or does not fit the server or the request.
+        """
         saved = self.store.find(path)
         if saved.about.base_model != self.base.path:
             raise UsageError(
-                "the checkpoint is of another base model", got=saved.about.base_model, expected=self.base.path
+                "the checkpoint belongs to another base model", got=saved.about.base_model, expected=self.base.path
             )
         if saved.about.settings.rank is None and not self.settings.all_weights:
-            raise UsageError("the checkpoint is of all weights", hint="start the server with --all-weights")
+            raise UsageError("the checkpoint contains all weights", hint="start the server with --all-weights")
         if optimizer and saved.kind != TRAINING:
-            raise UsageError(f"{path} holds no state of an optimizer", expected="a path that save_state gave")
+            raise UsageError(f"{path} has no optimizer state", expected="a path that save_state returned")
         return saved
 
     def info(self, body: requests.ModelOnly) -> dict[str, Any]:
@@ -344,11 +355,11 @@ class Service:
         return future.announcement()
 
     def forward_backward(self, raw: bytes) -> dict[str, Any]:
-        """Take a pass into its run's order; what cannot be read keeps its place there, so that the next ones go on."""
+        """Queue a pass in its run; an unreadable one keeps its position and fails there, so that later ones proceed."""
         message = parse_pass(raw)
         run, number = self.run(message.model_id), message.seq_id
-        if (known := self.futures.known(f"{run.id}:{number}", fingerprint(raw))) is not None:
-            return known.announcement()
+        if (earlier := self.futures.find_retried(f"{run.id}:{number}", fingerprint(raw))) is not None:
+            return earlier.announcement()
         try:
             request = read_pass(message)
         except UsageError as error:
@@ -357,20 +368,20 @@ class Service:
         return self._in_order(run, number, raw, lambda: self._pass(run.training, request))
 
     def refuse(self, body: dict[str, Any], raw: bytes, error: UsageError) -> None:
-        """Let a request that cannot be read keep its place in its run's order, if it says which that is."""
+        """Queue an error in place of an unreadable request, if the request has a valid model and number."""
         model_id, number = body.get("model_id"), body.get("seq_id")
         if isinstance(model_id, str) and type(number) is int and number >= 1:
             try:
                 run = self.run(model_id)
-            except NotHere:
+            except NotFound:
                 return
-            if self.futures.known(f"{run.id}:{number}", fingerprint(raw)) is None:
+            if self.futures.find_retried(f"{run.id}:{number}", fingerprint(raw)) is None:
                 self._refuse(run, number, raw, error, is_pass=False)
 
     def _refuse(self, run: ServedRun, number: int, raw: bytes, error: UsageError, *, is_pass: bool) -> None:
         def fail() -> FetchedResult:
             if is_pass:
-                run.training.leave_out(str(error))
+                run.training.mark_incomplete(str(error))
             raise error
 
         self._in_order(run, number, raw, fail)
@@ -380,49 +391,52 @@ class Service:
             logprobs, loss = run.forward_backward(request)
         except Exception as error:
             if not request.forward_only:
-                run.leave_out(str(error))
+                run.mark_incomplete(str(error))
             raise
         return protocol_buffer(write_pass(logprobs, {"loss:sum": loss}))
 
     def optim_step(self, body: requests.OptimStep, raw: bytes) -> dict[str, Any]:
-        """Take an update into its run's order."""
+        """Queue an update in its run."""
         run, step = self.run(body.model_id), AdamStep(**body.adam_params.model_dump())
         return self._in_order(
             run, body.seq_id, raw, lambda: FetchedResult.of({"metrics": run.training.optim_step(step)})
         )
 
     def save(self, body: requests.SaveWeights, raw: bytes) -> dict[str, Any]:
-        """Take the writing of a checkpoint into its run's order."""
+        """Queue the writing of a checkpoint in its run."""
         run = self.run(body.model_id)
         requests.check_metadata(body.user_metadata)
 
         def write() -> FetchedResult:
             about = self._about(run, body.ttl_seconds, body.user_metadata)
-            fill = _filling(run.training, optimizer=True)
+            fill = _make_saver(run.training, optimizer=True)
             saved = self.store.write(run.id, TRAINING, body.path, about, fill, overwrite=body.overwrite)
             return FetchedResult.of({"type": "save_weights", "path": saved.path})
 
         return self._in_order(run, body.seq_id, raw, write)
 
     def save_for_sampler(self, body: requests.SaveForSampler, raw: bytes) -> dict[str, Any]:
-        """Take the writing of a sampler's weights into its run's order."""
+        """Queue the writing of a sampler's weights in its run."""
         run = self.run(body.model_id)
         requests.check_metadata(body.user_metadata)
         if (body.path is None) == (body.sampling_session_seq_id is None):
-            raise UsageError("a sampler has either a path or a session", got=f"path {body.path}")
+            raise UsageError(
+                "save_weights_for_sampler needs exactly one of path and sampling_session_seq_id",
+                got=f"path {body.path}, sampling_session_seq_id {body.sampling_session_seq_id}",
+            )
         name, loop = f"{run.session.id}:sample:{body.sampling_session_seq_id}", asyncio.get_running_loop()
 
         def write() -> FetchedResult:
             about = self._about(run, body.ttl_seconds, body.user_metadata)
-            fill = _filling(run.training, optimizer=False)
+            fill = _make_saver(run.training, optimizer=False)
             if body.path is not None:
                 saved = self.store.write(run.id, SAMPLER, body.path, about, fill)
                 return FetchedResult.of({"type": "save_weights_for_sampler", "path": saved.path})
-            run.ephemeral += 1
-            saved = self.store.write(run.id, EPHEMERAL, f"{run.ephemeral:06d}", about, fill)
+            run.unnamed_samplers += 1
+            saved = self.store.write(run.id, EPHEMERAL, f"{run.unnamed_samplers:06d}", about, fill)
             self.store.forget_old(run.id, EPHEMERAL, keep=NEWEST_SAMPLERS)
             sampler = SamplingSession(run.session, SamplerWeights.of(saved), None)
-            loop.call_soon_threadsafe(self._add_sampler, name, sampler)  # before the client hears of it
+            loop.call_soon_threadsafe(self._add_sampler, name, sampler)  # runs before the client receives the answer
             return FetchedResult.of({"type": "save_weights_for_sampler", "sampling_session_id": name})
 
         return self._in_order(run, body.seq_id, raw, write)
@@ -431,10 +445,10 @@ class Service:
         if sampler.session.id in self._sessions:
             self._samplers_by_id[name] = sampler
 
-    def _about(self, run: ServedRun, ttl_s: int | None, metadata: dict[str, Any] | None) -> About:
+    def _about(self, run: ServedRun, ttl_s: int | None, metadata: dict[str, Any] | None) -> CheckpointInfo:
         created = now()
         expires = None if ttl_s is None else (created + datetime.timedelta(seconds=ttl_s)).isoformat()
-        return About(
+        return CheckpointInfo(
             base_model=self.base.path,
             settings=run.training.settings,
             updates=run.training.updates,
@@ -444,17 +458,17 @@ class Service:
         )
 
     def load(self, body: requests.LoadWeights, raw: bytes) -> dict[str, Any]:
-        """Take the reading of a checkpoint into its run's order."""
+        """Queue the loading of a checkpoint in its run."""
         run = self.run(body.model_id)
 
         def read() -> FetchedResult:
-            saved = self._loadable(body.path, optimizer=body.optimizer)
-            if saved.about.settings.layers != run.training.settings.layers:
+            saved = self._find_loadable(body.path, optimizer=body.optimizer)
+            if saved.about.settings.compatibility_key != run.training.settings.compatibility_key:
                 raise UsageError(
-                    "the checkpoint is of other adapters",
+                    "the checkpoint's adapters differ from the run's",
                     got=f"rank {saved.about.settings.rank}",
-                    expected=f"rank {run.training.settings.rank} of the same layers",
-                    hint="begin a run with create_training_client_from_state",
+                    expected=f"rank {run.training.settings.rank} in the same layers",
+                    hint="start a run with create_training_client_from_state",
                 )
             run.training.load(saved.folder, optimizer=body.optimizer)
             return FetchedResult.of({"type": "load_weights", "path": saved.path, "model_id": run.id})
@@ -462,57 +476,57 @@ class Service:
         return self._in_order(run, body.seq_id, raw, read)
 
     def _in_order(self, run: ServedRun, number: int, raw: bytes, work: Work) -> dict[str, Any]:
-        """Queue a request of a run."""
+        """Queue a request of a run, or return the answer of the request that it retries."""
         request_id, digest = f"{run.id}:{number}", fingerprint(raw)
-        if (known := self.futures.known(request_id, digest)) is not None:
-            return known.announcement()
+        if (earlier := self.futures.find_retried(request_id, digest)) is not None:
+            return earlier.announcement()
         run.check(number, len(raw), sum(own.waiting_bytes for own in self.runs()))
         future = self.futures.add(request_id, digest, model_id=run.id)
-        run.queue(number, Waiting(future, work, len(raw)), self._in_training)
+        run.queue(number, WaitingRequest(future, work, len(raw)), self._in_training)
         return future.announcement()
 
     def runs(self) -> Iterator[ServedRun]:
-        """Give all runs."""
+        """Yield all runs."""
         for session in self._sessions.values():
             yield from session.runs.values()
 
     async def new_sampler(self, body: requests.CreateSamplingSession) -> dict[str, Any]:
-        """Make a sampler of the base or of a checkpoint."""
+        """Make a sampler with the weights of the base or of a checkpoint."""
         session = self.session(body.session_id)
         if body.base_model is not None:
             self._check_name(body.base_model)
         weights = BASE
         if body.model_path is not None:
-            saved = await asyncio.to_thread(self._loadable, body.model_path, optimizer=False)
+            saved = await asyncio.to_thread(self._find_loadable, body.model_path, optimizer=False)
             weights = SamplerWeights.of(saved)
         elif body.base_model is None:
             raise UsageError("a sampler needs weights", expected="model_path or base_model")
         name = f"{session.id}:sample:{body.sampling_session_seq_id}"
-        known = self._samplers_by_id.setdefault(name, SamplingSession(session, weights, body.model_path))
-        if known.weights != weights:
-            raise UsageError("there is another sampler of this number", got=name)
+        sampler = self._samplers_by_id.setdefault(name, SamplingSession(session, weights, body.model_path))
+        if sampler.weights != weights:
+            raise UsageError("another sampler with this number exists already", got=name)
         return {"type": "create_sampling_session", "sampling_session_id": name}
 
     def sampler(self, name: str) -> SamplingSession:
-        """Find a sampler.
+        """Return a sampler and renew its session's lease.
 
         Raises:
-            NotHere: its session has ended.
+            NotFound: the sampler's session has ended, or it never existed.
         """
         found = self._samplers_by_id.get(name)
         if found is None:
-            raise NotHere("there is no such sampler", got=shortened(name), hint=_RESTARTED)
+            raise NotFound("unknown sampler", got=shortened(name), hint=_RESTARTED)
         found.session.seen = time.monotonic()
         return found
 
     def sample(self, body: requests.SampleRequest, raw: bytes) -> dict[str, Any]:
-        """Begin to sample."""
+        """Start sampling."""
         sampler = self.sampler(body.sampling_session_id)
         request_id, digest = f"{body.sampling_session_id}:{body.seq_id}", fingerprint(raw)
-        if (known := self.futures.known(request_id, digest)) is not None:
-            return known.announcement()
+        if (earlier := self.futures.find_retried(request_id, digest)) is not None:
+            return earlier.announcement()
         if self.futures.running >= MOST_SAMPLING:
-            raise Busy("too many samples are under way", expected=f"at most {MOST_SAMPLING} requests")
+            raise Busy("too many sampling requests are running", expected=f"at most {MOST_SAMPLING}")
         assert self._worker is not None
         assert self._samplers is not None
         worker, samplers = self._worker, self._samplers
@@ -526,8 +540,8 @@ class Service:
         return future.announcement()
 
 
-_RESTARTED = "the session has ended, or the server was started again: make a new client, from saved state"
+_RESTARTED = "make a new client from a saved state: the session has ended, or the server restarted"
 
 
-def _filling(run: TrainingRun, *, optimizer: bool) -> Callable[[Path], None]:
+def _make_saver(run: TrainingRun, *, optimizer: bool) -> Callable[[Path], None]:
     return lambda folder: run.save(folder, optimizer=optimizer)

@@ -1,7 +1,7 @@
 """A client's session with its runs, and the order of a run's requests.
 
-Requests of a run have numbers, from 1 on. They may arrive in any order and more than once, and are worked off in the
-order of their numbers, one at a time; a gap waits for the request that fills it.
+Requests of a run are numbered from 1. They may arrive in any order and more than once, and are executed one at a time
+in the order of their numbers; after a gap, requests wait until the missing one arrives.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from agentrl.training_service.runs import TrainingRun
 from agentrl.training_service.store import now
 
 MOST_PENDING = 4096
-"""Requests of one run that wait for their turn."""
+"""Maximum number of waiting requests of one run."""
 MOST_WAITING_BYTES = 1 << 30
-"""Of the bodies of all requests that wait for their turn."""
+"""Maximum total size of the bodies of all waiting requests."""
 ENDED = UsageError("the run has ended")
 Work: TypeAlias = Callable[[], FetchedResult]
 
 
 class Busy(EngineError):
-    """The service has enough to do; the client tries again later."""
+    """The service is overloaded; the client retries later."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that waits for its turn."""
+class WaitingRequest:
+    """A request that waits for execution."""
 
     future: Future
     work: Work
@@ -41,7 +41,7 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class ClientSession:
-    """What one client has made."""
+    """One client's session with its runs."""
 
     id: str
     metadata: dict[str, Any] | None
@@ -51,49 +51,51 @@ class ClientSession:
 
 @dataclass(slots=True, eq=False)
 class ServedRun:
-    """A run with the requests that wait for their turn, by their numbers."""
+    """A run and its waiting requests by number."""
 
     id: str
     session: ClientSession
     training: TrainingRun
     metadata: dict[str, Any] | None
     next: int = 1
-    waiting: dict[int, Waiting] = field(default_factory=dict)
-    ephemeral: int = 0
-    """Samplers without a name so far."""
+    waiting: dict[int, WaitingRequest] = field(default_factory=dict)
+    unnamed_samplers: int = 0
+    """Number of unnamed samplers made so far."""
     last_request: datetime.datetime = field(default_factory=now)
     task: asyncio.Task[None] | None = None
-    """Works off what waits, while there is anything."""
+    """Task that executes waiting requests; ``None`` while the next one is missing."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Size of the bodies that wait."""
+        """Total size of the waiting requests' bodies."""
         return sum(waiting.bytes for waiting in self.waiting.values())
 
     def check(self, number: int, size: int, others: int) -> None:
-        """Refuse a request that cannot be queued; `others` are the bytes that wait in all runs.
+        """Refuse a request that cannot be queued; `others` is the number of bytes waiting in all runs.
 
         Raises:
-            UsageError: its number is over, or too far ahead.
-            Busy: there is no room for it now.
+            UsageError: the number was used, or is too far ahead.
+            Busy: too much data is waiting.
         """
         if number < self.next or number in self.waiting:
-            raise UsageError("this request was over long ago", got=f"seq_id {number}", expected=f"{self.next} or more")
+            raise UsageError(
+                "a request with this number was sent before", got=f"seq_id {number}", expected=f"{self.next} or more"
+            )
         if number >= self.next + MOST_PENDING:
             raise UsageError(
-                "too many requests wait", got=f"seq_id {number}", expected=f"below {self.next + MOST_PENDING}"
+                "too many requests are waiting", got=f"seq_id {number}", expected=f"below {self.next + MOST_PENDING}"
             )
         if number != self.next and others + size > MOST_WAITING_BYTES:
-            raise Busy("too much data waits for its turn", expected=f"at most {MOST_WAITING_BYTES >> 20} MiB")
+            raise Busy("the waiting requests are too large", expected=f"at most {MOST_WAITING_BYTES >> 20} MiB")
 
-    def queue(self, number: int, waiting: Waiting, compute: Callable[[Work], Awaitable[FetchedResult]]) -> None:
-        """Queue a request; `compute` runs one in the training thread."""
+    def queue(self, number: int, waiting: WaitingRequest, compute: Callable[[Work], Awaitable[FetchedResult]]) -> None:
+        """Queue a request; `compute` executes it in the training thread."""
         self.last_request = now()
         self.waiting[number] = waiting
         if self.task is None:
-            self.task = asyncio.create_task(self._work_off(compute), name=f"run {self.id}")
+            self.task = asyncio.create_task(self._execute_waiting(compute), name=f"run {self.id}")
 
-    async def _work_off(self, compute: Callable[[Work], Awaitable[FetchedResult]]) -> None:
+    async def _execute_waiting(self, compute: Callable[[Work], Awaitable[FetchedResult]]) -> None:
         try:
             while self.next in self.waiting:
                 waiting = self.waiting.pop(self.next)
@@ -110,7 +112,7 @@ class ServedRun:
             self.task = None
 
     def end(self) -> None:
-        """Fail what waits; what is being computed is of no use to anybody."""
+        """Fail the waiting requests and discard the running one."""
         self.session.runs.pop(self.id, None)
         if self.task is not None:
             self.task.cancel()

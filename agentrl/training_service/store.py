@@ -1,7 +1,7 @@
-"""Checkpoints of the service as folders that are whole or absent: ``FOLDER/RUN/weights/NAME``.
+"""Checkpoints of the service as atomically written folders: ``FOLDER/RUN/weights/NAME``.
 
-Each holds ``model/`` (a peft or Hugging Face folder that every other command takes), ``trainer.pt`` where training can
-go on from it, ``service.json`` with what it is, and a manifest with the checksums of all.
+Each contains ``model/`` (a peft or Hugging Face folder that every other command accepts), ``trainer.pt`` if training
+can continue from it, ``service.json`` with its description, and a manifest with the checksums of all files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agentrl.training_service.runs import RunSettings
 _log = logging.getLogger(__name__)
 TRAINING, SAMPLER = "weights", "sampler_weights"
 EPHEMERAL = "ephemeral"
-"""Folder of the weights of samplers that have no name; they end with their session."""
+"""Folder of unnamed samplers' weights, which are deleted with their session."""
 ABOUT, LOCK = "service.json", ".lock"
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9:._-]{0,199}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -35,47 +35,47 @@ _PARTIAL, _REPLACED = ".partial-", ".replaced-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """Facts about a checkpoint, as ``service.json`` holds them."""
+class CheckpointInfo:
+    """Description of a checkpoint, stored in ``service.json``."""
 
     base_model: str
     settings: RunSettings
     updates: int
     created: str
-    """ISO 8601, UTC."""
+    """Creation time in ISO 8601, UTC."""
     expires: str | None = None
     user_metadata: Mapping[str, str] | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> About:
-        """Read it from a checkpoint's folder."""
+    def read(cls, folder: Path) -> CheckpointInfo:
+        """Read the description from a checkpoint's folder."""
         data: dict[str, Any] = json.loads((folder / ABOUT).read_text())
         return cls(**{**data, "settings": RunSettings(**data["settings"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class StoredCheckpoint:
     """A checkpoint on disk."""
 
     run: str
     kind: str
     name: str
     folder: Path
-    about: About
+    about: CheckpointInfo
 
     @property
     def path(self) -> str:
-        """Its address in the client's words."""
+        """Path of the checkpoint in the client's API."""
         return f"tinker://{self.run}/{self.kind}/{self.name}"
 
     @property
     def bytes(self) -> int:
-        """Size of its files."""
+        """Total size of its files."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
 
 
 def now() -> datetime.datetime:
-    """Return the time, in UTC."""
+    """Return the current time in UTC."""
     return datetime.datetime.now(datetime.UTC)
 
 
@@ -83,7 +83,7 @@ class CheckpointStore:
     """All checkpoints of a service.
 
     Args:
-        folder: Where they lie; made when something is written.
+        folder: Folder of the checkpoints; created when needed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,10 +91,10 @@ class CheckpointStore:
         self._lock: int | None = None
 
     def lock(self) -> None:
-        """Keep other servers away from the folder; the system releases the lock however this process ends.
+        """Lock the folder against other servers; the system releases the lock when this process ends.
 
         Raises:
-            UsageError: another server has it, or it cannot be written to.
+            UsageError: another server uses the folder, or it is not writable.
         """
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -104,26 +104,33 @@ class CheckpointStore:
         except OSError as error:
             self.unlock()
             raise UsageError(
-                f"another server has the folder {self.folder}", hint="end it, or set another --folder"
+                f"another server uses the folder {self.folder}", hint="stop that server, or set another --folder"
             ) from error
 
     def unlock(self) -> None:
-        """Give the folder back. Idempotent."""
+        """Release the lock; idempotent."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def write(
-        self, run: str, kind: str, name: str, about: About, write: Callable[[Path], None], *, overwrite: bool = False
-    ) -> Saved:
-        """Write a checkpoint; `write` fills the empty folder that it is given.
+        self,
+        run: str,
+        kind: str,
+        name: str,
+        about: CheckpointInfo,
+        write: Callable[[Path], None],
+        *,
+        overwrite: bool = False,
+    ) -> StoredCheckpoint:
+        """Write a checkpoint; `write` receives an empty folder and fills it.
 
         Raises:
-            UsageError: the name is taken or none, or the disk is full.
+            UsageError: the name is invalid or taken, or the disk is full.
         """
         if not _NAME.fullmatch(name):
             raise UsageError(
-                "this is no name of a checkpoint", got=shortened(name), expected="letters, digits, '.', '_' and '-'"
+                "invalid checkpoint name", got=shortened(name), expected="letters, digits, '.', '_' and '-'"
             )
         final = self.folder / run / kind / name
         if final.exists() and not overwrite:
@@ -147,32 +154,30 @@ class CheckpointStore:
                 raise
             sync_folder(final.parent)
             shutil.rmtree(replaced, ignore_errors=True)
-        return Saved(run=run, kind=kind, name=name, folder=final, about=about)
+        return StoredCheckpoint(run=run, kind=kind, name=name, folder=final, about=about)
 
-    def find(self, path: str) -> Saved:
-        """Find a checkpoint by its address.
+    def find(self, path: str) -> StoredCheckpoint:
+        """Find a checkpoint by its path.
 
         Raises:
-            UsageError: there is none, or its files are damaged.
+            UsageError: the checkpoint does not exist, or its files are damaged.
         """
         parts = _PATH.fullmatch(path)
         if parts is None:
-            raise UsageError(
-                "this is no path of a checkpoint", got=shortened(path), expected="tinker://RUN/weights/NAME"
-            )
+            raise UsageError("invalid checkpoint path", got=shortened(path), expected="tinker://RUN/weights/NAME")
         run, kind, name = parts.groups()
         folder = self.folder / run / kind / name
         if not folder.is_dir():
             replaced = folder.with_name(_REPLACED + name)
             if not replaced.is_dir():
-                raise UsageError(f"there is no checkpoint {path}", hint="tinker checkpoint list shows those there are")
+                raise UsageError(f"no checkpoint found at {path}", hint="see tinker checkpoint list")
             replaced.rename(folder)  # the service was killed between the two renames of an overwrite
         if (problem := damage(folder)) is not None:
-            raise UsageError(f"checkpoint {path} is damaged", got=problem, hint="take another one")
-        return Saved(run=run, kind=kind, name=name, folder=folder, about=About.read(folder))
+            raise UsageError(f"checkpoint {path} is damaged", got=problem, hint="use another one")
+        return StoredCheckpoint(run=run, kind=kind, name=name, folder=folder, about=CheckpointInfo.read(folder))
 
-    def list(self, run: str | None = None) -> list[Saved]:
-        """List the checkpoints of a run, or of all, oldest first; unchecked."""
+    def list(self, run: str | None = None) -> list[StoredCheckpoint]:
+        """List the checkpoints of one run or of all runs, oldest first, without checking for damage."""
         found = [saved for folder in self._runs(run) for saved in self._of_run(folder)]
         return sorted(found, key=lambda saved: saved.about.created)
 
@@ -183,37 +188,39 @@ class CheckpointStore:
         elif self.folder.is_dir():
             yield from (path for path in self.folder.iterdir() if path.is_dir() and _RUN.fullmatch(path.name))
 
-    def _of_run(self, folder: Path) -> Iterator[Saved]:
+    def _of_run(self, folder: Path) -> Iterator[StoredCheckpoint]:
         for kind in (TRAINING, SAMPLER):
             for path in (folder / kind).glob(f"[!.]*/{ABOUT}"):
                 try:
-                    about = About.read(path.parent)
+                    about = CheckpointInfo.read(path.parent)
                 except (OSError, ValueError, TypeError, KeyError):
-                    _log.warning("checkpoint %s is passed over: its %s is damaged", path.parent, ABOUT)
+                    _log.warning("checkpoint %s is skipped: its %s is damaged", path.parent, ABOUT)
                     continue
-                yield Saved(run=folder.name, kind=kind, name=path.parent.name, folder=path.parent, about=about)
+                yield StoredCheckpoint(
+                    run=folder.name, kind=kind, name=path.parent.name, folder=path.parent, about=about
+                )
 
     def delete(self, path: str) -> None:
         """Delete a checkpoint.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the checkpoint does not exist, or its files are damaged.
         """
         shutil.rmtree(self.find(path).folder)
 
     def sweep(self) -> None:
-        """Delete checkpoints whose time has come."""
+        """Delete expired checkpoints."""
         time = now().isoformat()
         for saved in self.list():
             if saved.about.expires is not None and saved.about.expires <= time:
                 shutil.rmtree(saved.folder, ignore_errors=True)
 
     def forget_old(self, run: str, kind: str, *, keep: int) -> None:
-        """Delete a run's checkpoints of a kind but the last ones by name."""
+        """Delete a run's checkpoints of one kind, except the last `keep` by name."""
         for folder in sorted((self.folder / run / kind).iterdir())[:-keep]:
             shutil.rmtree(folder)
 
     def forget_ephemeral(self, run: str | None = None) -> None:
-        """Delete the weights without a name, of a run or of all."""
+        """Delete the unnamed samplers' weights of one run or of all runs."""
         for folder in self._runs(run):
             shutil.rmtree(folder / EPHEMERAL, ignore_errors=True)

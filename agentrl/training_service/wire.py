@@ -1,7 +1,7 @@
-"""The messages of forward and backward passes and of samples, which the client sends and reads as protocol buffers.
+"""Protocol buffer messages of forward and backward passes and of samples.
 
-The numbers of the fields are those of the client's version 0.38. Unknown fields are refused by name of their number:
-what is not understood must not be trained on.
+Field numbers are those of the client's version 0.38. Messages with unknown fields are refused, because training would
+otherwise ignore a part of the request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentrl.registry import Extra
 PROTOBUF = Extra(name="training-service", module="google.protobuf")
 MEDIA_TYPE = "application/x-protobuf"
 DOUBLE, INT64, INT32, BOOL, STRING, BYTES, UINT32, MESSAGE = 1, 3, 5, 8, 9, 12, 13, 11
-"""Types of fields, by their numbers in descriptors; enumerations are read as int32, which has the same form."""
+"""Type numbers of fields in descriptors; enumerations are read as int32, which has the same encoding."""
 FIELDS: dict[str, tuple[tuple[int, str, int | str, str], ...]] = {
     "ForwardBackwardRequest": (
         (1, "model_id", STRING, ""),
@@ -84,33 +84,33 @@ FIELDS: dict[str, tuple[tuple[int, str, int | str, str], ...]] = {
         (4, "length", UINT32, ""),
     ),
 }
-"""Of each message: number, name, type or message, and ``repeated``, ``map``, or the choice that it is part of."""
+"""Fields of each message: number, name, type or message, and ``repeated``, ``map`` or the name of its oneof."""
 PACKAGE = "agentrl_training_service"
 REQUEST = "ForwardBackwardRequest"
 FLOAT32 = 1
 DTYPES: Mapping[int, str] = {FLOAT32: "<f4", 2: "<i8", 3: "<i4"}
 MOST_ENTRIES = 1 << 25
-"""Of all tensors of a request together."""
+"""Maximum number of entries of all tensors of a request."""
 STOPPED, LENGTH = 0, 1
-"""Reasons why a sample ended."""
+"""Stop reasons of a sample."""
 NO_TOKEN = -99999.0
-"""Log-probability of an empty place among the top tokens."""
+"""Log-probability of an empty entry among the top tokens."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datum:
-    """One sequence, with what its loss needs.
+    """One sequence with the inputs of its loss.
 
-    Of the ids ``[5, 6, 8]`` that teach the tokens 6 and 8, `tokens` are ``[5, 6]`` and the inputs' ``target_tokens``
-    ``[6, 8]``: the target of each place is the token after it.
+    To train on the tokens 6 and 8 of ``[5, 6, 8]``, `tokens` is ``[5, 6]`` and ``target_tokens`` in `inputs` is
+    ``[6, 8]``: the target of each position is the next token.
     """
 
     tokens: npt.NDArray[np.int64]
-    """[N]; what the model reads."""
+    """Tokens that the model reads, [N]."""
     inputs: Mapping[str, Array]
-    """By name: float32 or int64, [N] or [N, K]."""
+    """Loss inputs by name: float32 or int64, [N] or [N, K]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +125,13 @@ class PassRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopTokenTable:
-    """The most probable tokens of each place: [places, k] each."""
+    """The most probable tokens of each position and their log-probabilities, both [positions, k]."""
 
     ids: Array
     logprobs: Array
 
     def message(self) -> Any:
-        """Give it as the client reads it."""
+        """Return the table as a message."""
         length, k = self.ids.shape
         return make(
             "TopkLogprobs",
@@ -144,7 +144,7 @@ class TopTokenTable:
 
 @functools.cache
 def _messages() -> Mapping[str, Any]:
-    """Make the classes of all messages."""
+    """Make the message classes."""
     descriptors = PROTOBUF.load("google.protobuf.descriptor_pb2")
     file = descriptors.FileDescriptorProto(name=f"{PACKAGE}.proto", package=PACKAGE, syntax="proto3")
     for name, fields in FIELDS.items():
@@ -169,10 +169,10 @@ def _add_field(message: Any, owner: str, number: int, name: str, kind: int | str
         return
     _set_type(added, kind)
     if role not in ("", "repeated"):
-        known = [choice.name for choice in message.oneof_decl]
-        if role not in known:
+        choices = [choice.name for choice in message.oneof_decl]
+        if role not in choices:
             message.oneof_decl.add(name=role)
-        added.oneof_index = known.index(role) if role in known else len(known)
+        added.oneof_index = choices.index(role) if role in choices else len(choices)
         added.proto3_optional = role.startswith("_")
 
 
@@ -189,21 +189,21 @@ def make(name: str, **values: Any) -> Any:
 
 
 def parse_pass(raw: bytes) -> Any:
-    """Parse the bytes of a request for a pass, whose `model_id` and `seq_id` can be trusted to be there.
+    """Parse the bytes of a request for a pass; the message has a `model_id` and a `seq_id`.
 
     Raises:
-        UsageError: they are none.
+        UsageError: the bytes are malformed, or `model_id` or `seq_id` is missing.
     """
     message = make(REQUEST)
     try:
         message.ParseFromString(raw)
-    except Exception as error:  # of a library that has several implementations, each with errors of its own
+    except Exception as error:  # each implementation of the library has its own errors
         raise UsageError(
-            "the request is no protocol buffer of the tinker client", got=shortened(str(error)), hint="update tinker"
+            "the request is not a protocol buffer of the tinker client", got=shortened(str(error)), hint="update tinker"
         ) from error
     if not message.model_id or message.seq_id < 1:
         raise UsageError(
-            "the request names no model, or has no place in its order",
+            "the request has no model_id or no seq_id",
             got=f"model_id {shortened(message.model_id)}, seq_id {message.seq_id}",
             expected="both, and a seq_id of 1 or more",
         )
@@ -214,16 +214,16 @@ def read_pass(message: Any) -> PassRequest:
     """Read the data of a request.
 
     Raises:
-        UsageError: something in it is not supported, or does not fit; names it.
+        UsageError: a field is invalid or not supported; the message names it.
     """
     _refuse_unknown(message, "forward_backward")
     if not message.data:
-        raise UsageError("data is empty", expected="one datum or more")
+        raise UsageError("data is empty", expected="at least one datum")
     _check_size(message)
     options = dict(message.loss_fn_config)
     for name, value in message.loss_fn_config_v2.items():
         if value.WhichOneof("value") != "number":
-            raise UsageError(f"loss_fn_config.{name} is no number", got=shortened(value.text))
+            raise UsageError(f"loss_fn_config.{name} is not a number", got=shortened(value.text))
         options[name] = value.number
     return PassRequest(
         data=[_read_datum(own, f"data[{number}]") for number, own in enumerate(message.data)],
@@ -234,7 +234,7 @@ def read_pass(message: Any) -> PassRequest:
 
 
 def _check_size(message: Any) -> None:
-    """Refuse what would be far larger in memory than on the way: sparse tensors may say that they are any size."""
+    """Refuse tensors that are too large in memory: a small sparse tensor may state any shape."""
     shapes = [tensor.shape for datum in message.data for tensor in datum.loss_fn_inputs.values()]
     if any(length < 0 for shape in shapes for length in shape):
         raise UsageError("a tensor of loss_fn_inputs has a negative length")
@@ -250,9 +250,9 @@ def _refuse_unknown(message: Any, where: str) -> None:
     if len(unknown):
         numbers = sorted({field.field_number for field in unknown})
         raise UsageError(
-            f"{where} has fields that are not known here",
+            f"{where} has unknown fields",
             got=f"field {', '.join(map(str, numbers))}",
-            expected="those of tinker 0.38",
+            expected="the fields of tinker 0.38",
         )
 
 
@@ -276,7 +276,7 @@ def _read_tokens(chunk: Any, where: str) -> npt.NDArray[np.int64]:
 def _numbers(data: bytes, dtype: str, where: str) -> Array:
     width = np.dtype(dtype).itemsize
     if len(data) % width:
-        raise UsageError(f"{where} is cut off", got=f"{len(data)} bytes", expected=f"a multiple of {width}")
+        raise UsageError(f"{where} is truncated", got=f"{len(data)} bytes", expected=f"a multiple of {width}")
     return np.frombuffer(data, dtype=dtype)
 
 
@@ -286,7 +286,7 @@ def _read_tensor(message: Any, where: str) -> Array:
         raise UsageError(f"{where} has an unknown dtype", got=message.dtype, expected="float32 or int64")
     dtype, shape = DTYPES[message.dtype], tuple(message.shape)
     if message.WhichOneof("encoding") == "sparse_csr":
-        array = _dense(message.sparse_csr, dtype, shape, where)
+        array = _to_dense(message.sparse_csr, dtype, shape, where)
     else:
         array = _numbers(message.dense, dtype, where)
         if shape and array.size != math.prod(shape):
@@ -299,13 +299,15 @@ def _read_tensor(message: Any, where: str) -> Array:
     return array.astype(np.int64)
 
 
-def _dense(message: Any, dtype: str, shape: tuple[int, ...], where: str) -> Array:
-    """Fill a sparse matrix up with zeros."""
+def _to_dense(message: Any, dtype: str, shape: tuple[int, ...], where: str) -> Array:
+    """Convert a sparse matrix to a dense one."""
     rows = _numbers(message.crow_indices, "<i8", where)
     columns, values = _numbers(message.col_indices, "<i8", where), _numbers(message.values, dtype, where)
-    whole = len(shape) == 2 and len(rows) == shape[0] + 1 and len(columns) == len(values)
-    if not whole or rows[0] != 0 or rows[-1] != len(values) or (np.diff(rows) < 0).any():
-        raise UsageError(f"{where} is no sparse matrix", got=f"shape {shape}, {len(rows)} rows, {len(values)} values")
+    is_matrix = len(shape) == 2 and len(rows) == shape[0] + 1 and len(columns) == len(values)
+    if not is_matrix or rows[0] != 0 or rows[-1] != len(values) or (np.diff(rows) < 0).any():
+        raise UsageError(
+            f"{where} is not a valid sparse matrix", got=f"shape {shape}, {len(rows)} rows, {len(values)} values"
+        )
     if len(columns) and not (columns.min() >= 0 and columns.max() < shape[1]):
         raise UsageError(f"{where} has a column outside its shape", got=f"{columns.max()}", expected=f"shape {shape}")
     array = np.zeros(shape, dtype=dtype)
@@ -316,7 +318,7 @@ def _dense(message: Any, dtype: str, shape: tuple[int, ...], where: str) -> Arra
 def write_pass(logprobs: Sequence[Array], metrics: Mapping[str, float]) -> bytes:
     """Write the log-probabilities of each datum's targets, [N] or [N, K], and metrics.
 
-    Neighbours of one width share a record, as an array's shape but for its length belongs to the record.
+    Consecutive data with the same number of targets share a record, because a record stores one trailing shape.
     """
     records: list[list[Array]] = []
     for array in logprobs:
@@ -345,7 +347,7 @@ class Sample:
     token_ids: Sequence[int]
     logprobs: Sequence[float]
     is_stopped: bool
-    """A stop token or text ended it; else its length did."""
+    """True if a stop token or text ended the sample; False if its length did."""
     top: TopTokenTable | None = None
 
 
@@ -356,7 +358,7 @@ def write_samples(
     prompt_top: TopTokenTable | None = None,
     cached_tokens: int = 0,
 ) -> bytes:
-    """Write samples of one prompt, with the prompt's own log-probabilities, NaN where there is none: [prompt]."""
+    """Write samples of one prompt and the prompt's log-probabilities, [prompt]; NaN where not computed."""
     response = make("SampleResponse", prompt_cache_hit_tokens=cached_tokens)
     for sample in samples:
         sequence = response.sequences.add(

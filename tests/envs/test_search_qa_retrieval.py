@@ -151,12 +151,7 @@ def test_questions_and_passages_come_from_files(files: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [
-        ("{", "is not valid JSON"),
-        ("[1]", "is not an object"),
-        ('{"id": 1}', "is not a passage"),
-        ("", "is empty"),
-    ],
+    [("{", "is not valid JSON"), ("[1]", "is not an object"), ('{"id": 1}', "is not a passage"), ("", "is empty")],
 )
 def test_broken_corpora_are_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "corpus.jsonl"

@@ -47,7 +47,7 @@ async def test_a_tool_runner_goes_on_with_whole_histories_where_no_thread_is_hel
 async def test_a_thread_that_cannot_do_without_is_refused_by_name(played):
     async def play(gateway, session):
         async with client_of(gateway, session) as client:
-            with pytest.raises(anthropic.BadRequestError, match="thread: histories are not held here"):
+            with pytest.raises(anthropic.BadRequestError, match="thread: histories are not stored here"):
                 await client.beta.messages.create(**asked(thread={"type": "create"}, betas=["any"]))
             await client.messages.create(**asked())
 

@@ -87,10 +87,10 @@ def test_the_longest_beginning_is_found_with_its_length():
     histories = Histories()
     long, short = ([user("one"), answer("two"), user("three"), answer("four")], [user("one"), answer("two")])
     for name, messages in (("short", short), ("long", long)):
-        histories.remember(name, messages, chain_of(messages, []), given=messages[-1], tools=[])
+        histories.remember(name, messages, chain_of(messages, []), sent=messages[-1], tools=[])
 
     def found(*messages):
-        known, count = histories.longest(chain_of(messages, []), messages)
+        known, count = histories.find_longest(chain_of(messages, []), messages)
         return (None if known is None else known.conversation), count
 
     assert found(*long, user("five")) == ("long", 4)
@@ -113,9 +113,9 @@ def test_of_equal_answers_the_one_goes_on_whose_ids_come_back(back, expected):
     histories = Histories()
     for name in ("first", "second"):
         messages = [user(), answer("two", call(id=name, a=1))]
-        histories.remember(name, messages, chain_of(messages, []), given=messages[-1], tools=[])
+        histories.remember(name, messages, chain_of(messages, []), sent=messages[-1], tools=[])
     messages = [user(), back]
-    assert histories.longest(chain_of(messages, []), messages)[0].conversation == expected
+    assert histories.find_longest(chain_of(messages, []), messages)[0].conversation == expected
 
 
 @pytest.mark.parametrize(("thought", "expected"), [("first", "first"), ("second", "second"), (None, "second")])
@@ -123,9 +123,9 @@ def test_of_equal_answers_the_one_goes_on_whose_thinking_comes_back(thought, exp
     histories = Histories()
     for name in ("first", "second"):
         messages = [user(), answer(reasoning=name)]
-        histories.remember(name, messages, chain_of(messages, []), given=messages[-1], tools=[])
+        histories.remember(name, messages, chain_of(messages, []), sent=messages[-1], tools=[])
     messages = [user(), answer(reasoning=thought)]
-    assert histories.longest(chain_of(messages, []), messages)[0].conversation == expected
+    assert histories.find_longest(chain_of(messages, []), messages)[0].conversation == expected
 
 
 async def test_a_history_goes_on_with_other_tools_in_a_prompt_that_shows_them(played, renderer):

@@ -107,8 +107,8 @@ def test_a_repeated_request_is_answered_again_and_done_once(client: Client) -> N
 @pytest.mark.parametrize(
     ("number", "method", "arguments", "words"),
     [
-        (1, "step", {"action": "up"}, "number 1 was another request before"),
-        (1, "reset", {"seed": 4, "options": {}}, "number 1 was another request before"),
+        (1, "step", {"action": "up"}, "number 1 was used for a different request"),
+        (1, "reset", {"seed": 4, "options": {}}, "number 1 was used for a different request"),
         (3, "step", {"action": "up"}, "the request has number 3, expected 2, or 1 to repeat the last one"),
         (0, "step", {"action": "up"}, "the request has number 0"),
     ],
@@ -133,13 +133,13 @@ def test_a_wrong_number_changes_nothing(
         ("reset", {"seed": True, "options": {}}, "request", "'seed' of the request is True"),
         ("reset", {"seed": 1, "options": []}, "request", "expected an object"),
         ("reset", {"seed": 1, "options": {"impossible": 1}}, "usage", "there are no such stairs: got impossible"),
-        ("expert_action", {"observation": [{}]}, "request", "no content: KeyError('image')"),
+        ("expert_action", {"observation": [{}]}, "request", "not an observation: KeyError('image')"),
         ("web_page", {}, "usage", "the environment has no web_page()"),
         (
             "call_tool",
             {"name": "fly", "arguments": {}},
             "tool",
-            "there is no tool 'fly', expected look_around, stumble",
+            "unknown tool 'fly', expected look_around, stumble",
         ),
         ("call_tool", {"name": "look_around", "arguments": {}}, "tool", "wrong arguments for look_around"),
         ("call_tool", {"name": "look_around", "arguments": {"far": False}}, "tool", "there is nothing near"),
@@ -164,14 +164,14 @@ def test_requests_that_are_not_understood_are_refused(client: Client) -> None:
 
     assert "Not Found" in refused("GET", "/v2/info")
     assert "Method Not Allowed" in refused("POST", "/v1/info", {})
-    assert "there is no method 'fly'" in refused("POST", f"{SESSION}/fly", {"number": 2})
-    assert "is no JSON" in refused("POST", f"{SESSION}/step", b"{")
+    assert "unknown method 'fly'" in refused("POST", f"{SESSION}/fly", {"number": 2})
+    assert "is not valid JSON" in refused("POST", f"{SESSION}/step", b"{")
     assert "expected an object" in refused("POST", f"{SESSION}/step", [])
     assert "expected application/json" in refused("POST", f"{SESSION}/step", b"{}", **{"Content-Type": "text/plain"})
     assert "'number' of the request is None" in refused("POST", f"{SESSION}/step", {"action": "up"})
-    assert "names no session" in refused("PUT", "/v1/sessions/short", {})
+    assert "is not a valid name of a session" in refused("PUT", "/v1/sessions/short", {})
     assert "'start' of the query is '-1'" in refused("GET", "/v1/tasks/train?start=-1")
-    assert "no split of this name: got 'fall', expected one of train, valid, test" in refused("GET", "/v1/tasks/fall")
+    assert "unknown split 'fall', expected one of train, valid, test" in refused("GET", "/v1/tasks/fall")
     assert "the test split is not here" in refused("GET", "/v1/tasks/test")
     assert "Too Large" in refused("POST", f"{SESSION}/step", b" " * (LARGEST_REQUEST + 1))
 
@@ -182,7 +182,7 @@ def test_sessions_are_limited_and_opening_one_again_changes_nothing(serve: Any) 
     client.call(1, "reset", seed=3, options={})
     assert ask(running.url, "PUT", SESSION, {}).status == 200
     full = ask(running.url, "PUT", "/v1/sessions/client-0002", {})
-    assert (full.status, full.kind, full.message) == (503, "busy", "all 1 sessions are taken")
+    assert (full.status, full.kind, full.message) == (503, "busy", "all 1 sessions are in use")
     assert client.call(2, "step", action="up").status == 200
     ask(running.url, "DELETE", SESSION)
     assert ask(running.url, "PUT", "/v1/sessions/client-0002", {}).status == 200
@@ -228,7 +228,7 @@ def test_the_options_are_the_servers(serve: Any) -> None:
     running = serve(STAIRS)
     told = ask(running.url, "PUT", SESSION, {"fingerprint": "of another"})
     assert told.kind == "usage"
-    assert "is served with other options" in told.message
+    assert "its options or its version have changed" in told.message
     with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1"):
         serve(STAIRS, port=int(running.url.rpartition(":")[2]))
 

@@ -102,7 +102,7 @@ async def test_the_token_is_asked_for(monkeypatch: pytest.MonkeyPatch):
 
 
 async def test_a_lost_server_is_a_failure_of_the_machinery():
-    with pytest.raises(SandboxError, match=r"the sandbox server http://127.* is lost"):
+    with pytest.raises(SandboxError, match=r"the connection to the sandbox server http://127.* failed"):
         await open_sandbox({"type": "http", "url": "http://127.0.0.1:1", "options": {"patience_s": 0}}).start()
     for spec in ({}, {"url": "http://x", "options": {"patience": 1}}):
         with pytest.raises(UsageError):

@@ -110,7 +110,7 @@ async def test_tool_calls_thinking_and_malformed_arguments():
     assert answer.message.reasoning == "hm"
     assert answer.stop_reason is StopReason.LENGTH
     assert [problem.split(":")[0] for problem in answer.problems] == [
-        "the arguments of the call of take are not JSON",
+        "the arguments of the call of take are not valid JSON",
         "the arguments of the call of wait are not a JSON object",
     ]
 
@@ -144,7 +144,7 @@ async def test_trouble_that_stays_is_an_engine_error_that_says_it():
         ((401, {"error": {"message": "bad key"}}), UsageError, r"refuses the key.*bad key.*OPENAI_API_KEY"),
         ((404, {"error": {"message": "no model m"}}), UsageError, r"does not know model 'm'.*no model m"),
         ((400, {"error": "too long"}), EngineError, r"refused a request: got 400, 'too long'"),
-        ((200, "<html>Welcome</html>"), EngineError, r"not JSON: got '<html>Welcome"),
+        ((200, "<html>Welcome</html>"), EngineError, r"not valid JSON: got '<html>Welcome"),
         ((200, {"choices": []}), EngineError, "not a chat completion"),
     ],
 )
@@ -198,7 +198,7 @@ async def test_no_more_requests_at_once_than_configured():
 @pytest.mark.parametrize("setting", [{"top_k": 5}, {"min_p": 0.1}, {"stop_token_ids": frozenset({3})}])
 async def test_settings_that_services_do_not_have_are_usage_errors(setting):
     async with serving((200, COMPLETION)) as (engine, seen):
-        with pytest.raises(UsageError, match=f"takes no {next(iter(setting))}"):
+        with pytest.raises(UsageError, match=f"does not support {next(iter(setting))}"):
             await _ask(engine, **setting)
     assert not seen
 

@@ -156,7 +156,7 @@ def test_a_sampler_never_gets_the_weights_of_another(serve: Callable[..., Any], 
     assert logprobs_of(first, *ids) == before, "its weights are still in memory"
     second = service.create_sampling_client(model_path=path).result()
     assert math.dist(logprobs_of(second, *ids)[1:], before[1:]) > 0.1
-    with pytest.raises(tinker.RequestFailedError, match="the weights of this sampler are gone"):
+    with pytest.raises(tinker.RequestFailedError, match="the weights of this sampler no longer exist"):
         logprobs_of(first, *ids)
 
 
@@ -227,7 +227,7 @@ def test_errors_reach_the_user_and_hold_nothing_up(service: Any) -> None:
     with pytest.raises(tinker.RequestFailedError, match=r"data\[1\] has loss_fn_inputs\.advantages") as error:
         failed.result()
     assert error.value.category is types.RequestErrorCategory.User
-    with pytest.raises(tinker.RequestFailedError, match="no update: a forward_backward since the last one failed"):
+    with pytest.raises(tinker.RequestFailedError, match="no update: a forward_backward since the last update failed"):
         update.result()
     assert after.result().metrics["loss:sum"] < first
     refused = trainer.forward_backward([image], "cross_entropy")
@@ -238,8 +238,8 @@ def test_errors_reach_the_user_and_hold_nothing_up(service: Any) -> None:
         update.result()
     for loss, config, expected in (
         ("stable_reinforce", None, "is not supported"),
-        ("ppo", {"clip_low": 0.5}, r"loss_fn_config\.clip_low is nothing that ppo takes"),
-        ("dro", None, r"dro needs loss_fn_config\.beta"),
+        ("ppo", {"clip_low": 0.5}, r"loss_fn_config\.clip_low is not an option of ppo"),
+        ("dro", None, r"dro requires loss_fn_config\.beta"),
         ("ppo", {"clip_low_threshold": 2.0}, "above clip_high_threshold"),
         ("importance_sampling", None, r"data\[0\] lacks loss_fn_inputs\.advantages"),
     ):
@@ -247,11 +247,11 @@ def test_errors_reach_the_user_and_hold_nothing_up(service: Any) -> None:
             trainer.forward_backward([good], loss, config).result()
     with pytest.raises(tinker.RequestFailedError, match="out of the vocabulary"):
         trainer.forward_backward([sentence(1, 2, 99_999)], "cross_entropy").result()
-    with pytest.raises(tinker.BadRequestError, match=r"adam_params\.beta1 is wrong"):
+    with pytest.raises(tinker.BadRequestError, match=r"adam_params\.beta1 is invalid"):
         trainer.optim_step(types.AdamParams(beta1=1.5)).result()
     with pytest.raises(tinker.BadRequestError, match=r"optimizer_params is not supported|adam_params"):
         trainer.optim_step(types.DimuonParams(learning_rate=0.1)).result()
-    with pytest.raises(tinker.RequestFailedError, match="no name of a checkpoint"):
+    with pytest.raises(tinker.RequestFailedError, match="invalid checkpoint name"):
         trainer.save_state("../up").result()
     with pytest.raises(tinker.BadRequestError, match="save_weights_external is not supported"):
         trainer.save_weights_external("x").result()
@@ -262,9 +262,9 @@ def test_requests_that_no_server_could_serve(service: Any) -> None:
         service.create_lora_training_client(base_model="other", rank=4).result()
     with pytest.raises(tinker.BadRequestError, match="another base model"):
         service.create_sampling_client(base_model="other").result()
-    with pytest.raises(tinker.BadRequestError, match="no path of a checkpoint"):
+    with pytest.raises(tinker.BadRequestError, match="invalid checkpoint path"):
         service.create_sampling_client(model_path="tinker://../../etc/weights/x").result()
-    with pytest.raises(tinker.RequestFailedError, match="there is no checkpoint"):
+    with pytest.raises(tinker.RequestFailedError, match="no checkpoint found"):
         service.create_training_client_from_state("tinker://a/weights/b").result()
     sampler = service.create_sampling_client(base_model="tiny").result()
     for prompt, params, expected in (
@@ -334,7 +334,7 @@ def test_checkpoints_are_listed_described_and_deleted(service: Any) -> None:
     assert (info.lora_rank, info.train_mlp, info.train_attn) == (2, False, True)
     rest.delete_checkpoint_from_tinker_path(path).result()
     assert len(rest.list_checkpoints(trainer.model_id).result().checkpoints) == 1
-    with pytest.raises(tinker.RequestFailedError, match="there is no checkpoint"):
+    with pytest.raises(tinker.RequestFailedError, match="no checkpoint found"):
         service.create_training_client_from_state(path).result()
 
 

@@ -188,11 +188,11 @@ def test_a_pass_that_fails_leaves_the_gradients_before_it(
 def test_an_update_needs_gradients_all_of_them_and_finite_ones(base_model: Callable[..., BaseWeights]) -> None:
     run = awake(TrainingRun(base_model(), SETTINGS))
     before = {name: p.clone() for name, p in run.model.named_parameters()}
-    with pytest.raises(UsageError, match="there are no gradients"):
+    with pytest.raises(UsageError, match="no gradients are accumulated"):
         run.optim_step(STEP)
     request = PassRequest(data=[datum_of("cross_entropy", 5, 5)], loss="cross_entropy")
     run.forward_backward(request)
-    run.leave_out("its data did not fit")
+    run.mark_incomplete("its data did not fit")
     with pytest.raises(UsageError, match="its data did not fit"):
         run.optim_step(STEP)
     run.forward_backward(request)
@@ -212,7 +212,7 @@ def test_a_refused_update_takes_its_gradients_with_it(refused: str, base_model: 
     bad, good = (datum_of("cross_entropy", length, length) for length in (9, 5))
     run.forward_backward(PassRequest(data=[bad], loss="cross_entropy"))
     if refused == "a part of the data is missing":
-        run.leave_out("its data did not fit")
+        run.mark_incomplete("its data did not fit")
     else:
         next(gradient for gradient in gradients(run.model).values())[0] = torch.nan
     with pytest.raises((UsageError, TrainingError), match="no update"):

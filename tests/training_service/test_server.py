@@ -119,7 +119,7 @@ def test_a_request_that_is_sent_again_is_computed_once(raw: Raw) -> None:
     assert raw.pass_(model, 1) == first, "also when it is over"
     status, refused = raw.post("optim_step", model_id=model, seq_id=1, adam_params={})
     assert (status, refused["category"]) == (400, "user")
-    assert "another request with this number" in refused["error"]
+    assert "a different request with this number" in refused["error"]
     begun = raw.post("create_session", tags=[], sdk_version="x")[1]["session_id"]
     body = {"session_id": begun, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 2}}
     assert raw.post("create_model", **body) == raw.post("create_model", **body)
@@ -151,13 +151,13 @@ def test_two_runs_do_not_mix(raw: Raw) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
-    "no protocol buffer": (lambda model: b"\xff\xff\xff\xff", "no protocol buffer"),
-    "no model": (lambda model: pass_body("", 1), "names no model"),
-    "a number below 1": (lambda model: pass_body(model, 0), "names no model, or has no place"),
-    "an unknown field": (lambda model: pass_body(model, 1) + b"\x9a\x3e\x01x", "fields that are not known"),
+    "no protocol buffer": (lambda model: b"\xff\xff\xff\xff", "not a protocol buffer"),
+    "no model": (lambda model: pass_body("", 1), "has no model_id"),
+    "a number below 1": (lambda model: pass_body(model, 0), "has no model_id or no seq_id"),
+    "an unknown field": (lambda model: pass_body(model, 1) + b"\x9a\x3e\x01x", "has unknown fields"),
     "a tensor without its end": (
         lambda model: pass_body(model, 1, datum(1, 2, weights=wire.make("Tensor", dense=b"123", dtype=1, shape=[1]))),
-        "is cut off",
+        "is truncated",
     ),
     "another shape": (
         lambda model: pass_body(
@@ -179,7 +179,7 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     ),
     "a sparse matrix with rows that lead astray": (
         lambda model: pass_body(model, 1, datum(1, 2, weights=_sparse(rows=[0, 5], columns=[0], values=[1.0]))),
-        "no sparse matrix",
+        "not a valid sparse matrix",
     ),
     "a sparse matrix with a column outside": (
         lambda model: pass_body(model, 1, datum(1, 2, weights=_sparse(rows=[0, 1], columns=[-3], values=[1.0]))),
@@ -195,7 +195,7 @@ BROKEN: dict[str, tuple[Callable[[str], bytes], str]] = {
     ),
     "text in the loss's numbers": (
         lambda model: pass_body(model, 1, loss_fn_config_v2={"a": wire.make("LossConfigValue", text="x")}),
-        "loss_fn_config.a is no number",
+        "loss_fn_config.a is not a number",
     ),
     "spans": (
         lambda model: pass_body(model, 1, wire.make("Datum", model_input_spans=[wire.make("Unread")])),
@@ -223,7 +223,7 @@ def test_broken_passes_are_refused_by_name_and_the_run_goes_on(raw: Raw) -> None
         assert expected in answer["error"], what
         status, _ = raw.send("POST", "forward_backward", body, wire.MEDIA_TYPE)
         assert status in (200, 400), what  # sent again it is the one that has failed
-        number = 1 if "names no model" in expected or "no protocol" in expected else 2
+        number = 1 if "has no model_id" in expected or "not a protocol" in expected else 2
         raw.pass_(model, number)
         assert "error" not in json.dumps(raw.result(f"{model}:{number}").hex()), what
         session = model.partition(":")[0]
@@ -233,14 +233,14 @@ def test_broken_passes_are_refused_by_name_and_the_run_goes_on(raw: Raw) -> None
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("create_session", b"[]", "no JSON object"),
-        ("create_session", b"{" * 100_000, "no JSON"),
+        ("create_session", b"[]", "not a JSON object"),
+        ("create_session", b"{" * 100_000, "not valid JSON"),
         ("create_session", b'{"tags": [], "sdk_version": "x", "surprise": 1}', "surprise is not supported here"),
-        ("create_model", b'{"session_id": 5}', "session_id is wrong"),
-        ("optim_step", b'{"model_id": "x", "seq_id": "1", "adam_params": {}}', "seq_id is wrong"),
-        ("retrieve_future", b'{"request_id": ""}', "request_id is wrong"),
+        ("create_model", b'{"session_id": 5}', "session_id is invalid"),
+        ("optim_step", b'{"model_id": "x", "seq_id": "1", "adam_params": {}}', "seq_id is invalid"),
+        ("retrieve_future", b'{"request_id": ""}', "request_id is invalid"),
         ("asample", b'{"sampling_session_id": "x", "seq_id": 0, "prompt": {"chunks": [{"type": "image"}]}}', "prompt"),
-        ("weights_info", b'{"tinker_path": "tinker://a/../../weights/b"}', "no path of a checkpoint"),
+        ("weights_info", b'{"tinker_path": "tinker://a/../../weights/b"}', "invalid checkpoint path"),
         ("no_such_thing", b"{}", "no_such_thing is not supported here"),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_session_without_a_sign_of_life_ends(serve: Callable[..., Any], monkey
         threading.Event().wait(0.05)
     status, answer = raw.pass_(model, 1)
     assert status == 404
-    assert "make a new client, from saved state" in answer["error"]
+    assert "Make a new client from a saved state" in answer["error"]
 
 
 def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_checkpoints_are_whole_or_refused(raw: Raw, tmp_path: Path) -> None:
 
 def test_one_server_has_a_folder(tmp_path: Path, raw: Raw) -> None:
     raw.run()
-    with pytest.raises(UsageError, match="another server has the folder"):
+    with pytest.raises(UsageError, match="another server uses the folder"):
         CheckpointStore(tmp_path / "service").lock()
 
 

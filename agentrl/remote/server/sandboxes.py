@@ -1,6 +1,6 @@
-"""The server of sandboxes: `agentrl sandbox serve`. It shares the core of the environment server.
+"""The server of sandboxes (`agentrl sandbox serve`), which shares the core of the environment server.
 
-Each client has a sandbox of its own. Calls can be repeated: each has an id, and each is carried out once.
+Each client has its own sandbox. Calls may be retried: each has an id and is executed once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentrl.remote.server.server import (
     to_response,
 )
 from agentrl.remote.server.session import Clock, Leases, ServerReply, error_answer
-from agentrl.remote.wire import HEALTH, Body, Problem, Refusal, field, to_json, whole
+from agentrl.remote.wire import HEALTH, Body, Problem, Refusal, field, to_json, whole_number
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
 from agentrl.sandbox.http import (
     LARGEST_CALL,
@@ -40,7 +40,7 @@ from agentrl.sandbox.http import (
 from agentrl.sandbox.spec import NO_NETWORK
 
 KEPT = 64
-"""Answers that are kept for repetitions, besides those that are still being made."""
+"""Number of finished answers that are kept for retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class _Call:
 
 
 class ServedSandbox:
-    """A sandbox, and the calls that it was asked for; several may be under way.
+    """A sandbox and its calls, of which several may run at once.
 
     Args:
-        sandbox: Started.
-        clock: Seconds, for the lease.
+        sandbox: A started sandbox.
+        clock: Clock in seconds, for the lease.
     """
 
     def __init__(self, sandbox: Sandbox, clock: Clock) -> None:
@@ -66,14 +66,14 @@ class ServedSandbox:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last call was answered; 0 while one is carried out."""
+        """Seconds since the last call was answered; 0 while one is running."""
         return 0.0 if any(not call.work.done() for call in self._calls.values()) else self._clock() - self._used_at
 
     async def answer(self, call_id: str, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> ServerReply:
-        """Carry out a call, or give the answer that its first sending got.
+        """Execute a call, or return the answer of the call that it retries.
 
         Raises:
-            Refusal: the id was another call's.
+            Refusal: the id was used for a different call.
         """
         checksum = hashlib.sha256(request).digest()
         call = self._calls.get(call_id)
@@ -81,17 +81,17 @@ class ServedSandbox:
             call = self._calls[call_id] = _Call(checksum, asyncio.create_task(self._carry_out(do)))
             self._forget()
         elif call.checksum != checksum:
-            raise Refusal(Problem.NUMBER, f"the id {call_id} was another call before")
+            raise Refusal(Problem.NUMBER, f"the id {call_id} was used for a different call")
         return await asyncio.shield(call.work)
 
     def cancel(self, call_id: str) -> None:
-        """Stop a call that nobody waits for any more."""
+        """Cancel a call whose client no longer waits for it."""
         call = self._calls.get(call_id)
         if call is not None:
             call.work.cancel()
 
     async def close(self) -> None:
-        """Close the sandbox; calls that are under way end with it."""
+        """Close the sandbox and cancel its running calls."""
         await self.sandbox.close()
         for call in self._calls.values():
             call.work.cancel()
@@ -104,7 +104,7 @@ class ServedSandbox:
     async def _carry_out(self, do: Callable[[], Awaitable[dict[str, Any]]]) -> ServerReply:
         try:
             return ServerReply(200, to_json(await do()))
-        except Exception as error:  # whatever it is, the client must hear of it
+        except Exception as error:  # the client receives every error
             return error_answer(error)
         except asyncio.CancelledError:
             return error_answer(Refusal(Problem.REQUEST, "the call was cancelled"))
@@ -124,15 +124,17 @@ def _command(body: Body) -> Command:
 
 
 def variables(body: Body) -> dict[str, str]:
-    """The environment variables of a request.
+    """Read the environment variables of a request.
 
     Raises:
-        Refusal: they are not texts, or hold what no variable can.
+        Refusal: a name or value is invalid.
     """
     found: dict[str, Any] = field(body, "env", dict)
     for name, value in found.items():
         if not isinstance(value, str) or "\0" in name + value or not name or "=" in name:
-            raise Refusal(Problem.REQUEST, f"'env' of the request: {name!r:.80} is no variable, or its value no text")
+            raise Refusal(
+                Problem.REQUEST, f"'env' of the request: {name!r:.80} is not a variable name, or its value is not text"
+            )
     return found
 
 
@@ -144,9 +146,9 @@ def _folder(body: Body) -> str | None:
 
 
 def _limits(body: Body) -> Limits | None:
-    given = body.get("limits")
+    limits = body.get("limits")
     try:
-        return None if given is None else Limits(**given)
+        return None if limits is None else Limits(**limits)
     except TypeError as error:
         raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
 
@@ -159,13 +161,13 @@ def _data(body: Body, name: str = "data") -> bytes:
     try:
         return read_bytes(field(body, name, str))
     except ValueError as error:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is no base64: {error}") from error
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is not valid base64: {error}") from error
 
 
 def _process(served: ServedSandbox, body: Body) -> SandboxProcess:
     number = field(body, "process", int)
     if not 0 <= number < len(served.processes):
-        raise Refusal(Problem.REQUEST, f"there is no process {number}")
+        raise Refusal(Problem.REQUEST, f"unknown process {number}: {len(served.processes)} were started")
     return served.processes[number]
 
 
@@ -179,7 +181,7 @@ async def _spawn(served: ServedSandbox, body: Body) -> dict[str, Any]:
 
 
 async def _read(served: ServedSandbox, body: Body) -> dict[str, Any]:
-    most = whole(body, "most", least=1, most=LARGEST_REQUEST)
+    most = whole_number(body, "most", least=1, most=LARGEST_REQUEST)
     return {"data": write_bytes(await served.sandbox.read(field(body, "path", str), most=most))}
 
 
@@ -252,16 +254,16 @@ SANDBOX_METHODS: Mapping[str, SandboxMethod] = {
 
 
 KEPT_NAMES = 1000
-"""Names of closed sandboxes that are not opened again."""
+"""Number of names of closed sandboxes that cannot be opened again."""
 
 
 class SandboxServer:
-    """Serves sandboxes until it is closed. Lives in one event loop.
+    """Server of sandboxes; it belongs to one event loop.
 
     Args:
-        spec: What they are like; clients may ask for less, and never for more.
-        settings: How they are served.
-        clock: Seconds, for leases.
+        spec: Spec of the sandboxes; clients may lower its limits but not raise them.
+        settings: Settings of the server.
+        clock: Clock in seconds, for leases.
     """
 
     def __init__(self, spec: SandboxSpec, settings: ServerSettings, *, clock: Clock = time.monotonic) -> None:
@@ -273,11 +275,11 @@ class SandboxServer:
         self._listener: Listener | None = None
 
     async def start(self) -> None:
-        """Open a sandbox to see that it can be done, then listen.
+        """Open a sandbox as a test, then listen.
 
         Raises:
-            UsageError: the spec asks for what this machine cannot do, or the port is taken.
-            SandboxError: no sandbox starts.
+            UsageError: this machine does not support the spec, or the port is taken.
+            SandboxError: the sandbox does not start.
         """
         async with open_sandbox(self.spec):
             pass
@@ -295,20 +297,20 @@ class SandboxServer:
         self.sandboxes.start_expiring()
 
     async def close(self) -> None:
-        """Stop listening and close all sandboxes. Idempotent."""
-        await self.sandboxes.close()  # which answers the calls that are under way
+        """Stop listening and close all sandboxes; idempotent."""
+        await self.sandboxes.close()  # answers the running calls
         if self._listener is not None:
             await self._listener.close()
-        await self.sandboxes.close()  # what was opened meanwhile
+        await self.sandboxes.close()  # closes sandboxes opened in the meantime
 
     async def _health(self, _request: web.Request) -> web.Response:
         return respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
 
     async def _open(self, request: web.Request) -> web.Response:
-        """Open a sandbox under the client's name for it, unless that has been done."""
+        """Open a sandbox with the name that the client chose, or return the open one."""
         name = request.match_info["name"]
         self.sandboxes.check_name(name)
-        spec = self._narrowed((await read_body(request, LARGEST_CALL))[1])
+        spec = self._narrow_spec((await read_body(request, LARGEST_CALL))[1])
         served = await self.sandboxes.open(name, lambda: self._begin(spec))
         return respond({"folder": served.sandbox.folder})
 
@@ -317,15 +319,15 @@ class SandboxServer:
         await sandbox.start()
         return ServedSandbox(sandbox, self._clock)
 
-    def _narrowed(self, wanted: Mapping[str, Any]) -> SandboxSpec:
-        """The server's spec, with the client's wishes as far as they ask for less.
+    def _narrow_spec(self, wanted: Mapping[str, Any]) -> SandboxSpec:
+        """Return the server's spec with the client's lower limits, network, image and variables.
 
         Raises:
-            UsageError: they ask for more.
+            UsageError: the client demands more than the server's spec allows.
         """
-        asked = _limits(wanted) or Limits()
-        self._refuse_higher(asked, field({"demanded": [], **wanted}, "demanded", list))
-        limits = self.spec.limits.narrow(asked)
+        requested = _limits(wanted) or Limits()
+        self._refuse_higher(requested, field({"demanded": [], **wanted}, "demanded", list))
+        limits = self.spec.limits.narrow(requested)
         network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
         network = tuple(map(str, network)) if isinstance(network, list) else network
         if network not in (NO_NETWORK, self.spec.network):
@@ -335,32 +337,33 @@ class SandboxServer:
         env = {**self.spec.env, **variables(wanted)}
         return dataclasses.replace(self.spec, limits=limits, network=network, env=env)
 
-    def _refuse_higher(self, asked: Limits, demanded: Sequence[str]) -> None:
-        """Refuse limits that are higher than the server's; those that nobody demanded are lowered instead.
+    def _refuse_higher(self, requested: Limits, demanded: Sequence[str]) -> None:
+        """Refuse demanded limits that are higher than the server's; other limits are lowered instead.
 
         Raises:
-            UsageError: names them.
+            UsageError: a demanded limit is higher.
         """
-        given = self.spec.limits.given
-        higher = [name for name, value in asked.given.items() if name in demanded and value > given[name]]
+        served = self.spec.limits.given
+        higher = [name for name, value in requested.given.items() if name in demanded and value > served[name]]
         if higher:
             raise UsageError(
                 "sandboxes are served with lower limits",
-                got=", ".join(f"limits.{name}={asked.given[name]:g}" for name in higher),
-                expected=", ".join(f"at most {given[name]:g}" for name in higher),
-                hint="ask for less, or start the server with --set limits.NAME=VALUE",
+                got=", ".join(f"limits.{name}={requested.given[name]:g}" for name in higher),
+                expected=", ".join(f"at most {served[name]:g}" for name in higher),
+                hint="lower the limits, or start the server with --set limits.NAME=VALUE",
             )
 
     async def _call(self, request: web.Request) -> web.Response:
-        """Carry out a call."""
+        """Execute a call."""
         served, method = self.sandboxes.find(request.match_info["name"]), request.match_info["method"]
         if method not in SANDBOX_METHODS:
-            raise Refusal(Problem.REQUEST, f"there is no method {method!r}: expected {', '.join(SANDBOX_METHODS)}")
+            names = ", ".join(SANDBOX_METHODS)
+            raise Refusal(Problem.REQUEST, f"unknown method {method!r}: expected one of {names}")
         raw, body = await read_body(request, largest_request(method, self.spec.limits))
         do = SANDBOX_METHODS[method]
         return to_response(await served.answer(field(body, "id", str), method.encode() + raw, lambda: do(served, body)))
 
     async def _end(self, request: web.Request) -> web.Response:
-        """Close a sandbox; one that is not there is closed already."""
+        """Close a sandbox; a name that is not open is ignored."""
         self.sandboxes.end(request.match_info["name"])
         return respond({})

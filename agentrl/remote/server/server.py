@@ -1,6 +1,6 @@
-"""The server of one environment: the routes of the protocol (``docs/environments/remote.md``) and its start and end.
+"""The server of one environment: the routes of the protocol (``docs/environments/remote.md``), start and shutdown.
 
-It makes one environment before it listens, which tries the options and shows what the environment offers.
+Before it listens, the server makes one environment to check the options and find the environment's optional parts.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def make_application(
     """Make an aiohttp application of the routes.
 
     Args:
-        info: The answer of the info route.
-        sessions: The server's sessions.
-        begin: Opens the session of a name.
-        tasks: The tasks of a split.
-        splits: Their names.
-        token: What clients must send; ``None``: nothing.
-        host: Where the server listens.
+        info: Answer of the info route.
+        sessions: Sessions of the server.
+        begin: Opens a session with a name.
+        tasks: Returns the tasks of a split.
+        splits: Names of the splits.
+        token: Token that clients must send; ``None`` requires none.
+        host: Address on which the server listens.
     """
     routes = _Routes(info, sessions, begin, functools.cache(tasks), splits)
     application = web.Application(middlewares=[error_answers, guard(token, host)])
@@ -77,7 +77,7 @@ def make_application(
 
 @dataclass(frozen=True, slots=True)
 class _Routes:
-    told: Mapping[str, Any]
+    description: Mapping[str, Any]
     sessions: Leases[Session]
     begin: Callable[[str], Coroutine[Any, Any, Session]]
     tasks: Callable[[str], TaskSource]
@@ -89,28 +89,26 @@ class _Routes:
 
     async def info(self, _request: web.Request) -> web.Response:
         """Answer with the description of the environment."""
-        return respond(self.told)
+        return respond(self.description)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         """Answer with a page of a split's tasks."""
         split = request.match_info["split"]
         if split not in self.splits:
-            raise UsageError(
-                "there is no split of this name", got=repr(split), expected=f"one of {', '.join(self.splits)}"
-            )
+            raise UsageError(f"unknown split {split!r}", expected=f"one of {', '.join(self.splits)}")
         start, count = _natural(request, "start", 0), _natural(request, "count", TASKS_PER_PAGE)
         source = self.tasks(split)
         end = min(start + min(count, TASKS_PER_PAGE), len(source))
         return respond({"total": len(source), "tasks": [write_task(source[index]) for index in range(start, end)]})
 
     async def open_session(self, request: web.Request) -> web.Response:
-        """Open a session under the client's name for it."""
+        """Open a session with the name that the client chose."""
         name = request.match_info["session"]
         self.sessions.check_name(name)
-        wanted, served = (await read_body(request, LARGEST_CALL))[1].get("fingerprint"), self.told["fingerprint"]
+        wanted, served = (await read_body(request, LARGEST_CALL))[1].get("fingerprint"), self.description["fingerprint"]
         if wanted not in (None, served):
             raise UsageError(
-                f"{self.told['spec']['name']} is served with other options or by another version, or is another one",
+                f"the served environment {self.description['spec']['name']}, its options or its version have changed",
                 got=f"fingerprint {served}",
                 expected=wanted,
                 hint="start the run again",
@@ -119,13 +117,13 @@ class _Routes:
         return respond({"session": name})
 
     async def call(self, request: web.Request) -> web.Response:
-        """Carry out a numbered request in a session."""
+        """Execute a numbered request in a session."""
         session = self.sessions.find(request.match_info["session"])
         name = request.match_info["method"]
         method = SERVED_METHODS.get(name)
         if method is None:
-            known = ", ".join(SERVED_METHODS)
-            raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {known}")
+            names = ", ".join(SERVED_METHODS)
+            raise Refusal(Problem.REQUEST, f"unknown method {name!r}: expected one of {names}")
         raw, body = await read_body(request, method.largest_request)
         number = field(body, "number", int)
         return to_response(await session.answer(number, name.encode() + raw, lambda: session.perform(method, body)))
@@ -138,7 +136,7 @@ class _Routes:
 
 @web.middleware
 async def error_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer whatever goes wrong in the protocol's form."""
+    """Return every error in the protocol's format."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -156,12 +154,12 @@ def _natural(request: web.Request, name: str, default: int) -> int:
 
 
 def respond(value: Any) -> web.Response:
-    """Answer with a result as JSON."""
+    """Return a successful response with JSON."""
     return to_response(ServerReply(200, to_json(value)))
 
 
 def to_response(answer: ServerReply) -> web.Response:
-    """Make an answer as aiohttp sends it."""
+    """Convert an answer to an aiohttp response."""
     return web.Response(status=answer.status, body=answer.body, content_type="application/json")
 
 
@@ -170,36 +168,36 @@ class ServerSettings:
     """Settings of an environment server."""
 
     host: str = "127.0.0.1"
-    """The address to listen on; the default can be reached from this machine only."""
+    """Address to listen on; the default is reachable from this machine only."""
     port: int = 0
-    """0 takes any that is free."""
+    """Port; 0 takes any free one."""
     token: str | None = None
-    """What clients must send; ``None``: nothing."""
+    """Token that clients must send; ``None`` requires none."""
     max_sessions: int = 256
-    """Most environments at once."""
+    """Maximum number of concurrent sessions."""
     lease_s: float = 900.0
     """Seconds without a request after which a session is closed."""
     workers: int = 4
-    """Threads or processes, for environments whose code does not run in the event loop."""
+    """Number of threads or processes, for environments that do not run in the event loop."""
     reset_timeout_s: float = 60.0
-    """Deadline of making and resetting an environment."""
+    """Seconds in which an environment must be made and reset."""
     step_timeout_s: float = 30.0
-    """Deadline of everything else."""
+    """Seconds in which any other call must finish."""
 
     @property
     def most_connections(self) -> int:
-        """Connections at once: a session has one for each request that is under way."""
+        """Maximum number of connections; a session has one per running request."""
         return 4 * self.max_sessions + 64
 
 
 class EnvironmentServer:
-    """Serves an environment until it is closed. Lives in one event loop.
+    """Server of one environment; it belongs to one event loop.
 
     Args:
-        spec: The environment.
-        options: Put over the spec's own.
-        settings: How it is served.
-        clock: Seconds, for leases.
+        spec: Spec of the environment.
+        options: Options that override those of the spec.
+        settings: Settings of the server.
+        clock: Clock in seconds, for leases.
     """
 
     def __init__(
@@ -229,7 +227,7 @@ class EnvironmentServer:
         self._listener: Listener | None = None
 
     async def start(self) -> None:
-        """Make an environment to see what it offers, then listen.
+        """Make an environment to describe it, then listen.
 
         Raises:
             UsageError: the options are wrong, or the port is taken.
@@ -249,7 +247,7 @@ class EnvironmentServer:
         self.sessions.start_expiring()
 
     async def close(self) -> None:
-        """Stop listening, close all sessions and environments. Idempotent."""
+        """Stop listening, and close all sessions and environments; idempotent."""
         if self._listener is not None:
             await self._listener.close()
         await self.sessions.close()

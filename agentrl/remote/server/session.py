@@ -1,7 +1,6 @@
-"""Sessions of clients, each with an environment of its own: what a request does, and how errors are answered.
+"""Sessions of clients, each with its own environment; execution of their requests; errors; leases.
 
-Requests can be repeated: each has a number, and each is carried out once. An abandoned session is closed when its lease
-is over.
+Requests may be retried: each has a number and is executed once. An abandoned session is closed when its lease expires.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
 
 
 def problem_of(error: Exception) -> Problem:
-    """Tell what an error is about, for the client."""
+    """Return the kind of an error for the client."""
     match error:
         case Refusal():
             return error.problem
@@ -46,12 +45,12 @@ def problem_of(error: Exception) -> Problem:
 
 
 def message_of(error: Exception) -> str:
-    """Return an error's text: our own say everything, others need their type's name."""
+    """Return an error's text; errors from outside agentrl get their type's name."""
     return str(error) if isinstance(error, Refusal | AgentRLError) else f"{type(error).__name__}: {error}"
 
 
 def is_fatal(error: Exception) -> bool:
-    """True if the environment may be broken, and must not be used for another episode."""
+    """Return True if the environment may be broken and must not be reused."""
     return isinstance(error, EnvironmentFailure) or not isinstance(error, Refusal | AgentRLError)
 
 
@@ -67,26 +66,26 @@ class ServerReply:
 
 
 def error_answer(error: Exception) -> ServerReply:
-    """Make the answer of an error."""
+    """Return the answer for an error."""
     problem = problem_of(error)
     return ServerReply(problem.status, to_json({"error": {"kind": problem, "message": message_of(error)}}))
 
 
 class Session:
-    """A borrowed environment.
+    """One client's session with a borrowed environment.
 
     Args:
         handle: The environment.
-        stack: Gives it back.
-        tool_timeout_s: Deadline of a call of one of its tools.
-        clock: Seconds, for the lease.
+        stack: Stack that returns the environment when it is closed.
+        tool_timeout_s: Timeout of a tool call in seconds.
+        clock: Clock in seconds, for the lease.
     """
 
     def __init__(self, handle: EnvHandle, stack: AsyncExitStack, *, tool_timeout_s: float, clock: Clock) -> None:
         self._handle = handle
         self._tool_timeout_s = tool_timeout_s
         self._tools: Mapping[str, Tool] = {}
-        """The tools of the current episode."""
+        """Tools of the current episode."""
         self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
             RESET.name: self._reset,
             STEP.name: handle.step,
@@ -102,16 +101,16 @@ class Session:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request was answered; 0 while one is carried out."""
+        """Seconds since the last request was answered; 0 while one is running."""
         return 0.0 if self._work is not None and not self._work.done() else self._clock() - self._used_at
 
     async def answer(self, number: int, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> ServerReply:
-        """Carry out a request, or give the answer that its first sending got.
+        """Execute a request, or return the answer of the request that it retries.
 
         Args:
-            number: One more than that of the request before, or the same for a repetition.
-            request: Its bytes: a repetition has the same.
-            do: Carries it out.
+            number: The previous request's number plus one, or the same number for a retry.
+            request: Bytes of the request, which a retry repeats.
+            do: Executes the request.
 
         Raises:
             Refusal: the number is wrong.
@@ -119,7 +118,7 @@ class Session:
         checksum = hashlib.sha256(request).digest()
         if number == self._number and self._work is not None:
             if checksum != self._request:
-                raise Refusal(Problem.NUMBER, f"number {number} was another request before, and this is none like it")
+                raise Refusal(Problem.NUMBER, f"number {number} was used for a different request")
             return await asyncio.shield(self._work)
         if number != self._number + 1:
             expected = f"{self._number + 1}, or {self._number} to repeat the last one" if self._number else "1"
@@ -132,11 +131,11 @@ class Session:
         """Call a method of the environment.
 
         Args:
-            method: One that is served.
-            body: The request, with the arguments.
+            method: Method with `is_served`.
+            body: JSON of the request, with the arguments.
 
         Raises:
-            Refusal: an argument is missing or of another type.
+            Refusal: an argument is missing or has another type.
             EnvironmentFailure: the environment failed.
         """
         arguments = method.read_arguments(body)
@@ -145,18 +144,18 @@ class Session:
         return method.result.write(result)
 
     async def close(self) -> None:
-        """Give the environment back; one that failed, or is still at work, is thrown away."""
+        """Return the environment to the pool; one that failed or is still running a request is discarded."""
         if self._work is not None and not self._work.done():
             self._work.cancel()
             await asyncio.wait({self._work})
-            self._failure = RuntimeError("closed in the middle of a request")
+            self._failure = RuntimeError("the session was closed during a request")
         if self._failure is None:
             await self._stack.aclose()
         else:
             await self._stack.__aexit__(type(self._failure), self._failure, None)
 
     async def _reset(self, seed: int | None, options: Mapping[str, Any]) -> ResetResult:
-        # without a seed the environment goes on with its own generator, as Gymnasium's reset(seed=None) does
+        # Without a seed the environment keeps its random generator, as in Gymnasium's reset(seed=None).
         task = Task(id=f"seed {seed}", environment="", seed=cast("int", seed), options=options)
         result = await self._handle.reset(task)
         self._tools = {tool.name: tool for tool in result.tools}
@@ -164,7 +163,7 @@ class Session:
 
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if name not in self._tools:
-            raise ToolError(f"there is no tool {name!r}", expected=", ".join(self._tools) or "none")
+            raise ToolError(f"unknown tool {name!r}", expected=", ".join(self._tools) or "none")
         async with async_boundary(EnvironmentFailure, f"tool {name}", deadline_s=self._tool_timeout_s):
             return await call_own_tool(self._tools[name], arguments)
 
@@ -175,7 +174,7 @@ class Session:
             await asyncio.wait({before})
         try:
             return ServerReply(200, to_json(await do()))
-        except Exception as error:  # whatever it is, the client must hear of it
+        except Exception as error:  # the client receives every error
             if is_fatal(error):
                 self._failure = error
             return error_answer(error)
@@ -183,29 +182,29 @@ class Session:
             self._used_at = self._clock()
 
 
-class Leased(Protocol):
-    """What a client can lease."""
+class Leasable(Protocol):
+    """A resource that a client can lease."""
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last request was answered; 0 while one is carried out."""
+        """Seconds since the last request was answered; 0 while one is running."""
 
     async def close(self) -> None:
-        """Release it."""
+        """Release the resource."""
 
 
-L = TypeVar("L", bound=Leased)
+L = TypeVar("L", bound=Leasable)
 SWEEPS_PER_LEASE = 10
 
 
 class Leases(Generic[L]):
-    """What clients have opened, by the names that they gave it; each is closed when nobody uses it for `lease_s`.
+    """Leased resources by the names that clients chose; a resource is closed after `lease_s` without a request.
 
     Args:
-        noun: What is leased, for error messages, in the singular and the plural.
-        most: Most at once.
-        lease_s: Seconds without a request after which one is closed.
-        kept_names: Closed ones whose names cannot be opened again.
+        noun: Singular and plural of the resource, for error messages.
+        most: Maximum number of open resources.
+        lease_s: Seconds without a request after which a resource is closed.
+        kept_names: Number of latest closed names that cannot be opened again.
     """
 
     def __init__(self, noun: tuple[str, str], *, most: int, lease_s: float, kept_names: int = 0) -> None:
@@ -221,26 +220,27 @@ class Leases(Generic[L]):
         return len(self._opened)
 
     def check_name(self, name: str) -> None:
-        """Check a name before it is opened.
+        """Check the name of a resource that is to be opened.
 
         Raises:
-            Refusal: it is no name, or that of one that was closed.
+            Refusal: the name is invalid, or its resource was closed.
         """
         if not _NAME.fullmatch(name):
-            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no {self._noun}: 8 to 64 letters, digits, - or _")
-        if name in self._ended:  # by a client that did not wait for the answer
+            expected = "expected 8 to 64 letters, digits, - or _"
+            raise Refusal(Problem.REQUEST, f"{name[:80]!r} is not a valid name of a {self._noun}: {expected}")
+        if name in self._ended:  # the client closed it without waiting for the answer to its opening
             raise Refusal(Problem.SESSION, f"the {self._noun} {name} was closed")
 
     async def open(self, name: str, begin: Callable[[], Coroutine[Any, Any, L]]) -> L:
-        """Return the one of this name; `begin` opens it where there is none.
+        """Return the resource with this name; `begin` opens a missing one.
 
         Raises:
-            Refusal: there is no room.
-            Exception: what `begin` raises.
+            Refusal: the maximum number of resources is open.
+            Exception: any error of `begin`.
         """
         if name not in self._opened:
             if len(self._opened) >= self._most:
-                raise Refusal(Problem.BUSY, f"all {self._most} {self._nouns} are taken")
+                raise Refusal(Problem.BUSY, f"all {self._most} {self._nouns} are in use")
             self._opened[name] = asyncio.create_task(begin())
         opening = self._opened[name]
         try:
@@ -251,19 +251,19 @@ class Leases(Generic[L]):
             raise
 
     def find(self, name: str) -> L:
-        """Find an open one.
+        """Return the open resource with this name.
 
         Raises:
-            Refusal: there is none of this name.
+            Refusal: no such resource is open.
         """
         opened = self._opened.get(name)
         if opened is None or not _is_open(opened):
-            hint = f"it was closed, or idle for {self._lease_s:g} s, or the server was started again"
-            raise Refusal(Problem.SESSION, f"there is no {self._noun} {name}: {hint}")
+            hint = f"it was closed, was idle for {self._lease_s:g} s, or the server restarted"
+            raise Refusal(Problem.SESSION, f"no {self._noun} {name} is open: {hint}")
         return opened.result()
 
     def end(self, name: str) -> None:
-        """Close one soon; one that is not there is closed already."""
+        """Close a resource in the background; a name that is not open is ignored."""
         if name not in self._ended:
             self._ended.append(name)
         opened = self._opened.pop(name, None)
@@ -273,17 +273,17 @@ class Leases(Generic[L]):
             closing.add_done_callback(self._closing.discard)
 
     def expire(self) -> None:
-        """Close those whose lease is over."""
+        """Close all resources whose lease has expired."""
         for name, opened in list(self._opened.items()):
             if _is_open(opened) and opened.result().idle_s > self._lease_s:
                 self.end(name)
 
     def start_expiring(self) -> None:
-        """Call `expire` from time to time, until `close`."""
+        """Call `expire` periodically until `close`."""
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
-        """Close all. Idempotent."""
+        """Close all resources; idempotent."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
@@ -299,7 +299,7 @@ class Leases(Generic[L]):
 
 
 def _is_open(opened: asyncio.Task[L]) -> bool:
-    """True if it is there: it is not still being opened, and its opening did not fail."""
+    """Return True if opening has finished without an error."""
     return opened.done() and not opened.cancelled() and opened.exception() is None
 
 

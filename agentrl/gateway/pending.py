@@ -1,4 +1,4 @@
-"""One request to a session: whether it is the agent's own work, and what is known of its reply so far."""
+"""State of one request to a session: its rules for training, its answers, and its reply so far."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from agentrl.gateway.history import Chain
 
 Result = TypeVar("Result")
 LARGE = 1 << 18
-"""Bytes of a request from which on it is read in a thread."""
+"""Size in bytes from which a request is processed in a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UntrainedRequestRules:
-    """Which requests are not the agent's own work (titles, summaries), and are left out of training.
+    """Rules that exclude side calls from training: requests for titles, summaries and the like.
 
-    A request is one if any of these holds.
+    A request that matches any rule is excluded.
     """
 
     models: tuple[str, ...] = ()
-    """Names of models that the client asks for."""
+    """Model names that clients use for side calls."""
     markers: tuple[str, ...] = ()
-    """Texts in a system message."""
+    """Texts that occur in the system message of side calls."""
 
-    def has(self, asked: ChatRequest) -> bool:
-        """Return True if a request is a side call."""
-        if asked.model in self.models:
+    def matches(self, request: ChatRequest) -> bool:
+        """Return True if the request is a side call."""
+        if request.model in self.models:
             return True
-        systems = [message.text for message in asked.messages if message.role == "system"]
+        systems = [message.text for message in request.messages if message.role == "system"]
         return any(marker in text for marker in self.markers for text in systems)
 
 
@@ -43,36 +43,36 @@ NO_SIDE_CALLS = UntrainedRequestRules()
 
 @dataclass(slots=True)
 class PendingRequest:
-    """One request, however often it is sent."""
+    """One request and its retries."""
 
-    asked: ChatRequest
+    request: ChatRequest
     chain: Chain
-    growing: StreamingReply
-    """What is known of the reply."""
+    streaming: StreamingReply
+    """The reply so far."""
     answers: list[tuple[Answer, ReplyAnswer]] = field(default_factory=list)
-    """Those that were sampled; a retry samples only what is missing."""
+    """Sampled answers; a retry samples only the missing ones."""
     failure: AgentRLError | None = None
-    """Why its last attempt failed, if that was an infrastructure failure."""
+    """The infrastructure failure that ended the latest attempt."""
     task: asyncio.Task[Reply] | None = None
 
-    def say(self, so_far: AnswerSoFar) -> None:
-        """Tell those who wait what is certain of the answer, up to a stop text."""
-        text, _ = cut_at(so_far.text, self.asked.stop)
-        self.growing.say(so_far.prompt_tokens, so_far.reasoning, text)
+    def update(self, so_far: AnswerSoFar) -> None:
+        """Stream the stable text of a partial answer, up to the first stop text."""
+        text, _ = cut_at(so_far.text, self.request.stop)
+        self.streaming.update(so_far.prompt_tokens, so_far.reasoning, text)
 
 
 async def off_loop(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
-    """Do work on `size` bytes: in a thread from `LARGE` on, so that it holds up no other request."""
+    """Run `work` on `size` bytes; in a thread from `LARGE` bytes, so that it does not block other requests."""
     return await asyncio.to_thread(work, *arguments) if size >= LARGE else work(*arguments)
 
 
 def digest_of(path: str, raw: bytes) -> bytes:
-    """Return what a retry of a request has in common with it."""
+    """Return a hash that a request and its retries share."""
     return hashlib.blake2b(path.encode() + b"\n" + raw, digest_size=16).digest()
 
 
 def cut_at(text: str, stop: Sequence[str]) -> tuple[str, str | None]:
-    """Return text up to the first stop text in it, and that.
+    """Return the text before the first stop text, and the stop text (``None`` if there is none).
 
     >>> cut_at("The answer is 4.</done> And", ("</done>", "."))
     ('The answer is 4', '.')
