@@ -97,6 +97,6 @@ def test_a_learning_rate_far_from_usual_is_said_at_the_start_only(tiny_run):
     run = tiny_run("trainer.learning_rate=1.0", "trainer.steps=1")
     listener = Listener()
     train(run, watcher=listener)
-    (said,) = [text for text in listener.said if "times what is usual" in text]
+    (said,) = [text for text in listener.said if "times the usual rate" in text]
     assert "trainer.learning_rate 1 is" in said
     assert "no warm-up" in said

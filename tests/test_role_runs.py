@@ -54,7 +54,7 @@ def test_a_role_can_be_left_out_of_training(tiny_run):
         ("agent.roles={teller: {tools: [calculator]}}", r"agent\.roles\.teller\.tools is ignored"),
         ("agent.roles={teller: {policy: random, trained: true}}", "cannot train"),
         ("agent.shots=2", r"agent\.shots is ignored by the agent loop two_agents:Telling"),
-        ("agent.roles={teller: {temperature: 0.5}}", "ignored without its engine"),
+        ("agent.roles={teller: {temperature: 0.5}}", "is ignored without engine"),
         ("algorithm.role_weights={telller: 2}", r"role_weights\.telller.*teller"),
         ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays one agent"),
     ],
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_refused(tiny_run, setting, message):
     [
         ("agent.loop=react_text", r"agent\.roles\.scout\.as_tool: the agent loop react_text lets nobody call tools"),
         ("agent.roles={scout: {as_tool: {description: ''}}}", "at least 1 character"),
-        ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "only takes actions"),
+        ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "can only take actions"),
         ("agent.roles={scout: {as_tool: {description: x}, tools: [scout]}}", "the role scout can call itself"),
         ("agent.roles={'my scout': {as_tool: {description: x}}}", "name of a tool"),
         ("agent.roles={assistant: {as_tool: {description: x}}}", "cannot be called by others"),

@@ -17,7 +17,7 @@ Cli = Callable[..., Any]
     ("words", "message"),
     [
         ("train", "nothing says what to run"),
-        ("train quickstrt", "or a name that agentrl config list shows. Did you mean quickstart or quickstart_ppo?"),
+        ("train quickstrt", "or a name from agentrl config list. Did you mean quickstart or quickstart_ppo?"),
         ("train grpo", "Did you mean household/grpo?"),
         ("eval household/valid", "It is the name of an environment: give it as --env household/valid"),
         ("eval --env dungeon", "expected a name that agentrl env list shows, a registered Gymnasium id"),

@@ -124,7 +124,7 @@ def test_a_service_that_is_not_there_is_told_before_any_episode(agentrl: Cli, wo
 def test_an_address_that_is_none_is_told(url: str, agentrl: Cli, workplace: Path) -> None:
     ended = agentrl(*OPENAI, "--url", url)
     assert ended.code == 2, ended.err
-    assert f"{url} is no address: write http://HOST:PORT" in ended.err
+    assert f"{url} is not an address: write http://HOST:PORT" in ended.err
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])

@@ -25,7 +25,7 @@ def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, 
     assert ended.code == 0
     config, _, arithmetic = ended.out.partition("\nwhat ")
     assert yaml.safe_load(config)["trainer"]["steps"] == 7
-    assert "episodes in all" in arithmetic
+    assert "episodes in total" in arithmetic
     assert f"{3 * 8 * 7}" in arithmetic
     assert list(workplace.iterdir()) == []
 
