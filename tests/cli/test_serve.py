@@ -174,7 +174,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
     [
         ("--gpus 0", "may use no GPU"),
         ("engine.servers=[http://a]", "ignored with addresses in engine.servers"),
-        ("engine=local", "nothing is to be launched"),
+        ("engine=local", "no server to launch"),
         ("engine.max_runing=3", "did you mean engine.max_running?"),
         ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is empty"),
         ("--python nowhere", "engine.python is no program"),

@@ -70,11 +70,11 @@ def test_a_critic_of_its_own_is_a_model_more_and_a_shared_one_is_next_to_nothing
 def test_the_dry_run_shows_a_critic():
     row = table("trainer.critic={kind: own, pretrain_steps: 3}")["critic"]
     assert row[0].endswith("parameters")
-    assert row[1].startswith("a model of its own, 3 steps alone; ")
+    assert row[1].startswith("a separate model, pretrained for 3 steps; ")
     assert "hidden states" in table("trainer.critic={kind: shared}")["critic"][1]
     assert table("trainer.critic={path: Qwen/none}")["critic"][0] == "size unknown"
     assert "critic" not in table()
-    assert "and its frozen start" in table("trainer.process_reward={}")["process reward"][1]
+    assert "and a frozen reference" in table("trainer.process_reward={}")["process reward"][1]
     assert table("trainer.process_reward={path: Qwen/none}")["process reward"][0] == "size unknown"
 
 

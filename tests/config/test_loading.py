@@ -175,7 +175,7 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
             ["engine={type: vllm, servers: ['localhost:8000']}"],
             "localhost:8000 is not an address: write http://HOST:PORT",
         ),
-        (["engine={type: openai, url: localhost, model: m}"], "localhost is no address"),
+        (["engine={type: openai, url: localhost, model: m}"], "localhost is not an address"),
         (["engine={type: vllm, transport: tensor}"], "engine.transport tensor needs SGLang"),
         (["engine={type: vllm, transport: cuda_ipc, tensor_parallel: 2}"], "with engine.tensor_parallel 2"),
         (["engine={type: sglang, transport: cuda_ipc, replicas: 2}"], "with 2 engine.replicas"),
@@ -335,7 +335,7 @@ def test_another_engine_drops_the_settings_of_the_old_one():
         (["environment=household/valid_seen"], None),
         (
             ["engine=vllm"],
-            "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; give",
+            "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; repeat",
         ),
         (["engine=local"], None),
         (["agent.loop=tool_calling"], "drops the settings of agent react_text: agent.options={'format': 'plain'"),
