@@ -62,7 +62,7 @@ def test_a_reward_of_the_wrong_sign_is_named(ended):
     problem = result.problems[0]
     assert problem.kind == "reward_against_success"
     assert problem.line == line_of("against_success", "def ")
-    assert any("solved episodes are paid less than others" in text for text in said if text.startswith("step "))
+    assert any("solved episodes get lower rewards than others" in text for text in said if text.startswith("step "))
 
 
 def test_a_constant_reward_is_not_reported_as_failure_of_all_episodes(ended):

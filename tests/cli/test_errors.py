@@ -30,7 +30,7 @@ Cli = Callable[..., Any]
         ("train quickstart trainer.steps=0", "trainer.steps"),
         ("train --env houshold", "household"),
         ("train --env no_such_module:Thing-v0", "no module no_such_module"),
-        ("train --env guess_number --model ./nowhere", "there is no model"),
+        ("train --env guess_number --model ./nowhere", "no model found"),
         ("train --env guess_number engine=scripted", "cannot be trained"),
         ("train --env guess_number agent.loop=react_txt", "react_text"),
         ("train --env guess_number sampling.top_p=0.9", "whole distribution"),

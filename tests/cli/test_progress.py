@@ -28,7 +28,7 @@ def test_a_heartbeat_speaks_only_after_silence(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
     assert heartbeat.beat(now + 20) == pytest.approx(15)
     assert capsys.readouterr().err == "still here, 20 s\n"
-    heartbeat.heard()
+    heartbeat.reset()
     assert heartbeat.beat(now + 10) <= 5.1
     assert capsys.readouterr().err == ""
 

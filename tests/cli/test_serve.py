@@ -178,7 +178,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
         ("engine.max_runing=3", "did you mean engine.max_running?"),
         ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is empty"),
         ("--python nowhere", "engine.python is no program"),
-        ("--model ./nowhere", "there is no model in ./nowhere"),
+        ("--model ./nowhere", "no model found in ./nowhere"),
     ],
 )
 def test_what_cannot_be_served_is_told_before_anything_starts(

@@ -162,7 +162,7 @@ def test_a_crowded_folder_is_not_overwritten(
     (workplace / "runs" / "mine" / "notes.txt").write_text("keep me")
     ended = agentrl(command, "--env", "household", "--model", "scratch", "run.name=mine", *small)
     assert ended.code == 2
-    assert "exists already" in ended.err
+    assert "already exists" in ended.err
     assert (workplace / "runs" / "mine" / "notes.txt").read_text() == "keep me"
 
 

@@ -105,4 +105,4 @@ def test_reward_functions_that_differ_between_tasks_are_not_called_constant():
 def test_an_environment_that_pays_all_alike_though_some_succeed_is_named():
     text = explain_cause([episode(True, reward=0.3), episode(False, reward=0.3), episode(True, reward=0.3)], {})
     assert "The environment gave the same reward, 0.3, to all 3 episodes" in text
-    assert "it calls 2 of them a success" in text
+    assert "although 2 of them succeeded" in text
