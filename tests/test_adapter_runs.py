@@ -188,7 +188,7 @@ def refused(setting, message):
         refused(("trainer.critic={}", "algorithm.advantage=gae"), r"trainer\.critic does not work with several"),
         refused(("engine=sglang",), "SGLang exchanges an adapter only when"),
         refused(("engine=vllm",), r"Set engine\.adapter_rank=4 engine\.max_adapters=2"),
-        refused(("adapters.writer={path: nowhere/at/all}",), "there is no model in nowhere/at/all"),
+        refused(("adapters.writer={path: nowhere/at/all}",), "no model found in nowhere/at/all"),
     ],
 )
 def test_what_does_not_fit_is_refused(tiny_run, settings, message):

@@ -62,7 +62,7 @@ def test_a_reward_of_the_wrong_sign_is_named(ended):
     problem = result.problems[0]
     assert problem.kind == "reward_against_success"
     assert problem.line == line_of("against_success", "def ")
-    assert any("solved episodes are paid less than others" in text for text in said if text.startswith("step "))
+    assert any("solved episodes get lower rewards than others" in text for text in said if text.startswith("step "))
 
 
 def test_a_constant_reward_is_not_reported_as_failure_of_all_episodes(ended):
@@ -97,6 +97,6 @@ def test_a_learning_rate_far_from_usual_is_said_at_the_start_only(tiny_run):
     run = tiny_run("trainer.learning_rate=1.0", "trainer.steps=1")
     listener = Listener()
     train(run, watcher=listener)
-    (said,) = [text for text in listener.said if "times what is usual" in text]
+    (said,) = [text for text in listener.said if "times the usual rate" in text]
     assert "trainer.learning_rate 1 is" in said
     assert "no warm-up" in said

@@ -52,9 +52,9 @@ def test_a_role_can_be_left_out_of_training(tiny_run):
     [
         ("agent.roles={teler: {}}", r"agent\.roles\.teler.*expected teller, writer"),
         ("agent.roles={teller: {tools: [calculator]}}", r"agent\.roles\.teller\.tools is ignored"),
-        ("agent.roles={teller: {policy: random, trained: true}}", "cannot train"),
+        ("agent.roles={teller: {policy: random, trained: true}}", "cannot be trained"),
         ("agent.shots=2", r"agent\.shots is ignored by the agent loop two_agents:Telling"),
-        ("agent.roles={teller: {temperature: 0.5}}", "ignored without its engine"),
+        ("agent.roles={teller: {temperature: 0.5}}", "is ignored without engine"),
         ("algorithm.role_weights={telller: 2}", r"role_weights\.telller.*teller"),
         ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays only one"),
     ],
@@ -69,11 +69,11 @@ def test_what_does_not_fit_is_refused(tiny_run, setting, message):
     [
         ("agent.loop=react_text", r"agent\.roles\.scout\.as_tool: the agent loop react_text does not offer tools"),
         ("agent.roles={scout: {as_tool: {description: ''}}}", "at least 1 character"),
-        ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "only takes actions"),
+        ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "can only take actions"),
         ("agent.roles={scout: {as_tool: {description: x}, tools: [scout]}}", "the role scout can call itself"),
         ("agent.roles={'my scout': {as_tool: {description: x}}}", "name of a tool"),
         ("agent.roles={assistant: {as_tool: {description: x}}}", "cannot be called by others"),
-        ("agent.roles={scout: {as_tool: {description: x, arguments: {'a b': y}}}}", "need names"),
+        ("agent.roles={scout: {as_tool: {description: x, arguments: {'a b': y}}}}", "is not a name for an argument"),
         ("agent.shots=2", r"agent\.shots is ignored"),
     ],
 )

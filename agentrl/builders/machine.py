@@ -118,10 +118,10 @@ def check_machine(config: Config) -> None:
     on_gpus = sum(gpus[position].memory_bytes for position in placed.trainer)
     offloaded = config.trainer.fsdp.offload or not placed.trainer
     available = memory_limit() + on_gpus if offloaded else on_gpus
-    if memory.trained > available:
+    if memory.training_state > available:
         raise ConfigError(
             "the model does not fit into this machine's memory",
-            got=f"{shown_bytes(memory.trained)} of weights, gradients and optimizer moments",
+            got=f"{shown_bytes(memory.training_state)} of weights, gradients and optimizer moments",
             expected=f"at most {shown_bytes(available)}",
             hint="use a smaller model, train adapters (model.lora), or see agentrl plan",
         )

@@ -1,4 +1,4 @@
-"""The command line."""
+"""Command line interface."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 __all__ = ["main"]
 
 INTERRUPTED = 130
-"""The exit code of an interruption, as `agentrl.cli.exits` has it, which is imported later."""
+"""Exit code of an interruption; the same as in `agentrl.cli.exits`, which is imported later."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Ctrl-C while the libraries are imported ends the process with one line and no traceback.
 
     Args:
-        arguments: The words after ``agentrl``; the process's own when left out.
+        arguments: Arguments after ``agentrl``; default `sys.argv`.
     """
     before = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
@@ -39,6 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """End the process: nothing has begun yet, and libraries that are interrupted while they load say anything."""
+    """End the process without a traceback: nothing has started yet, and interrupted imports raise arbitrary errors."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)

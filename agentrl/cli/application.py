@@ -1,4 +1,4 @@
-"""The program `agentrl`: finds the command, imports its module, and turns errors into messages and exit codes."""
+"""The program `agentrl`: imports the command's module, runs it, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
     """Run the command line; ends the process with an `ExitCode`.
 
     Args:
-        arguments: The words after ``agentrl``; the process's own when left out.
-        imported: Called when the command's module and its libraries are imported.
+        arguments: Arguments after ``agentrl``; default `sys.argv`.
+        imported: Called after the command's module and its libraries have been imported.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
-    if logging.lastResort is not None:  # what prints warnings that no run takes into its log
+        sys.path.append(str(Path.cwd()))  # module:attr names of the user are looked up in the current folder
+    if logging.lastResort is not None:  # prints warnings that no run writes to its log
         logging.lastResort.setFormatter(VisibleFormatter())
     try:
         program = build(next((word for word in words if not word.startswith("-")), None))
@@ -61,12 +61,12 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
         if debug:
             raise
         print_error(AgentRLError(f"{type(error).__name__}: {error}"))
-        note("this was not expected: run the command again with --debug for the traceback")
+        note("unexpected error: run the command again with --debug for the traceback")
         sys.exit(ExitCode.FAILED)
 
 
 def build(chosen: str | None) -> typer.Typer:
-    """The program with the chosen command loaded; the others are names with a line of help."""
+    """Return the program with the chosen command loaded; other commands have only a name and a line of help."""
     root = typer.Typer(
         name="agentrl",
         cls=PlainGroup,
@@ -100,18 +100,18 @@ def _add(root: typer.Typer, name: str, entry: CommandEntry, *, load: bool) -> No
 
 
 def _not_loaded() -> None:
-    raise RuntimeError("a command that was not chosen cannot run")
+    raise RuntimeError("this command is not loaded")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         typer.echo(importlib.metadata.version("agentrl"))
         raise typer.Exit
 
 
 def _root_options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Accept the options before a command."""

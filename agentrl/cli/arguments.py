@@ -1,4 +1,4 @@
-"""Words that several commands share: a config's name, overrides, ``key=value`` pairs."""
+"""Arguments of several commands: configs, overrides, ``key=value`` pairs."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ Words: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[CONFIG]... [KEY=VALUE]...",
-        help="Configs, each on top of the one before; then overrides.",
+        help="Configs, later ones override earlier ones; then overrides of single keys.",
     ),
 ]
 EnvName: TypeAlias = Annotated[
-    str | None, typer.Option(help="The environment: NAME or NAME/SPLIT; your own as module:Class or ./file.py:Class.")
+    str | None, typer.Option(help="Environment: NAME or NAME/SPLIT; your own as module:Class or ./file.py:Class.")
 ]
-ModelName: TypeAlias = Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")]
+ModelName: TypeAlias = Annotated[str | None, typer.Option(help="Model: a folder, a name, a run, or scratch.")]
 Rewards: TypeAlias = Annotated[
-    list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")
+    list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="Reward function: module:attr; may be repeated.")
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigWords:
-    """The words after ``agentrl train``: configs, each on top of the one before, then overrides."""
+    """Arguments of ``agentrl train``: configs and overrides."""
 
     source: str | list[str] | None
-    """The config, or several."""
+    """One config, or several, of which later ones override earlier ones."""
     overrides: list[str]
 
 
 def config_words(words: Sequence[str]) -> ConfigWords:
-    """Separate the names of configs from the overrides; refuse a value that the shell split at its spaces."""
+    """Separate the names of configs from the overrides.
+
+    Raises:
+        UsageError: a key without a value, or a value that the shell split at its spaces.
+    """
     sources = [word for word in words if "=" not in word]
     if keys := [word for word in sources if tuple(word.split(".")) in all_keys()]:
         raise UsageError(f"{keys[0]} has no value", expected="key=value", hint=f"for example: {keys[0]}=...")
@@ -56,11 +60,20 @@ def config_words(words: Sequence[str]) -> ConfigWords:
 
 
 def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -> Config:
-    """The config that the words describe; `shortcuts` are overrides that options stand for."""
+    """Read the config that the arguments name.
+
+    Args:
+        words: Configs and overrides.
+        shortcuts: Overrides from options.
+
+    Raises:
+        UsageError: no arguments and no options.
+        ConfigError: see `load_config`.
+    """
     given = config_words(words or [])
     if given.source is None and not given.overrides and not shortcuts:
         raise UsageError(
-            "nothing says what to run",
+            "no config and no environment",
             expected="a config (agentrl config list), or --env NAME",
             hint="for example: agentrl train quickstart",
         )
@@ -68,18 +81,18 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
 
 
 def shortcut(key: str, value: object) -> list[str]:
-    """The override that an option stands for; none when the option was left out."""
+    """Return the override for an option; none if the option is not set."""
     return [] if value is None else [f"{key}={value}"]
 
 
 def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:
-    """``key=value`` words as a dictionary; a value is JSON, else text.
+    """Parse ``key=value`` arguments; values are JSON, otherwise text.
 
     >>> json_pairs(["low=1", "name=mug", 'sizes=[1, 2]'])
     {'low': 1, 'name': 'mug', 'sizes': [1, 2]}
 
     Raises:
-        UsageError: a word without an equals sign.
+        UsageError: no equals sign, or a value that is nested too deeply.
     """
     return dict(_pair(word) for word in words or [])
 
@@ -87,10 +100,10 @@ def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:
 def _pair(word: str) -> tuple[str, Any]:
     key, separator, value = word.partition("=")
     if not separator:
-        raise UsageError("a word is not understood", got=repr(word), expected="key=value")
+        raise UsageError("invalid argument", got=repr(word), expected="key=value")
     try:
         return key, json.loads(value)
     except RecursionError as error:
         raise UsageError(f"the value of {key} is nested too deeply", got=f"{len(value)} characters of JSON") from error
-    except ValueError:  # a number of thousands of digits among them
+    except ValueError:  # not JSON, or a number with thousands of digits
         return key, value

@@ -35,16 +35,16 @@ FOLDER = "benchmarks"
     )
 )
 def bench(
-    name: Annotated[str | None, typer.Argument(help="Which benchmark; none lists them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of the benchmark; without it, all are listed.")] = None,
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its own options; values are JSON.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark; values are JSON.")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="vllm or sglang, for those that measure a server.")] = None,
-    model: Annotated[str | None, typer.Option(help="What it serves: a model folder or name, a run.")] = None,
-    url: Annotated[str | None, typer.Option(help="Its address, when it runs already.")] = None,
-    versus: Annotated[str | None, typer.Option(help="What it is compared with, for those that ask: trl.")] = None,
+    engine: Annotated[str | None, typer.Option(help="vllm or sglang, for benchmarks of a server.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to serve: a folder, a name or a run.")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of a running server.")] = None,
+    versus: Annotated[str | None, typer.Option(help="Framework to compare with, if supported: trl.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
-    folder: Annotated[Path, typer.Option(help="Where the benchmarks are.")] = Path(FOLDER),
+    folder: Annotated[Path, typer.Option(help="Folder of the benchmarks.")] = Path(FOLDER),
 ) -> None:
     """Run a benchmark and print its figures."""
     found = find_benchmarks(folder)
@@ -70,12 +70,22 @@ def bench(
 def _chosen(
     name: str, run: Callable[..., dict[str, Any]], named: dict[str, str | None], words: list[str] | None
 ) -> dict[str, Any]:
-    """The options that were given, by name or as words; refuse those that the benchmark does not take."""
+    """Return the options of a benchmark.
+
+    Args:
+        name: Name of the benchmark.
+        run: Its function.
+        named: Command line options by name; ``None`` if not set.
+        words: ``key=value`` arguments.
+
+    Raises:
+        UsageError: the benchmark does not accept an option.
+    """
     given = {option: value for option, value in named.items() if value is not None} | json_pairs(words)
     known = inspect.signature(run).parameters.keys()
     if refused := given.keys() - known:
         raise UsageError(
-            f"benchmark {name} has no such option", got=min(refused), expected=", ".join(known) or "no options at all"
+            f"benchmark {name} has no such option", got=min(refused), expected=", ".join(known) or "no options"
         )
     return given
 
@@ -86,25 +96,25 @@ def _first_line(path: Path) -> str:
 
 
 def find_benchmarks(folder: Path) -> dict[str, Path]:
-    """The benchmarks of a checkout by name.
+    """Return the files of a checkout's benchmarks by name.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: the folder does not exist.
     """
     if not folder.is_dir():
         raise UsageError(
-            f"no folder {folder} here",
-            expected="the top folder of a source checkout",
+            f"no folder {folder} in the current folder",
+            expected="the root of a source checkout as current folder",
             hint="benchmarks are not installed with the package",
         )
     return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
 
 
 def load_run(path: Path) -> Callable[..., dict[str, Any]]:
-    """The function `run` of a benchmark file, which may import its siblings and the small models in ``tests/support``.
+    """Load the function `run` of a benchmark file, which may import its siblings and ``tests/support``.
 
     Raises:
-        UsageError: the file has none.
+        UsageError: the file cannot be imported, or has no such function.
     """
     name = f"agentrl_benchmark_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -123,7 +133,7 @@ def load_run(path: Path) -> Callable[..., dict[str, Any]]:
 
 
 def flatten(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested figures as rows.
+    """Return nested figures as rows with dotted names.
 
     >>> flatten({"engine": {"tokens_per_s": 5}})
     [('engine.tokens_per_s', 5)]

@@ -1,4 +1,4 @@
-"""Conformance checks: `agentrl env check` and `env integrity` of environments, `agentrl sandbox check` of sandboxes."""
+"""Conformance checks for `agentrl env check`, `agentrl env integrity` and `agentrl sandbox check`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.exits import left_for_sure, standard_output_closed
+from agentrl.cli.exits import discard_standard_output, exit_despite_threads
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import err, note, out
 from agentrl.registry import Kind, names
@@ -30,21 +30,21 @@ STYLES = {
 Look: TypeAlias = Callable[..., CheckReport]
 """`check_env` or `reward_integrity`."""
 STANDARD_OUTPUT = "-"
-"""As the name of a file."""
+"""File name that means standard output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """An environment of the registry."""
+class CheckedEnvironment:
+    """Result for an environment of the registry."""
 
     name: str
     report: CheckReport | None
     reason: str = ""
-    """Why there is no report: a package or data is missing."""
+    """Reason for a missing report: a package or data is not installed."""
 
     @property
     def status(self) -> CheckStatus:
-        """The worst of its rows."""
+        """Worst status among the report's rows."""
         if self.report is None:
             return CheckStatus.SKIPPED
         if not self.report.passed:
@@ -53,21 +53,21 @@ class Checked:
 
     @property
     def remarks(self) -> str:
-        """What is wrong, or why it was skipped."""
+        """Failures and warnings, or the reason for skipping the environment."""
         if self.report is None:
             return self.reason
         wrong = (*self.report.with_status(CheckStatus.FAILED), *self.report.with_status(CheckStatus.WARNED))
         return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
 
 
-@left_for_sure()
+@exit_despite_threads()
 def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> None:
-    """Look at an environment and print what the rules say.
+    """Check an environment and print the report.
 
     Raises:
-        AgentRLError: it breaks rules.
+        AgentRLError: the environment breaks rules.
     """
-    with watching(name) as watch, standard_output_closed():
+    with show_progress(name) as watch, discard_standard_output():
         report = look(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
@@ -77,12 +77,12 @@ def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> 
         raise AgentRLError(f"environment {report.name} breaks rules", got=broken)
 
 
-@left_for_sure()
+@exit_despite_threads()
 def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
-    """Look at every installed environment and print a summary; those that miss a package or data are left out.
+    """Check every installed environment and print a summary; environments without a package or data are skipped.
 
     Raises:
-        AgentRLError: one breaks rules.
+        AgentRLError: an environment breaks rules.
     """
     checked = []
     for name in names(Kind.ENVIRONMENT):
@@ -98,18 +98,19 @@ def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
         raise AgentRLError("environments break rules", got=", ".join(failed))
 
 
-def _check_named(look: Look, name: str, settings: Mapping[str, Any]) -> Checked:
-    with watching(name) as watch, standard_output_closed():
+def _check_named(look: Look, name: str, settings: Mapping[str, Any]) -> CheckedEnvironment:
+    with show_progress(name) as watch, discard_standard_output():
         try:
-            return Checked(name=name, report=look(name, watch=watch, **settings))
-        except UsageError as error:  # nothing was given that could be wrong: something is not installed
+            return CheckedEnvironment(name=name, report=look(name, watch=watch, **settings))
+        except UsageError as error:  # no arguments could be wrong: something is not installed
             more = error.hint or error.got
-            return Checked(name=name, report=None, reason=error.what if more is None else f"{error.what}: {more}")
+            reason = error.what if more is None else f"{error.what}: {more}"
+            return CheckedEnvironment(name=name, report=None, reason=reason)
 
 
 @contextmanager
-def watching(name: str) -> Iterator[Callable[[str], object]]:
-    """Show which rule is being checked, where there is a terminal."""
+def show_progress(name: str) -> Iterator[Callable[[str], object]]:
+    """Show the current rule, if standard error is a terminal."""
     if not err.is_terminal:
         yield lambda _rule: None
         return
@@ -131,8 +132,8 @@ def _print_report(report: CheckReport) -> None:
     out.print(Text(f"{counts}; {report.seconds:.1f} s", style="dim"))
 
 
-def _summary(checked: Sequence[Checked]) -> Table:
-    table = Table("environment", "", "rules kept", "seconds", "remarks", box=None, pad_edge=False)
+def _summary(checked: Sequence[CheckedEnvironment]) -> Table:
+    table = Table("environment", "", "rules passed", "seconds", "remarks", box=None, pad_edge=False)
     for one in checked:
         kept = seconds = ""
         if one.report is not None:
@@ -144,7 +145,7 @@ def _summary(checked: Sequence[Checked]) -> Table:
 
 
 def write_report(report: Mapping[str, Any], file: str | None) -> None:
-    """Write a report as JSON; not at all where no file is named."""
+    """Write a report as JSON, to a file or for ``-`` to standard output; do nothing without a file."""
     if file is None:
         return
     text = json.dumps(report, indent=2)
@@ -156,27 +157,27 @@ def write_report(report: Mapping[str, Any], file: str | None) -> None:
 
 
 def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str], json_file: str | None) -> None:
-    """Check back ends and print their rules.
+    """Check back ends and print their reports.
 
     Args:
-        specs: Of the back ends; ``None``: all that are registered, without those that this machine cannot run.
-        only: Names of rules; all when empty.
-        json_file: Where the report goes as JSON.
+        specs: Specs of the back ends; ``None`` for all registered ones that this machine can run.
+        only: Names of rules; all if empty.
+        json_file: File for the report as JSON.
 
     Raises:
-        UsageError: a back end that was asked for cannot run here.
-        AgentRLError: one breaks rules.
+        UsageError: a back end in `specs`, or every registered one, cannot run on this machine.
+        AgentRLError: a back end breaks rules.
     """
     reports, skipped = [], {}
     for spec in [SandboxSpec(type=name) for name in names(Kind.SANDBOX)] if specs is None else specs:
         try:
-            with watching(spec.type) as watch:
+            with show_progress(spec.type) as watch:
                 reports.append(asyncio.run(check_sandbox(spec, only=only, watch=watch)))
         except UsageError as error:
             if specs is not None:
                 raise
             skipped[spec.type] = str(error)
-            note(f"{spec.type} is left out: {error}")
+            note(f"{spec.type} is skipped: {error}")
             continue
         if json_file != STANDARD_OUTPUT:
             _print_report(reports[-1])
@@ -184,7 +185,7 @@ def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str],
         {"back_ends": [{"type": report.name, **report.to_plain()} for report in reports], "skipped": skipped}, json_file
     )
     if not reports:
-        raise UsageError("this machine can run no sandbox", hint="install bubblewrap: apt-get install bubblewrap")
+        raise UsageError("this machine cannot run sandboxes", hint="install bubblewrap: apt-get install bubblewrap")
     broken = [f"{report.name}: {row.check}" for report in reports for row in report.with_status(CheckStatus.FAILED)]
     if broken:
         raise AgentRLError("sandboxes break rules", got=", ".join(broken))

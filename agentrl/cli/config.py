@@ -1,4 +1,4 @@
-"""`agentrl config`: what a config resolves to, and every key there is."""
+"""`agentrl config`: resolved configs, and the reference of all keys."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def list_configs() -> None:
 def show(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG]... [KEY=VALUE]...", help="Files or shipped names, then overrides."),
+        typer.Argument(metavar="[CONFIG]... [KEY=VALUE]...", help="Files or shipped configs, then overrides."),
     ] = None,
 ) -> None:
-    """Print a config with all its keys, defaults included, as YAML that can be run again."""
+    """Print a config with all its keys, defaults included, as YAML."""
     out.print(dump_config(read_config(words)), end="")
 
 
 @app.command(epilog=examples("agentrl config reference", "agentrl config reference --output docs/configuration.md"))
 def reference(
-    output: Annotated[Path | None, typer.Option(help="Write it to this file instead.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the reference to this file instead.")] = None,
 ) -> None:
     """Print every key with its type, default and meaning, as Markdown."""
     if output is None:

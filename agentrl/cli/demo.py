@@ -1,4 +1,4 @@
-"""`agentrl demo`: the main job, from nothing to a report."""
+"""`agentrl demo`: warm start, training and evaluation of a small agent, with a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.runs.demo import AFTER, AS_IT_COMES, BEFORE, JSON_FILE, RECIPE, Dem
 
 MODEL_RECIPE = "smollm2/python_math"
 _WHEN = {
-    AS_IT_COMES: "of the model as it comes:",
+    AS_IT_COMES: "of the unchanged model:",
     BEFORE: "on unseen tasks before training:",
     AFTER: "on unseen tasks after training: ",
 }
@@ -35,31 +35,31 @@ app = typer.Typer()
 )
 def demo(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes of the recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides of the recipe.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A pretrained language model, by name or folder.", show_default=False)
+        str | None, typer.Option(help="Name or folder of a pretrained language model.", show_default=False)
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            help=f"The config to run: a file or a shipped one; {RECIPE}, or {MODEL_RECIPE} with --model.",
+            help=f"Config file or shipped config; default {RECIPE}, or {MODEL_RECIPE} with --model.",
             show_default=False,
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model, the tasks and the sampling.")] = 0,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="Unseen tasks of each evaluation; the recipe's number when left out.")
+        int | None, typer.Option(min=1, help="Unseen tasks per evaluation; default: the recipe's number.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where everything goes; runs/demo-TIME when left out.", show_default=False)
+        Path | None, typer.Option(help="Output folder; default runs/demo-TIME.", show_default=False)
     ] = None,
 ) -> None:
-    """Watch a small agent learn household tasks, from nothing.
+    """Train a small agent from scratch on household tasks.
 
-    Makes a small model, warm-starts it on expert episodes, measures it in unseen rooms, trains it by reward with GiGPO,
-    and measures it again. Needs no network and no GPU. Fails when the agent did not learn. With --model, a pretrained
-    language model is measured as it comes, and learns what the recipe says.
+    Creates a small model, warm-starts it on expert episodes, measures it in unseen rooms, trains it with GiGPO, and
+    measures it again. Needs no network and no GPU. Fails if the agent does not learn. With --model, a pretrained
+    language model is measured first, and then trained with the recipe.
     """
     place = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
     words = [*([] if model is None else [f"model.path={model}"]), *(overrides or [])]
@@ -71,7 +71,7 @@ def demo(
 
 
 def print_demo(found: Demo) -> None:
-    """The result in a few lines, and where to read on."""
+    """Print the result in a few lines, and the paths of the report and the numbers."""
     for when, result in found.results.items():
         out.print(f"success {_WHEN[when]} {_success(result)}")
     out.print(f"{found.seconds.get('warm_start', 0) + found.seconds['training']:.0f} s of warm start and training")

@@ -1,4 +1,4 @@
-"""`agentrl doctor`: what this machine has, what is missing, and what to do next."""
+"""`agentrl doctor`: hardware and software of this machine, and next steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXTRAS = {
     "docs": "material",
     "dev": "pytest",
 }
-"""Each extra with a module that it brings."""
+"""Extras, each with a module that it installs."""
 NO_BUBBLEWRAP = "no bubblewrap; to install: apt-get install bubblewrap, or your system's package"
 LEAST_MEMORY = 4 * GIB
 LEAST_DISK = 2 * GIB
@@ -47,7 +47,7 @@ LEAST_DISK = 2 * GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the advice is drawn from."""
+    """Resources of this machine that determine the advice."""
 
     cores: int
     memory_bytes: int
@@ -58,7 +58,7 @@ class Machine:
 
 @app.command(epilog=examples("agentrl doctor"))
 def doctor() -> None:
-    """See versions, cores, memory, GPUs, extras and engines, and what to do next."""
+    """Show versions, cores, memory, GPUs, extras and engines, and next steps."""
     machine = examine()
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -69,7 +69,7 @@ def doctor() -> None:
     table.add_row("torch", torch_build())
     table.add_row("cores", str(machine.cores))
     table.add_row("memory", f"{machine.memory_bytes / GIB:.1f} GiB")
-    table.add_row("free disk here", f"{machine.free_disk_bytes / GIB:.1f} GiB")
+    table.add_row("free disk space", f"{machine.free_disk_bytes / GIB:.1f} GiB")
     table.add_row("fastest format", f"{fastest_format(AUTO)} (model.dtype=auto)")
     table.add_row("GPUs", ", ".join(f"{g.name} ({g.memory_bytes / GIB:.0f} GiB)" for g in machine.gpus) or "none")
     for engine in ENGINES:
@@ -87,7 +87,7 @@ def doctor() -> None:
 
 
 def examine() -> Machine:
-    """Look at the machine."""
+    """Measure the resources of this machine."""
     return Machine(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory_bytes=memory_limit(),
@@ -98,14 +98,14 @@ def examine() -> Machine:
 
 
 def advice(machine: Machine) -> list[str]:
-    """What the reader should do, most urgent first."""
+    """Return recommended next steps, most urgent first."""
     lines = []
     if machine.has_nvidia_driver and not machine.gpus:
-        lines.append("there is an NVIDIA driver, but torch cannot use it: install torch for CUDA (docs/gpu.md)")
+        lines.append("torch cannot use the NVIDIA driver: install torch for CUDA (docs/gpu.md)")
     if machine.memory_bytes < LEAST_MEMORY:
-        lines.append("under 4 GiB of memory: keep to scratch models, and lower trainer.tokens_per_micro_batch")
+        lines.append("less than 4 GiB of memory: use scratch models, and lower trainer.tokens_per_micro_batch")
     if machine.free_disk_bytes < LEAST_DISK:
-        lines.append("under 2 GiB of free disk: point run.directory at a larger one")
+        lines.append("less than 2 GiB of free disk space: set run.directory to a larger disk")
     if machine.gpus:
         lines.append("train a real model: agentrl train configs/household/grpo_qwen2.5-1.5b.yaml --dry-run")
     else:
@@ -115,7 +115,7 @@ def advice(machine: Machine) -> list[str]:
 
 
 def servers_from(engine: str, *, has_gpu: bool) -> str:
-    """The interpreters that `engine` servers can be launched with, the first by default; or how to get one."""
+    """Return the interpreters that can launch `engine` servers, the default first; or how to install the engine."""
     found = [str(python) for python in find_interpreters(engine, engines_folder(os.environ))]
     if importlib.util.find_spec(engine) is not None:
         found.append(sys.executable)
@@ -123,5 +123,5 @@ def servers_from(engine: str, *, has_gpu: bool) -> str:
 
 
 def installed_extras() -> list[str]:
-    """Extras whose main module can be found."""
+    """Return the extras whose main module can be found."""
     return [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]

@@ -38,7 +38,7 @@ app = typer.Typer(no_args_is_help=True)
 Name = Annotated[
     str,
     typer.Argument(
-        help="Registry name, Gymnasium id, module:EnvId, module:attr or a server's address; /split may follow."
+        help="Registry name, Gymnasium id, module:EnvId, module:attr or a server's address, optionally with /SPLIT."
     ),
 ]
 Options = Annotated[
@@ -48,8 +48,8 @@ Options = Annotated[
 
 @app.command("list", epilog=examples("agentrl env list"))
 def list_environments() -> None:
-    """List the environments that are installed."""
-    table = Table("name", "splits", "what it is", box=None, pad_edge=False)
+    """List the installed environments."""
+    table = Table("name", "splits", "description", box=None, pad_edge=False)
     for name in names(Kind.ENVIRONMENT):
         spec = resolve_environment(name)
         table.add_row(name, " ".join(spec.splits), spec.description.partition(". ")[0] + _needs(spec))
@@ -68,7 +68,7 @@ def _needs(spec: EnvironmentSpec) -> str:
     )
 )
 def show(name: Name, options: Options = None) -> None:
-    """Tell what an environment is under its options: splits, tasks, limits, known scores."""
+    """Show an environment under its options: splits, tasks, limits, known scores."""
     spec = resolve_environment(parse_env_name(name).name)
     given = {**spec.options, **json_pairs(options)}
     out.print(Text(spec.name, style="bold"))
@@ -77,7 +77,7 @@ def show(name: Name, options: Options = None) -> None:
     for split in spec.splits:
         table.add_row(f"split {split}", _size(spec, split, given))
     limit = spec.turns_under(given)
-    table.add_row("steps", f"at most {limit}" if limit else "no limit of its own")
+    table.add_row("steps", f"at most {limit}" if limit else "no limit")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
     table.add_row("version", str(spec.version))
     table.add_row("code runs", spec.isolation_under(given).value)
@@ -97,7 +97,7 @@ def show(name: Name, options: Options = None) -> None:
 
 
 def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
-    """Return the tools that the environment brings; none where it cannot be made here.
+    """Return the environment's tools; none if it cannot be created on this machine.
 
     Raises:
         EnvironmentTimeout: it hangs.
@@ -124,12 +124,12 @@ def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
 def prompt(
     name: Name,
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model whose chat template and tokens are shown.")] = None,
-    turns: Annotated[int, typer.Option(min=1, help="How many turns.")] = 2,
+    model: Annotated[str | None, typer.Option(help="Model whose chat template and tokenizer are used.")] = None,
+    turns: Annotated[int, typer.Option(min=1, help="Number of turns.")] = 2,
 ) -> None:
-    """Show what a policy reads, as its tokens spell it, under the settings that `agentrl train` would take.
+    """Show the text that a policy reads, decoded from its tokens, with the settings of `agentrl train`.
 
-    The prompt with the tools, the expert's first turns, and the reply to an answer in the wrong form.
+    Prints the prompt with the tools, the expert's first turns, and the reply to an answer in the wrong format.
     """
     shortcuts = [f"environment={name}", *([] if model is None else [f"model.path={model}"])]
     config = select_default_loop(
@@ -137,8 +137,10 @@ def prompt(
     )
     found = asyncio.run(preview_prompts(config))
     is_scratch = config.model.path == SCRATCH
-    shown = "the chat template of a model from scratch; --model shows another" if is_scratch else config.model.path
-    out.print(f"model: {shown}\nagent loop: {config.agent.loop} {json.dumps(config.agent.options)}", soft_wrap=True)
+    model_name = "a scratch model's chat template; choose another with --model" if is_scratch else config.model.path
+    out.print(
+        f"model: {model_name}\nagent loop: {config.agent.loop} {json.dumps(config.agent.options)}", soft_wrap=True
+    )
     for part in found.parts:
         size = "" if is_scratch else f", {part.tokens:,} tokens"
         out.print(Text(f"── {part.title}{size}", style="bold"))
@@ -148,17 +150,17 @@ def prompt(
 
 
 def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
-    """How many tasks a split has; where its data is not there, how to get it."""
+    """Return the number of tasks of a split, or how to get its data if that is missing."""
     try:
         return f"{len(spec.tasks(split, **options)):,} tasks"
     except UsageError as error:
         return str(error.hint or error)
 
 
-Checked = Annotated[str | None, typer.Argument(help="As of env show; /split may follow.")]
-Every = Annotated[bool, typer.Option("--all", help="Look at every installed environment.")]
-Only = Annotated[list[str] | None, typer.Option(help="Look at this rule only; may be repeated.")]
-Skip = Annotated[list[str] | None, typer.Option(help="Leave this rule out; may be repeated.")]
+Checked = Annotated[str | None, typer.Argument(help="Environment, as for env show, optionally with /SPLIT.")]
+Every = Annotated[bool, typer.Option("--all", help="Check every installed environment.")]
+Only = Annotated[list[str] | None, typer.Option(help="Check only this rule; may be repeated.")]
+Skip = Annotated[list[str] | None, typer.Option(help="Skip this rule; may be repeated.")]
 JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")]
 
 
@@ -173,18 +175,18 @@ def check(
     name: Checked = None,
     options: Options = None,
     every: Every = False,
-    episodes: Annotated[int, typer.Option(min=1, help="How many tasks are played, at least.")] = 8,
-    quick: Annotated[bool, typer.Option("--quick", help="Play as little as check_env does in tests.")] = False,
+    episodes: Annotated[int, typer.Option(min=1, help="Minimum number of tasks to play.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="Play only as much as check_env does in tests.")] = False,
     only: Only = None,
     skip: Skip = None,
     call_timeout_s: Annotated[
         float | None,
-        typer.Option("--call-timeout", min=0.1, help="Seconds for each call of it; 30, and with --quick 10."),
+        typer.Option("--call-timeout", min=0.1, help="Seconds per call of the environment; default 30, --quick 10."),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Check that an environment keeps the rules: seeding, splits, concurrency, rewards, memory, speed, leaks."""
-    choose_rules(RULES, only=only or (), skip=skip or ())  # wrong names are no reason to leave environments out
+    """Check an environment against the rules: seeding, splits, concurrency, rewards, memory, speed, leaks."""
+    choose_rules(RULES, only=only or (), skip=skip or ())  # fail for a wrong name instead of skipping environments
     settings = {
         "episodes": episodes,
         "thoroughness": CheckDepth.QUICK if quick else CheckDepth.FULL,
@@ -206,20 +208,20 @@ def integrity(
     name: Checked = None,
     options: Options = None,
     every: Every = False,
-    episodes: Annotated[int, typer.Option(min=1, help="How many tasks every policy plays.")] = 16,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of tasks that each policy plays.")] = 16,
     only: Only = None,
     skip: Skip = None,
     call_timeout_s: Annotated[
-        float | None, typer.Option("--call-timeout", min=0.1, help="Seconds for each call of it; 30.")
+        float | None, typer.Option("--call-timeout", min=0.1, help="Seconds per call of the environment; default 30.")
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Report what goes with an environment's reward and is no solution.
+    """Report ways to get an environment's reward without solving its tasks.
 
-    Answers that can be read, what play that solves nothing earns, words that predict the reward, what lies in the
-    policy's sandbox.
+    Looks for answers that the policy can read, rewards of play that solves nothing, words that predict the reward, and
+    files in the policy's sandbox.
     """
-    choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # as above
+    choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # see check
     settings = {"episodes": episodes, "only": only or (), "skip": skip or (), "call_timeout_s": call_timeout_s}
     _look(reward_integrity, name, options, every, json_file, settings)
 
@@ -233,7 +235,11 @@ def _look(
     settings: Mapping[str, Any],
 ) -> None:
     if every == (name is not None):
-        raise UsageError("it is not clear what to check", got=name or "nothing", expected="either a name, or --all")
+        raise UsageError(
+            "no environment to check" if name is None else "a name and --all exclude each other",
+            got=name or "nothing",
+            expected="either a name, or --all",
+        )
     if name is None:
         check_all(look, json_file, **settings)
     else:
@@ -251,9 +257,9 @@ def _look(
 def play(
     name: Name,
     options: Options = None,
-    task: Annotated[int, typer.Option(min=0, help="Number of the task in its split.")] = 0,
+    task: Annotated[int, typer.Option(min=0, help="Index of the task in its split.")] = 0,
     in_browser: Annotated[bool, typer.Option("--web", help="Play in a browser on this machine.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page's address; 0 takes any.")] = 8089,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 for a free port.")] = 8089,
 ) -> None:
     """Play an environment yourself, in the terminal or in a browser."""
     named = parse_env_name(name)
@@ -261,7 +267,7 @@ def play(
     given = {**spec.options, **json_pairs(options)}
     source = spec.tasks(check_split(spec, named.split or spec.splits[0]), **given)
     if task >= len(source):
-        raise UsageError("there is no task of this number", got=task, expected=f"0 to {len(source) - 1}")
+        raise UsageError("no task has this number", got=task, expected=f"0 to {len(source) - 1}")
     if in_browser:
         play_in_browser(spec, spec.make(**given), source[task], port=port)
     else:
@@ -284,21 +290,23 @@ def serve(
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
     token_file: TokenFile = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = _DEFAULTS.max_sessions,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent episodes.")
+    ] = _DEFAULTS.max_sessions,
     lease_s: Lease = _DEFAULTS.lease_s,
     workers: Annotated[
-        int, typer.Option(min=1, help="Threads or processes, where the environment needs them.")
+        int, typer.Option(min=1, help="Worker threads or processes, if the environment needs them.")
     ] = _DEFAULTS.workers,
     reset_timeout_s: Annotated[
-        float, typer.Option("--reset-timeout", min=0.1, help="Deadline of a reset, in seconds.")
+        float, typer.Option("--reset-timeout", min=0.1, help="Seconds before a reset times out.")
     ] = _DEFAULTS.reset_timeout_s,
     step_timeout_s: Annotated[
-        float, typer.Option("--step-timeout", min=0.1, help="Deadline of a step, in seconds.")
+        float, typer.Option("--step-timeout", min=0.1, help="Seconds before a step times out.")
     ] = _DEFAULTS.step_timeout_s,
 ) -> None:
-    """Serve an environment over HTTP; Ctrl-C ends it.
+    """Serve an environment over HTTP; stop with Ctrl-C.
 
-    Prints the address, which stands for the environment wherever a name does: env play, eval, train.
+    Prints the address, which other commands accept as the environment's name: env play, eval, train.
     """
     settings = ServerSettings(
         host=host,

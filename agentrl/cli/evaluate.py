@@ -57,38 +57,38 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[CONFIG|RUN] [KEY=VALUE]...",
-            help="A config file, a shipped name or a run's folder, then overrides.",
+            help="Config file, shipped config or run folder, then overrides.",
         ),
     ] = None,
-    env: Annotated[str | None, typer.Option(help="Environment and split; a run's own when left out.")] = None,
-    model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
-    policy: Annotated[PolicyKind, typer.Option(help="Who plays.")] = PolicyKind.ENGINE,
+    env: Annotated[str | None, typer.Option(help="Environment and split; default: those of the run.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder or name, run, or checkpoint.")] = None,
+    policy: Annotated[PolicyKind, typer.Option(help="Policy that plays.")] = PolicyKind.ENGINE,
     engine: Annotated[str | None, typer.Option(help="local, vllm, sglang, scripted or openai.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server or service.")] = None,
     tasks: Annotated[
-        int | None, typer.Option(min=1, help="How many tasks of the split; 100, or all of a smaller one.")
+        int | None, typer.Option(min=1, help="Number of tasks of the split; default 100, or all if it has fewer.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
     prompts: Annotated[
         str | None, typer.Option(metavar="FILE", help="Evaluate on the prompts of this file, each answered once.")
     ] = None,
     program: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="A program of yours that plays, with the policy as its model.")
+        str | None, typer.Option(metavar="COMMAND", help="Your own agent program, which uses the policy as its model.")
     ] = None,
     reward: Rewards = None,
-    seed: Annotated[int, typer.Option(help="Chooses the tasks, and seeds the sampling.")] = 0,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 0 is greedy.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of tasks and of the sampling.")] = 0,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Play all episodes again, also those that an earlier run has played.")
+        bool, typer.Option("--fresh", help="Play all episodes again, instead of reusing finished ones.")
     ] = False,
     report: Annotated[bool, typer.Option("--report", help="Write a report with example episodes.")] = False,
 ) -> None:
-    """Measure a policy on fixed tasks, with intervals.
+    """Measure a policy on fixed tasks, with confidence intervals.
 
-    Finished episodes are kept: the same command continues where it was stopped. A change of the model, of code, of data
-    or of a setting starts a new evaluation.
+    Finished episodes are kept: the same command resumes a stopped evaluation. A change of the model, code, data or
+    settings starts a new evaluation.
     """
     if json_file is not None:
         check_writable(json_file)
@@ -96,7 +96,7 @@ def evaluate(
     source = chosen.source
     if isinstance(source, str) and Path(source).is_dir():  # a run or a model
         if model is not None:
-            raise UsageError("two models are named", got=f"{source} and --model {model}", expected="one of them")
+            raise UsageError("two models were given", got=f"{source} and --model {model}", expected="one of them")
         source, model = None, source
     config = evaluation_config(
         source=source,
@@ -134,12 +134,12 @@ def evaluate(
 
 
 def _print_finished(finished: FinishedEvaluation) -> None:
-    """Print the result, its problems, and where the episodes are."""
+    """Print the result, its problems, and the folder of the episodes."""
     _print_result(finished.result)
     for line in problem_lines(finished.result.problems):
         note(line)
     if finished.result.reused:
-        note("reused episodes: no change of code, data, settings or model was found; --fresh plays them again")
+        note("reused episodes: code, data, settings and model did not change; --fresh plays them again")
     if finished.result.success is None and finished.result.reward is not None:
         note(WITHOUT_SUCCESS)
     note(f"episodes are kept in {finished.folder}; read them: agentrl view {shlex.quote(str(finished.folder))}")
@@ -147,8 +147,8 @@ def _print_finished(finished: FinishedEvaluation) -> None:
 
 def _play(request: EvaluationRequest) -> FinishedEvaluation:
     counters = RolloutCounters()
-    shown = counting(request.n_tasks * request.samples, counters.progress)
-    with shown as counter, message_when_interrupted(lambda: _stopped(counter)):
+    display = counting(request.n_tasks * request.samples, counters.progress)
+    with display as counter, message_when_interrupted(lambda: _stop_message(counter)):
         return asyncio.run(
             run_evaluation(
                 request,
@@ -165,8 +165,8 @@ def _program_words(program: str | None) -> list[str]:
     return ["agent.loop=external", f"agent.options={json.dumps({'command': program})}"]
 
 
-def _stopped(counter: EpisodeCounter) -> str:
-    return f"stopped after {counter.line()}: finished episodes are kept, and the same command goes on from there"
+def _stop_message(counter: EpisodeCounter) -> str:
+    return f"stopped after {counter.line()}: finished episodes are kept, and the same command resumes the evaluation"
 
 
 def _print_result(result: EvaluationResult) -> None:
@@ -180,7 +180,7 @@ def _print_result(result: EvaluationResult) -> None:
 
 
 def _check_measured(result: EvaluationResult) -> None:
-    """Fail if no episode measured the policy, as infrastructure failed them all."""
+    """Raise an error if all episodes failed, so that nothing was measured."""
     if result.failed == len(result.episodes):
         outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
         example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
@@ -192,11 +192,11 @@ def _check_measured(result: EvaluationResult) -> None:
 
 
 def _next_step(outcome: Outcome, environment: str) -> str:
-    """What to do about episodes that all failed in the same way."""
+    """Return a hint for episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"fix what the message names, and try: agentrl env check {shlex.quote(environment)}"
+        return f"fix the error in the message, and run: agentrl env check {shlex.quote(environment)}"
     if outcome is Outcome.REWARD_ERROR:
-        return "fix what the message names; the same command then plays these episodes"
+        return "fix the error in the message; the same command then plays these episodes"
     if outcome is Outcome.ENGINE_ERROR:
-        return "the engine's own message says why; the environment is not to blame"
-    return "see the command's warnings above"
+        return "see the engine's message for the cause; it is not in the environment"
+    return "see the warnings above"

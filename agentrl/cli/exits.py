@@ -1,4 +1,4 @@
-"""The exit codes of the program, and its end after Ctrl-C or after foreign code that left threads running."""
+"""Exit codes of the program, and its exit after Ctrl-C or after user code that leaves threads running."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ class ExitCode(enum.IntEnum):
 
 @contextmanager
 def message_when_interrupted(words: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C or SIGTERM inside the block into an exit code and a line: what is left, and how to go on."""
+    """Handle Ctrl-C or SIGTERM inside the block: print a message, and exit with `ExitCode.INTERRUPTED`.
+
+    Args:
+        words: Returns the message.
+    """
     try:
-        with _terminated_as_interrupted():
+        with _sigterm_as_interrupt():
             yield
     except KeyboardInterrupt:
         note(words())
@@ -38,8 +42,8 @@ def message_when_interrupted(words: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, also where the shell that started the program has it ignore Ctrl-C."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, also if the shell started the program with Ctrl-C ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -55,13 +59,13 @@ def _terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         for number, handler in ((signal.SIGTERM, terminate), (signal.SIGINT, interrupt)):
-            if handler is not None:  # None: one that is not Python's
+            if handler is not None:  # None: a handler that was not installed from Python
                 signal.signal(number, handler)
 
 
 @contextmanager
-def left_for_sure() -> Iterator[None]:
-    """End the process after the block when the block started threads for which Python would wait, and they run on.
+def exit_despite_threads() -> Iterator[None]:
+    """End the process after the block if the block left non-daemon threads running, for which Python would wait.
 
     Raises:
         typer.Exit: the block was interrupted.
@@ -73,26 +77,26 @@ def left_for_sure() -> Iterator[None]:
     except KeyboardInterrupt:
         note("interrupted")
         code = ExitCode.INTERRUPTED
-        if not _waits_for_others_than(before):
+        if not _has_new_threads(before):
             raise typer.Exit(code) from None
     except AgentRLError as error:
-        if not _waits_for_others_than(before):
+        if not _has_new_threads(before):
             raise
         print_error(error)
         code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
-    if _waits_for_others_than(before):
+    if _has_new_threads(before):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _waits_for_others_than(known: set[threading.Thread]) -> bool:
+def _has_new_threads(known: set[threading.Thread]) -> bool:
     return any(not thread.daemon for thread in set(threading.enumerate()) - known)
 
 
 @contextmanager
-def standard_output_closed() -> Iterator[None]:
-    """Let nothing that is written to standard output inside the block come out, by whatever way it is written."""
+def discard_standard_output() -> Iterator[None]:
+    """Discard everything that the block writes to standard output, also below Python."""
     sys.stdout.flush()
     kept = os.dup(1)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):

@@ -1,4 +1,4 @@
-"""`agentrl export`: a run's model as a Hugging Face folder of its own."""
+"""`agentrl export`: a run's model as a Hugging Face folder or repository."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentrl.training.checkpoint import system_errors
 
 Format = Literal["float32", "bfloat16"]
 HUB = "hub://"
-"""Begins the name of a repository on the Hugging Face hub."""
+"""Prefix of repositories on the Hugging Face hub."""
 
 app = typer.Typer()
 
@@ -39,62 +39,62 @@ app = typer.Typer()
     )
 )
 def export(
-    run: Annotated[str, typer.Argument(help="A run (its newest checkpoint), or one checkpoint.")],
+    run: Annotated[str, typer.Argument(help="Run, of which the newest checkpoint is used, or checkpoint.")],
     target: Annotated[
         str,
         typer.Argument(
             metavar="FOLDER|hub://OWNER/NAME",
-            help="The folder to write, which must not exist yet; or a repository of the Hugging Face hub to push to.",
+            help="New folder to write, or repository on the Hugging Face hub to push to.",
         ),
     ],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write a LoRA run's adapter alone, as peft does; of several, each.")
+        bool, typer.Option("--adapter", help="Write only a LoRA run's adapters, in PEFT's format, one folder for each.")
     ] = False,
     dtype: Annotated[
-        Format | None, typer.Option(help="Number format of the weights; the run's own, or float32 of merged ones.")
+        Format | None, typer.Option(help="Number format of the weights; default: the run's, or float32 if merged.")
     ] = None,
     shard_size: Annotated[
-        str | None, typer.Option(help="Of the largest file, such as 5GB; as the run's own, or 5GB of merged weights.")
+        str | None, typer.Option(help="Maximum file size, such as 5GB; default: the run's, or 5GB if merged.")
     ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Let a new repository of the hub be public.")] = False,
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository on the hub public.")] = False,
 ) -> None:
     """Write a run's model as a Hugging Face checkpoint: weights, config, tokenizer, chat template."""
     _check_shard_size(shard_size)
     repository = _repository(target)
     if public and repository is None:
-        raise UsageError("--public is for a repository of the hub", got=target, expected="hub://OWNER/NAME")
+        raise UsageError("--public needs a repository on the hub", got=target, expected="hub://OWNER/NAME")
     folder = Path(target)
     source = Path(find_model(run))
     if not source.is_dir():
-        raise UsageError(f"{run} is no run or checkpoint", expected="a folder such as runs/latest")
+        raise UsageError(f"{run} is not a run or checkpoint", expected="a folder such as runs/latest")
     is_adapter, several = is_adapter_folder(source), adapters_in(source)
     if several and not adapter:
         raise UsageError(
             f"{run} has several adapters, which cannot be merged into one model",
             got=", ".join(several),
-            expected="--adapter, which writes a folder of each",
+            expected="--adapter, which writes a folder for each adapter",
             hint="or merge one of them: "
             + shlex.join(["agentrl", "export", str(adapter_folder(source, several[0])), target]),
         )
     if adapter and not (is_adapter or several):
         raise UsageError(
-            f"{run} has no adapter", got="a whole model", expected="a run with model.lora", hint="leave out --adapter"
+            f"{run} has no adapter", got="a whole model", expected="a run with model.lora", hint="remove --adapter"
         )
-    is_written_anew = dtype is not None or shard_size is not None or (is_adapter and not adapter)
-    if adapter and is_written_anew:
+    is_rewritten = dtype is not None or shard_size is not None or (is_adapter and not adapter)
+    if adapter and is_rewritten:
         raise UsageError(
-            "an adapter alone is copied as it is",
+            "adapters are copied without changes",
             got="--dtype or --shard-size",
-            expected="--adapter alone, or merged weights without it",
+            expected="only --adapter, or merged weights without --adapter",
         )
     if repository is None and folder.exists():
-        raise UsageError(f"{folder} is there already", hint="choose another folder, or delete it first")
+        raise UsageError(f"{folder} already exists", hint="choose another folder, or delete it first")
     own: Format = "float32" if is_adapter else _format_of(source)
-    anew = Rewritten(dtype or own, shard_size or SHARD_SIZE) if is_written_anew else None
+    form = WeightFormat(dtype or own, shard_size or SHARD_SIZE) if is_rewritten else None
     files = source / ADAPTERS if several else source
     if repository is not None:
         with tempfile.TemporaryDirectory(prefix="agentrl-export-") as place:
-            _write(files, Path(place) / "model", anew)
+            _write(files, Path(place) / "model", form)
             address = push(Path(place) / "model", repository, is_public=public)
         note(f"pushed {source} to {address}")
         return
@@ -102,53 +102,53 @@ def export(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as place:
             partial = Path(place) / folder.name
-            _write(files, partial, anew)
+            _write(files, partial, form)
             partial.rename(folder)
     note(f"wrote {folder} from {source}")
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """Form in which weights are written anew."""
+class WeightFormat:
+    """Number format and file size of weights that are rewritten."""
 
     dtype: Format
     shard_size: str
 
 
-def _write(source: Path, folder: Path, anew: Rewritten | None) -> None:
-    """Write a model's files, as they are or in another form."""
-    if anew is None:
+def _write(source: Path, folder: Path, form: WeightFormat | None) -> None:
+    """Copy a model's files, or write the weights in another format."""
+    if form is None:
         shutil.copytree(source, folder)
         return
     with system_errors():
-        write_merged(str(source), folder, dtype=anew.dtype, shard_size=anew.shard_size)
+        write_merged(str(source), folder, dtype=form.dtype, shard_size=form.shard_size)
 
 
 def _repository(target: str) -> str | None:
-    """Return the repository that ``hub://OWNER/NAME`` names; ``None`` for a folder."""
+    """Return the repository of ``hub://OWNER/NAME``; ``None`` for a folder."""
     if not target.startswith(HUB):
         return None
     name = target.removeprefix(HUB).rstrip("/")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        raise UsageError(f"{target} names no repository of the hub", expected="hub://OWNER/NAME")
+        raise UsageError(f"{target} is not a repository on the hub", expected="hub://OWNER/NAME")
     return name
 
 
 def push(folder: Path, repository: str, *, is_public: bool = False) -> str:
-    """Push a model's folder to a repository of the Hugging Face hub, which is made if needed; return its address.
+    """Push a model's folder to a repository on the Hugging Face hub, which is created if needed; return its address.
 
     Raises:
-        UsageError: no token, no right to write there, or no connection.
+        UsageError: no token, no write permission, or no connection.
     """
     try:
         api = HfApi()
         api.create_repo(repository, private=not is_public, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Add a model trained with agentrl")
-    except Exception as error:  # the library has many, and those of its network library
+    except Exception as error:  # the library raises many types, and those of its HTTP library
         raise UsageError(
             f"cannot push to {repository} on the Hugging Face hub",
             got=(str(error).strip() or type(error).__name__).splitlines()[0],
-            expected="a token that may write there, and a connection",
+            expected="a token with write permission, and a connection",
             hint="log in with: hf auth login; or write a folder and upload it yourself",
         ) from error
     return f"{constants.ENDPOINT}/{repository}"
@@ -157,10 +157,10 @@ def push(folder: Path, repository: str, *, is_public: bool = False) -> str:
 def _check_shard_size(text: str | None) -> None:
     found = None if text is None else re.fullmatch(r"(\d+(?:\.\d+)?)[KMGT]B", text.upper())
     if text is not None and (found is None or not float(found[1])):
-        raise UsageError("--shard-size is no size of a file", got=repr(text), expected="such as 5GB or 500MB")
+        raise UsageError("--shard-size is not a file size", got=repr(text), expected="such as 5GB or 500MB")
 
 
 def _format_of(model: Path) -> Format:
-    """The number format of a model's files."""
+    """Return the number format of a model's files."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return "bfloat16" if "bfloat16" in (config.get("dtype"), config.get("torch_dtype")) else "float32"

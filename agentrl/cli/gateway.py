@@ -1,4 +1,4 @@
-"""`agentrl gateway`: any model or service behind the interfaces of OpenAI and Anthropic, recorded."""
+"""`agentrl gateway`: OpenAI and Anthropic interfaces for a model or service, with recording."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ app = typer.Typer()
 )
 def gateway(
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="More keys: engine.…, model.…, sampling.….")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys: engine.…, model.…, sampling.….")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model folder or name, run, or checkpoint.")] = None,
     engine: Annotated[str | None, typer.Option(help="local, vllm, sglang or openai.")] = None,
     url: Annotated[str | None, typer.Option(help="Address of a running server or service.")] = None,
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free port.")] = 0,
     key_variable: Annotated[
         str | None, typer.Option(help="Environment variable with the key that clients must send.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep what was said: tokens, conversations, prompts.")
+        Path | None, typer.Option(metavar="FOLDER", help="Record tokens, conversations and prompts in this folder.")
     ] = None,
     idle: Annotated[float, typer.Option(min=1, help="Seconds without a request after which a session ends.")] = 300.0,
 ) -> None:
-    """Answer clients of OpenAI and Anthropic with a model or a service; Ctrl-C ends it.
+    """Serve OpenAI and Anthropic clients with a model or a service; stop with Ctrl-C.
 
-    Clients take ADDRESS/v1 (OpenAI) or ADDRESS (Anthropic) as their base address. With ADDRESS/s/NAME in its place the
-    conversations of each NAME are kept together. Temperature and top-p are the client's.
+    Clients use ADDRESS/v1 (OpenAI) or ADDRESS (Anthropic) as their base address. With ADDRESS/s/NAME instead, the
+    conversations of each NAME form one session. The client sets temperature and top-p.
     """
     key = _key(host, key_variable)
-    # a config needs an environment and a loop; which ones does not matter here
+    # a config needs an environment and a loop, which are not used here
     words = ["agent.loop=react_text", "agent.max_answer_tokens=4096", *(overrides or [])]
     config = evaluation_config(env="guess_number/test", model=model, engine=engine, url=url, overrides=words)
     if record is not None:
@@ -80,7 +80,7 @@ def _key(host: str, variable: str | None) -> str | None:
     """Return the key that clients must send.
 
     Raises:
-        UsageError: it is not set, or others than this machine would get in without one.
+        UsageError: the variable is not set, or the address is not local and no variable is named.
     """
     if variable is not None:
         if key := os.environ.get(variable):
@@ -92,18 +92,18 @@ def _key(host: str, variable: str | None) -> str | None:
         is_local = host == "localhost"
     if not is_local:
         raise UsageError(
-            "everybody who reaches this address could use the model",
+            "anyone who can reach this address could use the model",
             got=f"--host {host} without a key",
-            expected="--key-variable with the name of an environment variable that holds one",
+            expected="--key-variable with the name of an environment variable that holds a key",
         )
     return None
 
 
 def _describe(config: Config, folder: Path) -> None:
-    """Write down whose tokens these are, for `agentrl view`."""
+    """Write a result file that names the model, so that `agentrl view` can decode the tokens."""
     settings = {"engine": {"type": config.engine.type}}
-    told = {"model": config.model.path, "policy": PolicyKind.ENGINE.value, "settings": settings}
-    replace_file(folder / RESULT_FILE, orjson.dumps(told))
+    result = {"model": config.model.path, "policy": PolicyKind.ENGINE.value, "settings": settings}
+    replace_file(folder / RESULT_FILE, orjson.dumps(result))
 
 
 async def _serve(

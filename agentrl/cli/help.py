@@ -1,4 +1,4 @@
-"""Help pages: what stands under every page, and how options and arguments are written."""
+"""Help pages: their footer, and the format of options and arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOOTER = (
 
 
 def examples(*commands: str, configs: Sequence[str] = ()) -> str:
-    """The end of a help page: commands to copy, the configs that the command can be given, then the footer."""
+    """Return the end of a help page: example commands, shipped configs, and the footer."""
     lines = "\n".join(f"  [cyan]{escape(command)}[/cyan]" for command in commands)
     shipped = "\n".join(f"  {name}" for name in configs)
     return "\n\n".join(
@@ -29,14 +29,14 @@ def examples(*commands: str, configs: Sequence[str] = ()) -> str:
 
 
 class PlainCommand(TyperCommand):
-    """A command whose help shows flags without a type, and several words as their metavar says."""
+    """A command whose help shows flags without a type, and variadic arguments by their metavar."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All options and arguments."""
+        """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """The parts of the usage line; a metavar that has brackets of its own gets no others around it."""
+        """Return the parts of the usage line, without brackets around a metavar that has its own."""
         return [re.sub(r"^\[(\[.*\].*)\](\.\.\.)?$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
 
@@ -44,7 +44,7 @@ class PlainGroup(TyperGroup):
     """A group of commands whose help shows flags without a type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """All options and arguments."""
+        """Return all options and arguments."""
         return _flags_without_type(super().get_params(ctx))
 
 

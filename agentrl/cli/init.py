@@ -1,4 +1,4 @@
-"""`agentrl init`: a project of one's own, which runs as it is."""
+"""`agentrl init`: a new project that runs without changes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ NEXT = {
 )
 def init(
     name: Annotated[str, typer.Argument(help="Name of the project and its package, for example my_game.")],
-    folder: Annotated[Path, typer.Option(help="Where the project's folder is made.")] = Path(),
+    folder: Annotated[Path, typer.Option(help="Parent of the project's folder.")] = Path(),
     tools: Annotated[
-        bool, typer.Option("--tools", help="Let the environment bring tools of its own, which share its state.")
+        bool, typer.Option("--tools", help="Create an environment with its own tools, which share its state.")
     ] = False,
 ) -> None:
-    """Start a project with an environment, a tool, a config and a test of your own."""
+    """Create a project with an environment, a tool, a config and a test."""
     scaffold = WITH_TOOLS if tools else SCAFFOLD
     project = create_project(name, folder, scaffold)
-    out.print(f"made {project}/")
+    out.print(f"created {project}/")
     for path in sorted(project.rglob("*")):
         if path.is_file():
             out.print(f"  {path.relative_to(project)}")
@@ -54,20 +54,20 @@ def init(
 
 
 def create_project(name: str, folder: Path, scaffold: str = SCAFFOLD) -> Path:
-    """Write the project's files; its folder.
+    """Write the project's files and return its folder.
 
     Raises:
-        UsageError: the name cannot be a package's, the folder exists already, or cannot be written.
+        UsageError: the name is not valid or taken, or the folder exists or cannot be written.
     """
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         raise UsageError(
-            "this cannot be the name of a package", got=repr(name), expected="small letters, digits and underscores"
+            "this is not a valid package name", got=repr(name), expected="lowercase letters, digits and underscores"
         )
     project = folder / name
     if project.exists():
-        raise UsageError(f"{project} is there already", hint="choose another name, or delete it first")
+        raise UsageError(f"{project} already exists", hint="choose another name, or delete it first")
     if importlib.util.find_spec(name) is not None:
-        raise UsageError("there is a Python package of this name already", got=repr(name), hint="choose another name")
+        raise UsageError("a Python package has this name already", got=repr(name), hint="choose another name")
     words = {"package": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
     try:
         for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath(scaffold), Path()):
@@ -79,7 +79,7 @@ def create_project(name: str, folder: Path, scaffold: str = SCAFFOLD) -> Path:
         raise UsageError(
             f"the project cannot be written to {project.absolute()}",
             got=error.strerror or error,
-            hint="choose a folder that you may write to: agentrl init NAME --folder FOLDER",
+            hint="choose a writable folder: agentrl init NAME --folder FOLDER",
         ) from error
     return project
 

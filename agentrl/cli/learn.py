@@ -1,4 +1,4 @@
-"""Commands of runs that only learn: `agentrl sft`, `agentrl dpo`, `agentrl reward-model`."""
+"""Commands that train without rollouts: `agentrl sft`, `agentrl dpo`, `agentrl reward-model`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ app = typer.Typer()
 
 Sources: TypeAlias = Annotated[
     list[Path] | None,
-    typer.Option("--from", metavar="RUN", help="A run, its trajectories folder or a file of it; may be repeated."),
+    typer.Option("--from", metavar="RUN", help="Run, its trajectories folder, or a file in it; may be repeated."),
 ]
 
 
@@ -50,10 +50,10 @@ def sft(
     words: Words = None,
     env: EnvName = None,
     model: ModelName = None,
-    data: Annotated[str | None, typer.Option(help="Learn the conversations of this file, as JSON lines.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
+    data: Annotated[str | None, typer.Option(help="JSON Lines file of conversations to train on.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config and estimates.")] = False,
 ) -> None:
-    """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says."""
+    """Warm-start a model on episodes of the environment's expert, or on the conversations of a file."""
     if serve_launched_rank():
         return
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
@@ -62,7 +62,7 @@ def sft(
     if dry_run:
         print_dry_run(config, warm_start_rows(config), kind=SFT)
         return
-    saved, use = "a warm start saves it at its end", "train it: agentrl train … model.path={folder}"
+    saved, use = "a warm start saves the model at its end", "train it: agentrl train … model.path={folder}"
     _learn(config, warm_start, kind=SFT, next_step=use, saved=saved)
 
 
@@ -78,12 +78,12 @@ def sft(
 def dpo(
     words: Words = None,
     sources: Sources = None,
-    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config, and run nothing.")] = False,
+    model: Annotated[str | None, typer.Option(help="Initial model: a folder, a name, or a run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the config.")] = False,
 ) -> None:
-    """Learn from pairs of stored episodes of one task, the better against the worse; the model is its own reference.
+    """Train on pairs of stored episodes of one task, a better and a worse one; the initial model is the reference.
 
-    Without a config it is that of the first run, and its model is where the training starts.
+    Without a config, the config and the model of the first run are used.
     """
     if serve_launched_rank():
         return
@@ -108,11 +108,11 @@ def dpo(
 def reward_model(
     words: Words = None,
     sources: Sources = None,
-    model: Annotated[str | None, typer.Option(help="The language model to start from.")] = None,
+    model: Annotated[str | None, typer.Option(help="Initial language model.")] = None,
 ) -> None:
     """Train a reward model that gives the better of two episodes of a task the greater reward.
 
-    Without a config it is that of the first run, and its model gets a new output.
+    Without a config, the config of the first run is used, and its model gets a new output.
     """
     if serve_launched_rank():
         return
@@ -130,19 +130,19 @@ def _learn(
     next_step: str,
     saved: str = "it is saved at the end",
 ) -> None:
-    """Start a run's folder, let `function` learn, and print the next command, with ``{folder}`` filled in."""
+    """Create a run's folder, call `function` to train, and print the next command, with ``{folder}`` filled in."""
     run = start_run(config, kind=kind)
-    stopped = f"stopped: {run.folder.path} has no model, for {saved}; begin again"
+    stopped = f"stopped: {run.folder.path} has no model, because {saved}; start again"
     with watching() as watcher, message_when_interrupted(lambda: stopped):
         result = function(run, watcher=watcher)
     note(f"done: {result.folder}\n{next_step.format(folder=shlex.quote(str(result.folder)))}")
 
 
 def _pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
-    """Read the config of a command that learns from pairs; without one, that of the first source's run."""
+    """Read the config of a command that trains on pairs; by default, that of the first source's run."""
     given = config_words(words or [])
     if not words and not sources:
-        raise UsageError("nothing says which episodes to learn from", expected="--from RUN, such as --from runs/latest")
+        raise UsageError("no episodes to train on", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
     if given.source is not None or not sources:
         return load_config(given.source, [*shortcut("model", model), *named, *given.overrides])

@@ -1,4 +1,4 @@
-"""`agentrl model`: models that have a name on this machine."""
+"""`agentrl model`: check models, and add models to this user's cache under a name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ app.command(
 
 
 class Format(StrEnum):
-    """Number formats of a converted model."""
+    """Number format of a converted model."""
 
     AUTO = "auto"
     FLOAT32 = "float32"
@@ -50,14 +50,14 @@ class Format(StrEnum):
     )
 )
 def add(
-    source: Annotated[str, typer.Argument(help="A GGUF file, a Hugging Face folder, a checkpoint or a run.")],
-    name: Annotated[str, typer.Argument(help="The name that model.path takes from now on.")],
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a model of that name.")] = False,
+    source: Annotated[str, typer.Argument(help="GGUF file, Hugging Face folder, checkpoint or run.")],
+    name: Annotated[str, typer.Argument(help="Name of the model for model.path.")],
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a model with this name.")] = False,
     dtype: Annotated[
         Format,
         typer.Option(
             "--dtype",
-            help="Number format in which a GGUF file is stored; auto: bfloat16 below 8 bits per weight, else float32.",
+            help="Number format of a converted GGUF file; auto: bfloat16 below 8 bits per weight, else float32.",
         ),
     ] = Format.AUTO,
 ) -> None:
@@ -68,7 +68,7 @@ def add(
         )
     folder = models_folder() / name
     if folder.exists() and not replace:
-        raise UsageError(f"there is a model {name} already", got=folder, hint="choose another name, or add --replace")
+        raise UsageError(f"model {name} already exists", got=folder, hint="choose another name, or add --replace")
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}.partial-", dir=folder.parent) as place:
@@ -88,8 +88,8 @@ def _convert(file: Path, folder: Path, dtype: Format) -> None:
     model = loaded.model
     if loaded.retied is not None:
         note(
-            f"tied the output head to the embedding again: the file holds two copies of one matrix that differ by "
-            f"{loaded.retied:.1%}, as quantization makes them differ"
+            f"tied the output head to the embedding again: the file holds two copies of one matrix, which differ by "
+            f"{loaded.retied:.1%} because of quantization"
         )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     number_format = str(model.dtype).removeprefix("torch.")
@@ -104,20 +104,20 @@ def _folder_of(source: str) -> Path:
     found = Path(find_model(source))
     if not found.is_dir():
         raise UsageError(
-            f"there is no model in {source}",
+            f"no model found in {source}",
             got="no such file or folder",
             expected="a GGUF file, a Hugging Face folder, a checkpoint or a run",
-            hint="a name on the hub needs no adding: model.path takes it",
+            hint="a name on the hub does not have to be added: set model.path to it",
         )
     return found
 
 
 @app.command("list", epilog=examples("agentrl model list"))
 def list_() -> None:
-    """See the models that were added."""
+    """List the added models."""
     found = added_models()
     if not found:
-        out.print(f"no model was added yet, in {models_folder()}: agentrl model add PATH NAME")
+        out.print(f"no models in {models_folder()}; add one: agentrl model add PATH NAME")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "size", "folder"):

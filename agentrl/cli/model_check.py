@@ -1,4 +1,4 @@
-"""`agentrl model check`: whether a model can be used as it is, and with which settings."""
+"""`agentrl model check`: find out how usable a model's answers are, and recommend settings."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
 
 REPLACED = ("agent.loop=", "agent.options", "agent.shots=", "sampling.stop=")
-"""Settings that a check chooses by itself."""
+"""Settings that a check chooses."""
 ENVIRONMENT = "guess_number"
-"""Environment of a check that names none."""
+"""Default environment."""
 
 
 def check(
-    name: Annotated[str, typer.Argument(help="A model folder or name, a run, a checkpoint.")],
+    name: Annotated[str, typer.Argument(help="Model folder or name, run, or checkpoint.")],
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys: engine, sampling, environment.")
     ] = None,
@@ -37,16 +37,16 @@ def check(
     ] = None,
     engine: Annotated[str | None, typer.Option(help="local, vllm or sglang.")] = None,
     loop: Annotated[
-        list[str] | None, typer.Option(help=f"Try this agent loop only ({TOOL_LOOP} or {TEXT_LOOP}); may be repeated.")
+        list[str] | None, typer.Option(help=f"Try only this agent loop ({TOOL_LOOP} or {TEXT_LOOP}); may be repeated.")
     ] = None,
-    answers: Annotated[int, typer.Option(min=4, help="First answers for each choice of settings.")] = 24,
+    answers: Annotated[int, typer.Option(min=4, help="Number of first answers for each choice of settings.")] = 24,
     temperature: Annotated[float | None, typer.Option(min=0, help="Sampling temperature.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
 ) -> None:
     """Check a model before the first run: template, share of usable answers, speed, agreement of engine and trainer.
 
-    It samples a few dozen first answers by tool calls and as text, recommends settings, and keeps them: `agentrl train`
-    and `agentrl eval` take them for this model and environment where you choose no agent loop.
+    Samples a few dozen first answers as tool calls and as text, recommends settings, and saves them: `agentrl train`
+    and `agentrl eval` use them for this model and environment unless you choose an agent loop.
     """
     if json_file is not None:
         check_writable(json_file)
@@ -72,14 +72,12 @@ def check(
 
 
 def _print(found: ModelCheck, command: list[str]) -> None:
-    """Print a result; `command` is the one that trains the model, without the recommended settings."""
+    """Print a result; `command` trains the model, without the recommended settings."""
     out.print(Text(f"{found.model} in {found.environment}", style="bold"))
     _print_template(found)
     _print_answers(found)
     fastest = max(share.tokens_per_s for share in found.shares)
-    out.print(
-        f"speed: {fastest:,.0f} sampled tokens/s; memory: {shown_bytes(found.peak_bytes)} at most ({found.dtype})"
-    )
+    out.print(f"speed: {fastest:,.0f} sampled tokens/s; peak memory: {shown_bytes(found.peak_bytes)} ({found.dtype})")
     if (agreement := found.agreement) is not None:
         out.print(
             f"engine and trainer: mean |pi - mu| {agreement.mean:.1e}, largest {agreement.largest:.1e}, "
@@ -92,18 +90,18 @@ def _print(found: ModelCheck, command: list[str]) -> None:
         out.print(f"best with {loop} ({share.usable:.0%}): {share.settings}", soft_wrap=True)
     out.print(Text("recommended", style="bold"), f"({found.recommended.usable:.0%} usable)")
     out.print(f"  {shlex.join(command)} {found.recommended.settings}", soft_wrap=True)
-    out.print("train and eval take these settings for this model and environment where you choose no agent.loop")
+    out.print("train and eval use these settings for this model and environment unless you set agent.loop")
 
 
 def _print_template(found: ModelCheck) -> None:
     facts = found.template
-    calls = f"tool calls in the form {facts.tool_parser}" if facts.tool_parser else "no tool calls"
+    calls = f"tool calls in {facts.tool_parser} format" if facts.tool_parser else "no tool calls"
     out.print(f"chat template: family {facts.family}, {calls}; a turn ends at {' or '.join(facts.end_of_turn)}")
     for fault in facts.faults:
         out.print(Text(f"  fault: {fault}", style="yellow"))
     if not facts.faults:
-        shown = "tools and calls show, and it" if facts.tool_parser else "it"
-        out.print(f"  no fault found: {shown} only appends to earlier turns")
+        found_tools = "it renders tools and calls, and" if facts.tool_parser else "it"
+        out.print(f"  no fault found: {found_tools} only appends to earlier turns")
 
 
 def _print_answers(found: ModelCheck) -> None:

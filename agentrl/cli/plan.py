@@ -1,4 +1,4 @@
-"""`agentrl plan`: what a run takes of the memory of each rank, and whether it fits."""
+"""`agentrl plan`: estimate the memory of a run per rank, and check that it fits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agentrl.training.diagnostics.memory_plan import plan as memory_plan
 app = typer.Typer()
 
 LEAST = 1000
-"""Smallest number of bytes without a unit: fewer are probably gigabytes with the unit left out."""
+"""Minimum number of bytes without a unit; a smaller number probably lacks its unit, such as GB."""
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -44,11 +44,11 @@ def plan(
     env: EnvName = None,
     model: ModelName = None,
     memory: Annotated[
-        str | None, typer.Option(help="Of each rank, such as 80GiB; that of this machine when left out.")
+        str | None, typer.Option(help="Memory of each rank, such as 80GiB; default: that of this machine.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """See what memory a run needs, part by part, from the model's config.json alone; one that cannot fit is refused."""
+    """Estimate the memory of a run, part by part, from the model's config.json; fails if the run does not fit."""
     limit = None if memory is None else parse_memory(memory)
     config = resolve_model(read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)]))
     check_training(config)
@@ -63,10 +63,10 @@ def plan(
 
 
 def parse_memory(text: str) -> int:
-    """Bytes that a text such as ``80GiB`` means.
+    """Parse an amount of memory such as ``80GiB``; return bytes.
 
     Raises:
-        UsageError: it means none.
+        UsageError: the text is not an amount of memory.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if (
@@ -75,18 +75,20 @@ def parse_memory(text: str) -> int:
         or not float(found[1])
         or (not found[2] and float(found[1]) < LEAST)
     ):
-        raise UsageError("--memory is no amount of memory", got=repr(text), expected="such as 80GiB, 24GB or 512MiB")
+        raise UsageError(
+            "--memory is not an amount of memory", got=repr(text), expected="such as 80GiB, 24GB or 512MiB"
+        )
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def detected_memory(config: Config) -> int:
-    """Bytes that this machine has for each rank: of its first GPU, or an equal share of the CPU's memory."""
+    """Return the bytes of each rank on this machine: its first GPU's memory, or an equal share of the CPU memory."""
     gpus = accelerators() if config.model.device != "cpu" else []
     return gpus[0].memory_bytes if gpus else memory_limit() // config.trainer.processes
 
 
 def as_plain(planned: MemoryPlan, limit: int) -> dict[str, Any]:
-    """The plan as plain JSON types."""
+    """Return the plan as plain JSON types."""
     return {
         "total_bytes": planned.total,
         "memory_bytes": limit,
@@ -97,27 +99,27 @@ def as_plain(planned: MemoryPlan, limit: int) -> dict[str, Any]:
 
 
 def check_fits(config: Config, planned: MemoryPlan, limit: int) -> None:
-    """Refuse a run that cannot fit.
+    """Check that a run fits into memory.
 
     Raises:
-        ConfigError: it takes more than there is; the message says what would make it smaller.
+        ConfigError: it does not fit; the message suggests settings that need less memory.
     """
     if planned.total <= limit:
         return
     changes, then = remedies(config, planned, limit)
     largest = max(planned.items, key=lambda item: item.bytes)
     if not changes:
-        hint = "share the model over more processes: trainer.processes"
+        hint = "shard the model over more processes: trainer.processes"
     elif then.total <= limit:
-        hint = f"it takes {shown_bytes(then.total)} with {' '.join(changes)}"
+        hint = f"it needs {shown_bytes(then.total)} with {' '.join(changes)}"
     else:
         hint = (
-            f"{' '.join(changes)} leave {shown_bytes(then.total)}: share the model over more processes, "
-            "trainer.processes, or take a smaller one"
+            f"it still needs {shown_bytes(then.total)} with {' '.join(changes)}: shard the model over more processes "
+            "(trainer.processes), or use a smaller model"
         )
     raise ConfigError(
         "this run does not fit into the memory of a rank",
-        got=f"{shown_bytes(planned.total)}, of which {shown_bytes(largest.bytes)} are {largest.name}",
+        got=f"{shown_bytes(planned.total)}, {shown_bytes(largest.bytes)} of them {largest.name}",
         expected=f"at most {shown_bytes(limit)}",
         hint=hint,
     )
@@ -127,7 +129,7 @@ def _show(planned: MemoryPlan, limit: int) -> None:
     model = planned.footprint
     table = Table("memory of a rank", "bytes", "from", box=None, pad_edge=False)
     for item in planned.items:
-        when = f" (in the {item.when} only)" if item.when else ""
+        when = f" (only in the {item.when})" if item.when else ""
         table.add_row(item.name, shown_bytes(item.bytes), item.how + when)
     table.add_row(Text("peak", style="bold"), shown_bytes(planned.total), f"of {shown_bytes(limit)}")
     for item in planned.off_device:
@@ -142,4 +144,4 @@ def _show(planned: MemoryPlan, limit: int) -> None:
     without, with_it = (shown_bytes(round(each * planned.tokens_per_micro_batch / model.tokens)) for each in kept)
     out.print(f"activations: {without}; {with_it} with trainer.gradient_checkpointing")
     if model.estimated is not None:
-        note(f"activations are estimated from the model's sizes: it could not be tried ({model.estimated})")
+        note(f"activations are estimated from the model's sizes, because measuring them failed: {model.estimated}")

@@ -1,4 +1,4 @@
-"""A person plays an environment, in the terminal or in a browser at an address that only this machine can reach."""
+"""Manual play of an environment, in the terminal or in a browser on this machine."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from agentrl.rollout.tools import tool_session
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult
 
-KEYS = "? lists the actions, ! lets the expert act if you begin with it, q leaves"
+KEYS = "? lists the actions, ! lets the expert act if used from the first turn, q quits"
 TOOL_KEYS = "? lists the tools, /TOOL KEY=VALUE … calls one"
 
 
 def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
-    """Read actions from standard input until the episode ends, or the person leaves."""
+    """Read actions from standard input until the episode ends or the user quits."""
     with asyncio.Runner() as runner:
         try:
             runner.run(_play(spec, env, task))
@@ -42,7 +42,7 @@ def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
 
 
 async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
-    show = functools.partial(shown, numbers=itertools.count())
+    show = functools.partial(format_observation, numbers=itertools.count())
     observation, _ = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
     tools: dict[str, Tool] = {tool.name: tool for tool in optional_part(env, "tools") or ()}
@@ -57,18 +57,18 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             out.print("\n".join([*await actions_of(env), *map(tool_line, tools.values())]))
             continue
         if action.startswith("/") and tools:
-            result = await _called(action, tools)
+            result = await _call_tool(action, tools)
             out.print(result.text)
             total, turns, done = total + result.reward, turns + 1, result.stop
             continue
         if action == "!" and expert is None:
-            out.print("There is no expert here, or it was not asked from the first turn on.")
+            out.print("The environment has no expert, or it was not used from the first turn.")
             continue
         if action == "!" and expert is not None:
             action = str(await maybe_await(expert.act(observation)))
             out.print(Text(f"> {action}", style="cyan"))
         else:
-            expert = None  # it has not seen what the person did, and would go on from somewhere else
+            expert = None  # it does not know the user's actions
         observation, reward, terminated, truncated, info = await maybe_await(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
         out.print(show(observation))
@@ -76,7 +76,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
 
 
 def ending(info: dict[str, Any], total: float, turns: int) -> str:
-    """How an episode ended, in words."""
+    """Describe the end of an episode: its success, return and turns."""
     verdict = "The end." if "success" not in info else "Solved." if info["success"] else "Not solved."
     return f"{verdict} Return {total:g} after {turns} turns."
 
@@ -90,7 +90,7 @@ def _ask() -> str | None:
 
 
 async def actions_of(env: AnyEnv) -> list[str]:
-    """The actions that the environment accepts now, or its hint."""
+    """Return the actions that the environment accepts now, or its hint."""
     method = optional_part(env, "admissible_actions")
     if method is None:
         return [str(optional_part(env, "action_hint") or "This environment does not list its actions.")]
@@ -98,7 +98,7 @@ async def actions_of(env: AnyEnv) -> list[str]:
 
 
 def tool_line(tool: Tool) -> str:
-    """Describe a tool's call and purpose on one line: ``/search query=… [limit=…]   Search the library.``."""
+    """Describe a tool's call and purpose in one line: ``/search query=… [limit=…]   Search the library.``."""
     function = tool.schema["function"]
     required = function["parameters"].get("required", [])
     words = [f"{name}=…" if name in required else f"[{name}=…]" for name in function["parameters"]["properties"]]
@@ -106,13 +106,13 @@ def tool_line(tool: Tool) -> str:
     return f"{' '.join([f'/{tool.name}', *words])}   {sentence}."
 
 
-async def _called(line: str, tools: Mapping[str, Tool]) -> ToolResult:
-    """The result of a call that a person wrote, as the policy would read it; the result explains a mistake."""
+async def _call_tool(line: str, tools: Mapping[str, Tool]) -> ToolResult:
+    """Call a tool as the user wrote it; return the result that the policy would read, or one that explains an error."""
     try:
         name, *words = shlex.split(line.removeprefix("/"))
         arguments = json_pairs(words)
     except (ValueError, UsageError) as error:
-        return ToolResult(f"Error: {error}. Write /TOOL KEY=VALUE, with quotes around values that hold spaces.")
+        return ToolResult(f"Error: {error}. Write /TOOL KEY=VALUE, with quotes around values with spaces.")
     async with tool_session() as session:
         called = await session.carry_out(ToolCall(name=name, arguments=arguments), tools)
     rules_stop = called.tool is not None and called.tool.rules.stop and not called.failed
@@ -124,14 +124,14 @@ async def _expert_of(env: AnyEnv) -> Any:
     return None if method is None else await maybe_await(method())
 
 
-def shown(content: Content, numbers: Iterator[int]) -> str:
-    """An observation as text for the terminal: an image becomes the path of its file, with its description."""
+def format_observation(content: Content, numbers: Iterator[int]) -> str:
+    """Return an observation as text for the terminal; images are saved to files, and shown as path and description."""
     if isinstance(content, str):
         return content
-    return "\n".join(p.text.rstrip() if isinstance(p, TextPart) else _kept(p, next(numbers)) for p in content)
+    return "\n".join(p.text.rstrip() if isinstance(p, TextPart) else _save_image(p, next(numbers)) for p in content)
 
 
-def _kept(image: ImagePart, number: int) -> str:
+def _save_image(image: ImagePart, number: int) -> str:
     path = _folder() / f"{number}.{image.media_type.rpartition('/')[2]}"
     path.write_bytes(image.data)
     return f"[image: {path}]\n{image.alternative}".rstrip()
@@ -145,15 +145,15 @@ def _folder() -> Path:
 HOST = "127.0.0.1"
 LOCAL = frozenset({HOST, "localhost"})
 LARGEST_ACTION = 2**20
-"""Bytes of a request."""
+"""Maximum bytes of a request."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int) -> None:
-    """Serve the page until the person stops it with Ctrl-C.
+    """Serve the page until Ctrl-C.
 
     Raises:
-        UsageError: something else listens on the port.
+        UsageError: the port is in use.
     """
     try:
         web.run_app(
@@ -165,12 +165,12 @@ def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int
         )
     except OSError as error:
         raise UsageError(
-            f"cannot listen on port {port}", got=error, hint="choose another: --port 0 takes any"
+            f"cannot listen on port {port}", got=error, hint="choose another; --port 0 takes a free one"
         ) from error
 
 
 def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Application:
-    """The page, and what it asks for: ``POST /start`` and ``POST /act``, both answered with the view as JSON."""
+    """Return the web application: the page, ``POST /start`` and ``POST /act``, which both return the view as JSON."""
     game = _Game(spec, env, task)
     application = web.Application(middlewares=[_own_page_only])
     application.add_routes(
@@ -182,10 +182,10 @@ def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Appl
 
 @web.middleware
 async def _own_page_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer the page that was served here, not one of another site in the same browser."""
+    """Answer only this application's page, not pages of other sites in the same browser."""
     origin = request.headers.get("Origin", "")
     if not (is_own_host(request.host, LOCAL) and (not origin or _host_of(origin) in LOCAL)):
-        raise web.HTTPForbidden(text="this page answers on this machine only")
+        raise web.HTTPForbidden(text="this page works only on this machine")
     return await handler(request)
 
 
@@ -202,16 +202,16 @@ async def _send_page(_request: web.Request) -> web.Response:
 
 
 class _Game:
-    """One episode after the other of one task."""
+    """Consecutive episodes of one task."""
 
     def __init__(self, spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         self._spec, self._env, self._task = spec, env, task
         self._total, self._turns = 0.0, 0
         self._ending: str | None = None
-        """How the episode ended; empty while it goes on, ``None`` before the first."""
+        """Description of the episode's end; empty during the episode, ``None`` before the first."""
 
     async def start(self, _request: web.Request) -> web.Response:
-        """Begin an episode."""
+        """Start an episode."""
         observation, _ = await maybe_await(self._env.reset(seed=self._task.seed, options=dict(self._task.options)))
         self._total, self._turns, self._ending = 0.0, 0, ""
         return await self._view(observation)
@@ -219,7 +219,7 @@ class _Game:
     async def act(self, request: web.Request) -> web.Response:
         """Take the action in ``{"action": …}``."""
         if self._ending is None:
-            return web.json_response({"problem": "no episode has begun: POST /start"}, status=409)
+            return web.json_response({"problem": "no episode has started: POST /start"}, status=409)
         if self._ending:
             return web.json_response({"problem": f"the episode is over: {self._ending}"}, status=409)
         try:

@@ -1,4 +1,4 @@
-"""`agentrl replay-step`: an update that was left out because it was not finite, once more and looked at closely."""
+"""`agentrl replay-step`: repeat an update that was skipped because it was not finite, and diagnose it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ app = typer.Typer()
 
 @app.command(epilog=examples("agentrl replay-step runs/latest/numerics/step-000012-update-1.pt"))
 def replay_step(
-    file: Annotated[Path, typer.Argument(help="A file that a run has written into its folder numerics.")],
-    device: Annotated[str, typer.Option(help="Where: auto, cpu, cuda or cuda:N.")] = "auto",
+    file: Annotated[Path, typer.Argument(help="File from the folder numerics of a run.")],
+    device: Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Repeat an update that was not finite: losses, the first module that is not finite, norms of gradients."""
+    """Repeat an update that was not finite: show losses, the first module that is not finite, and gradient norms."""
     state = read_dump(file)
     has_images = '"images"' in state["trajectories"]
     path = json.loads(state["config"])["model"]["path"]
@@ -51,23 +51,25 @@ def _show(found: Replay) -> None:
     for line in lines(found):
         out.print(line)
     note(
-        "every number is the run's, bit for bit" if found.repeats else "these are not the run's numbers: see the table"
+        "all numbers are bitwise equal to the run's"
+        if found.repeats
+        else "the numbers differ from the run's: see the table"
     )
 
 
 def lines(found: Replay) -> list[str]:
-    """What was found, most telling first."""
+    """Return the findings, most informative first."""
     texts = []
     if found.weights_not_finite:
-        texts.append(f"weights that are not finite before anything is computed: {', '.join(found.weights_not_finite)}")
+        texts.append(f"weights that are not finite before the update: {', '.join(found.weights_not_finite)}")
     if found.first_forward is not None:
         texts.append(f"first output that is not finite: {found.first_forward}")
     elif any(each.not_finite for each in found.micro_batches):
-        texts.append("all modules give what is finite: it begins after them, in the output head or the loss")
+        texts.append("all outputs of modules are finite: the cause is in the output head or the loss")
     if found.first_backward is not None:
         texts.append(f"first gradient that is not finite: {found.first_backward}")
     if not texts:
-        texts.append("no module gives what is not finite" + ("" if found.now.non_finite else ": nothing is wrong here"))
+        texts.append("all outputs of modules are finite" + ("" if found.now.non_finite else ": no problem found"))
     if found.now.non_finite:
-        texts.append(f"not finite in the end: {', '.join(found.now.non_finite)}")
+        texts.append(f"not finite after the update: {', '.join(found.now.non_finite)}")
     return texts

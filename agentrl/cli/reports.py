@@ -1,4 +1,4 @@
-"""Reports that commands write: the pieces come from a run's folder or an evaluation."""
+"""Reports of runs and evaluations, and the learning curve of a running run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from agentrl.observe.terminal import repeating, step_words
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 
 DRAWN_EVERY_S = 60.0
-"""Seconds between two drawings of a learning curve."""
+"""Seconds between two updates of the learning curve."""
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
-    """Write a report next to the evaluation's episodes, with the learning curve of the model's run."""
+    """Write a report into the evaluation's folder, with the learning curve of the model's run."""
     result = finished.result
     run = None if result.panel.model is None else find_run(result.panel.model)
     report = Report(
@@ -46,7 +46,7 @@ def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
 
 
 def write_run_report(folder: Path) -> ReportFiles:
-    """A report in a run's folder: its learning curve, its last numbers, and episodes of its newest step with any.
+    """Write a report into a run's folder: learning curve, latest metrics, and episodes of the newest step that has any.
 
     Raises:
         UsageError: the folder cannot be written, or the run has no model.
@@ -67,7 +67,7 @@ def write_run_report(folder: Path) -> ReportFiles:
 
 def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
     if not metrics:
-        return "No training step is finished."
+        return "No training step has finished."
     note = f"{len(metrics)} training steps. The last one: {step_words(metrics[-1]['step'], len(metrics), metrics[-1])}."
     idle = steps_without_learning(metrics)
     if not idle:
@@ -76,8 +76,8 @@ def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 
 @contextmanager
-def curve_kept_up(folder: Path) -> Iterator[None]:
-    """Draw the learning curve of the run in `folder` while the block runs: at once, and after new steps."""
+def updated_curve(folder: Path) -> Iterator[None]:
+    """Draw the learning curve of the run in `folder` at the start of the block, and after new steps during it."""
     run, drawn_size = RunDirectory(folder), 0
 
     def draw() -> float:
@@ -94,7 +94,7 @@ def curve_kept_up(folder: Path) -> Iterator[None]:
 
 
 def draw_curve(run: RunDirectory) -> None:
-    """Draw ``learning_curve.png`` from the steps so far; readers see the old picture or the new one."""
+    """Draw ``learning_curve.png`` from the finished steps, replacing the file atomically."""
     metrics = read_metrics(run.metrics_file)
     if curves(metrics):
         partial = run.path / f".{CURVE_FILE}"
@@ -103,6 +103,6 @@ def draw_curve(run: RunDirectory) -> None:
 
 
 def decoder(model_path: str) -> Callable[[int], str]:
-    """The text of a token id, by the model's own tokenizer."""
+    """Return a function that decodes a token id with the model's tokenizer."""
     tokenizer = load_tokenizer(model_path)
     return lambda token_id: str(tokenizer.decode([token_id], skip_special_tokens=False))

@@ -25,10 +25,10 @@ _DEFAULTS = ServerSettings()
 Settings = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A key of the sandbox, like limits.seconds=5 or network=all; repeatable."
+        "--set", metavar="KEY=VALUE", help="Sandbox setting, such as limits.seconds=5 or network=all; may be repeated."
     ),
 ]
-Type = Annotated[str, typer.Option("--type", help="The back end: local, docker, http, or one of your own.")]
+Type = Annotated[str, typer.Option("--type", help="Back end: local, docker, http, or your own.")]
 
 
 @app.command(
@@ -41,16 +41,16 @@ Type = Annotated[str, typer.Option("--type", help="The back end: local, docker, 
 )
 def check(
     type_: Annotated[
-        str | None, typer.Argument(metavar="[TYPE]", help="The back end; all that this machine has when left out.")
+        str | None, typer.Argument(metavar="[TYPE]", help="Back end; default: all that this machine can run.")
     ] = None,
     settings: Settings = None,
-    only: Annotated[list[str] | None, typer.Option(help="A rule to check; repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Check only this rule; may be repeated.")] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
 ) -> None:
-    """Work in sandboxes, attack them, and see what holds."""
+    """Check that sandboxes work and resist attacks."""
     specs = None if type_ is None else [spec_of(type_, settings)]
     if specs is None and settings:
-        raise UsageError("--set is for one back end", hint="name it: agentrl sandbox check local")
+        raise UsageError("--set needs a back end", hint="name it: agentrl sandbox check local")
     check_back_ends(specs, only=only or [], json_file=json_file)
 
 
@@ -62,12 +62,12 @@ def check(
     )
 )
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="Program and its arguments.")],
     type_: Type = "local",
     settings: Settings = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Give it this program's standard input.")] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Pass standard input to the command.")] = False,
 ) -> None:
-    """Run a command in a fresh sandbox; ends with the command's exit code."""
+    """Run a command in a new sandbox, and exit with the command's exit code."""
     data = sys.stdin.buffer.read() if stdin else b""
     result = asyncio.run(_run(spec_of(type_, settings), command, data))
     for stream, output in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
@@ -81,14 +81,14 @@ def run(
     )
     notices = [what for holds, what in endings if holds]
     if notices and not (result.stderr or result.stdout or b"\n").endswith(b"\n"):
-        note("")  # the output ends within a line
+        note("")  # the output does not end with a newline
     for notice in notices:
         note(notice)
     raise typer.Exit(result.exit_code)
 
 
 def spec_of(type_: str, settings: list[str] | None) -> SandboxSpec:
-    """The spec that the options describe; a dot in a key leads into a section.
+    """Build a sandbox spec from options; ``SECTION.KEY`` sets a key of a section.
 
     Raises:
         UsageError: an unknown key.
@@ -121,13 +121,15 @@ def serve(
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
     token_file: TokenFile = None,
-    max_sessions: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = _DEFAULTS.max_sessions,
+    max_sessions: Annotated[
+        int, typer.Option(min=1, help="Maximum number of concurrent sandboxes.")
+    ] = _DEFAULTS.max_sessions,
     lease_s: Lease = _DEFAULTS.lease_s,
 ) -> None:
-    """Serve sandboxes over HTTP; Ctrl-C ends it.
+    """Serve sandboxes over HTTP; stop with Ctrl-C.
 
-    Prints the address, which clients give as url of sandboxes of type http. They can ask for lower limits, not for
-    higher ones.
+    Prints the address, which clients set as url of sandboxes of type http. Clients can lower the limits, but not raise
+    them.
     """
     token = read_token(token_file, TOKEN_VARIABLE)
     chosen = ServerSettings(host=host, port=port, token=token, max_sessions=max_sessions, lease_s=lease_s)

@@ -1,4 +1,4 @@
-"""`agentrl serve`: vLLM or SGLang servers alone, for runs and evaluations that attach to them."""
+"""`agentrl serve`: vLLM or SGLang servers to which runs and evaluations attach."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ app = typer.Typer()
 
 
 class Engine(enum.StrEnum):
-    """What can be launched."""
+    """Type of server."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
@@ -44,24 +44,27 @@ class Engine(enum.StrEnum):
     )
 )
 def serve(
-    engine: Annotated[Engine, typer.Option(help="Which server.")],
-    model: Annotated[str, typer.Option(help="A model folder or name, a run, a checkpoint.")],
+    engine: Annotated[Engine, typer.Option(help="Type of server.")],
+    model: Annotated[str, typer.Option(help="Model folder or name, run, or checkpoint.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="More keys: engine.… and model.dtype.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys: engine.… and model.dtype.")
     ] = None,
-    replicas: Annotated[int | None, typer.Option(min=1, help="How many servers.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Number of servers.")] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Of the first server, the others follow; free ones if not set.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the first server; the next ones follow. Default: free ports."),
     ] = None,
-    gpus: Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; all when left out.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; default: all.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(min=1, help="GPUs per server.")] = None,
-    max_context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence.")] = None,
-    python: Annotated[str | None, typer.Option(help="Interpreter that has the engine; see agentrl doctor.")] = None,
+    max_context: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens in a sequence.")] = None,
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter with the engine installed; see agentrl doctor.")
+    ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="For the logs; runs/serve-TIME when left out.", show_default=False)
+        Path | None, typer.Option(help="Folder for the logs; default runs/serve-TIME.", show_default=False)
     ] = None,
 ) -> None:
-    """Start vLLM or SGLang servers alone; Ctrl-C ends them.
+    """Start vLLM or SGLang servers without a run; stop with Ctrl-C.
 
     Prints their addresses when they are ready; attach to them with engine.servers=[ADDRESS, …].
     """
@@ -72,13 +75,13 @@ def serve(
         *shortcut("engine.max_context", max_context),
         *shortcut("engine.python", python and json.dumps(python)),
     ]
-    # a config needs an environment; which one does not matter here
+    # a config needs an environment, which is not used here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])
     refuse_cluster(config, "agentrl serve")
     place = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
     section = config.engine
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
-        raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
+        raise UsageError("no server to launch", expected="--engine vllm or sglang, without engine.servers")
     served = find_model(model)
     check_fetchable(served)
     make_folder(place)
@@ -89,21 +92,21 @@ def serve(
         asyncio.run(_serve(launcher))
     finally:
         shutil.rmtree(place / SERVED_MODEL, ignore_errors=True)
-        with suppress(OSError):  # it holds logs
+        with suppress(OSError):  # not empty if logs were written
             place.rmdir()
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that a person named.
+    """Create a folder.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: the folder cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        expected = "--folder with one that can be written to"
-        raise UsageError(f"the folder {folder} cannot be made", got=error.strerror, expected=expected) from error
+        expected = "--folder with a writable folder"
+        raise UsageError(f"cannot create the folder {folder}", got=error.strerror, expected=expected) from error
 
 
 async def _serve(launcher: Launcher) -> None:
@@ -111,17 +114,17 @@ async def _serve(launcher: Launcher) -> None:
     with stop_signals(stop.set):
         async with launcher:
             ended = await serve_until(launcher, stop, print_addresses)
-            note("ending the servers")
+            note("stopping the servers")
     if ended is not None:
-        said = "\n  ".join(ended.last_lines())
-        hint = f"its log, {ended.log}, ends with:\n  {said}"
+        last_lines = "\n  ".join(ended.last_lines())
+        hint = f"its log, {ended.log}, ends with:\n  {last_lines}"
         raise EngineError(f"{ended.name} ended", got=f"exit code {ended.code}", hint=hint)
 
 
 async def serve_until(
     launcher: Launcher, stop: asyncio.Event, on_ready: Callable[[Sequence[ServerProcess]], None]
 ) -> ServerProcess | None:
-    """Start the servers and wait for `stop`, or for the end of one of them, which is returned then."""
+    """Start the servers and wait for `stop`, or until one of them ends, which is then returned."""
     stopping, starting = asyncio.create_task(stop.wait()), asyncio.create_task(launcher.start())
     ends: dict[asyncio.Task[int], ServerProcess] = {}
     try:
@@ -140,7 +143,7 @@ async def serve_until(
 
 
 def print_addresses(servers: Sequence[ServerProcess]) -> None:
-    """One address per line, and how to use them."""
+    """Print one address per line, and how to attach to the servers."""
     for server in servers:
         out.print(server.url)
-    note(f"attach with engine.servers=[{','.join(server.url for server in servers)}]; Ctrl-C ends them")
+    note(f"attach with engine.servers=[{','.join(server.url for server in servers)}]; stop with Ctrl-C")

@@ -1,4 +1,4 @@
-"""`agentrl serve-training`: a server for the public ``tinker`` client, on this machine's own model."""
+"""`agentrl serve-training`: a server for the public ``tinker`` client, with a model on this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEYS = (
     "trainer.lanes",
     "trainer.gradient_checkpointing",
 )
-"""Keys of a config that say something here."""
+"""Supported config keys."""
 
 
 @app.command(
@@ -58,25 +58,25 @@ def serve_training(
         Path | None,
         typer.Option(
             "--token-file",
-            help=f"File with the key that clients must send, which begins with {KEY_PREFIX}; needed on other hosts.",
+            help=f"File with the clients' key, which begins with {KEY_PREFIX}; required if the host is not local.",
             show_default=False,
         ),
     ] = None,
-    folder: Annotated[Path, typer.Option(help="For checkpoints; the same one again finds them.")] = Path(
-        "runs/training-service"
-    ),
+    folder: Annotated[
+        Path, typer.Option(help="Folder of checkpoints; those from earlier servers are available.")
+    ] = Path("runs/training-service"),
     all_weights: Annotated[
         bool, typer.Option("--all-weights", help="Train all weights of a copy for each client, not adapters.")
     ] = False,
-    max_runs: Annotated[int, typer.Option(min=1, help="Most training clients at once.")] = 16,
-    max_engines: Annotated[int, typer.Option(min=1, help="Most sampling weights in memory at once.")] = 4,
+    max_runs: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent training clients.")] = 16,
+    max_engines: Annotated[int, typer.Option(min=1, help="Maximum number of sampling weights in memory.")] = 4,
     lease_s: Annotated[
-        float, typer.Option("--lease", min=1, help="Seconds without a sign of life after which a client's runs end.")
+        float, typer.Option("--lease", min=1, help="Seconds without a heartbeat after which a client's runs end.")
     ] = 1800.0,
 ) -> None:
-    """Serve the tinker client: it trains and samples here; Ctrl-C ends it.
+    """Serve training and sampling to the tinker client; stop with Ctrl-C.
 
-    Prints the address, for TINKER_BASE_URL. Checkpoints outlive the server, runs do not.
+    Prints the address for TINKER_BASE_URL. Checkpoints outlive the server, but runs do not.
     """
     config = read_service_config(overrides)
     PROTOBUF.load()
@@ -105,11 +105,15 @@ def serve_training(
 
 
 def _read_key(file: Path | None, host: str) -> str | None:
-    """Read the key of clients; the environment's own is that of another service."""
+    """Read the clients' key from a file; the environment variable holds the key of another service.
+
+    Raises:
+        UsageError: no file for a host that is not local, or the file does not hold a key.
+    """
     if file is None:
         if host not in LOCAL:
             raise UsageError(
-                "strangers could train here",
+                "non-local host without a token",
                 got=f"--host {host}",
                 expected="--token-file with a key, or --host 127.0.0.1",
             )
@@ -117,29 +121,31 @@ def _read_key(file: Path | None, host: str) -> str | None:
     key = read_token(file, KEY_VARIABLE)
     if key is None or not key.startswith(KEY_PREFIX):
         raise UsageError(
-            "the client takes no such key", got="another beginning", expected=f"a token that begins with {KEY_PREFIX}"
+            "the client does not accept this key",
+            got="another prefix",
+            expected=f"a token that begins with {KEY_PREFIX}",
         )
     return key
 
 
 def read_service_config(overrides: Sequence[str]) -> Config:
-    """Read the overrides of a service, of which every key must say something there.
+    """Read the config of a service from overrides.
 
     Raises:
         ConfigError: a key or a value is wrong.
-        UsageError: a key says nothing here, or there is no model.
+        UsageError: a key is not supported, or the model is missing.
     """
     keys = [word.partition("=")[0] for word in overrides]
     for word, key in zip(overrides, keys, strict=True):
         if "=" not in word or key not in KEYS:
             raise UsageError(
-                f"{key} says nothing here", expected=f"one of {', '.join(KEYS)}", hint=did_you_mean(key, KEYS)
+                f"unsupported key {key}", expected=f"one of {', '.join(KEYS)}", hint=did_you_mean(key, KEYS)
             )
     if "model.path" not in keys:
-        raise UsageError("there is no model to serve", expected="model.path=MODEL")
-    # a config needs an environment; which one does not matter here
+        raise UsageError("no model to serve", expected="model.path=MODEL")
+    # a config needs an environment, which is not used here
     config = load_config(None, ["environment=none", *overrides])
     if config.model.path == "scratch":
-        raise UsageError("a model from nothing cannot be served", expected="model.path with a folder or a name")
+        raise UsageError("a scratch model cannot be served", expected="model.path with a folder or a name")
     assert isinstance(config.engine, LocalEngineConfig)
     return config

@@ -24,25 +24,27 @@ from agentrl.tool import Tool
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Registry name, or module:attr of your own; mcp/TOOL for one of several.")]
-Options = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="key=value: an option of the tool, as in agent.tools.")
+Name = Annotated[
+    str, typer.Argument(help="Registry name, or module:attr of your own tool; mcp/TOOL for one of several tools.")
 ]
-Pairs = Annotated[list[str] | None, typer.Argument(help="key=value pairs; values are JSON, else text.")]
-SandboxWords = Annotated[str | None, typer.Option("--sandbox", help="Where it runs if it needs a sandbox: local.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="Option of the tool as key=value, as in agent.tools.")
+]
+Pairs = Annotated[list[str] | None, typer.Argument(help="Arguments as key=value; values are JSON, otherwise text.")]
+SandboxWords = Annotated[str | None, typer.Option("--sandbox", help="Sandbox type, if the tool needs one: local.")]
 
 
 @app.command("list", epilog=examples("agentrl tool list"))
 def list_tools() -> None:
-    """List the tools that are installed."""
-    table = Table("name", "what it does", box=None, pad_edge=False)
+    """List the installed tools."""
+    table = Table("name", "description", box=None, pad_edge=False)
     for name in names(Kind.TOOL):
         table.add_row(name, summary(name))
     out.print(table)
 
 
 def summary(name: str) -> str:
-    """What a tool does, in a line."""
+    """Return the first line of a tool's description."""
     found = lookup(Kind.TOOL, name)
     text = found.schema["function"]["description"] if isinstance(found, Tool) else found.__doc__ or ""
     return str(text).strip().partition("\n")[0]
@@ -50,9 +52,9 @@ def summary(name: str) -> str:
 
 @app.command(epilog=examples("agentrl tool show calculator"))
 def show(name: Name, option: Options = None) -> None:
-    """Print a tool's JSON schema: what the policy reads."""
+    """Print a tool's JSON schema, which the policy reads."""
     known = None if option else lookup(Kind.TOOL, _split(name)[0])
-    tools = [known] if isinstance(known, Tool) else asyncio.run(_find_all(name, option))  # which may want options
+    tools = [known] if isinstance(known, Tool) else asyncio.run(_find_all(name, option))  # may require options
     schemas = [tool.schema for tool in tools]
     out.print_json(json.dumps(schemas[0] if len(schemas) == 1 else schemas))
 
@@ -64,7 +66,7 @@ def show(name: Name, option: Options = None) -> None:
     )
 )
 def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
-    """Call a tool as an episode would, with its arguments checked."""
+    """Call a tool as in an episode, with checked arguments."""
     called = asyncio.run(_call(name, json_pairs(arguments), option, sandbox))
     if called.failed:
         text = called.result.text.removeprefix("Error: ")
@@ -77,7 +79,7 @@ def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: S
 
 @app.command(epilog=examples('agentrl tool check calculator expression="2 + 2"'))
 def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
-    """Check that a tool keeps the rules of its contract; the pairs are the arguments of a call that must succeed."""
+    """Check a tool against the rules of its contract; the arguments are those of a call that must succeed."""
     pairs = json_pairs(arguments)
     reports = asyncio.run(_check(name, [pairs] if pairs else [], option, sandbox))
     for report in reports:
@@ -87,14 +89,14 @@ def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: 
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Split the name of a toolset from that of one of its tools; the path of a file may hold slashes, too."""
+    """Split a name into those of the toolset and of one of its tools; a file's path may contain slashes, too."""
     module, colon, attribute = name.rpartition(":")
     whole, _, single = attribute.partition("/")
     return f"{module}{colon}{whole}", single
 
 
 async def _find_all(name: str, option: Sequence[str] | None) -> list[Tool]:
-    """The tools that a name stands for: one, or all of a toolset."""
+    """Return the tools with a name: one tool, or all of a toolset."""
     whole, single = _split(name)
     found = find_tool({"name": whole, **json_pairs(list(option or []))})
     if isinstance(found, Tool):
@@ -112,7 +114,7 @@ async def _find_all(name: str, option: Sequence[str] | None) -> list[Tool]:
 async def _find_one(name: str, option: Sequence[str] | None) -> Tool:
     tools = await _find_all(name, option)
     if len(tools) > 1:
-        raise UsageError(f"{name} stands for several tools", expected=f"one: {name}/{tools[0].name}")
+        raise UsageError(f"{name} has several tools", expected=f"one of them: {name}/{tools[0].name}")
     return tools[0]
 
 

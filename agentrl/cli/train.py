@@ -1,4 +1,4 @@
-"""`agentrl train`: reinforcement learning, from a config or a few words."""
+"""`agentrl train`: reinforcement learning from a config or from options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentrl.builders.workers import serve_launched_rank
 from agentrl.cli.arguments import EnvName, ModelName, Rewards, Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
-from agentrl.cli.reports import curve_kept_up, write_run_report
+from agentrl.cli.reports import updated_curve, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.derived import EnvironmentConfigs, per_environment_configs
 from agentrl.config.estimate import EstimateRow, rows, run_size
@@ -62,24 +62,25 @@ def train(
     words: Words = None,
     env: EnvName = None,
     model: ModelName = None,
-    engine: Annotated[str | None, typer.Option(help="What samples: local, vllm or sglang.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Inference engine: local, vllm or sglang.")] = None,
     tasks: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Tasks of the environment; without one, prompts to answer once.")
+        str | None,
+        typer.Option(metavar="FILE", help="Tasks of the environment; without an environment, prompts to answer once."),
     ] = None,
     reward: Rewards = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN_DIR", help="Go on with this run; overrides may follow.")
+        Path | None, typer.Option(metavar="RUN_DIR", help="Resume this run; overrides are allowed.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print config, arithmetic and placement, and run nothing.")
+        bool, typer.Option("--dry-run", help="Only print the config, estimates and the placement.")
     ] = False,
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="With --dry-run: the placement on a machine with this many GPUs.")
+        int | None, typer.Option(min=0, help="With --dry-run: show the placement on this number of GPUs.")
     ] = None,
 ) -> None:
     """Train an agent by reinforcement learning.
 
-    Ctrl-C saves a checkpoint; --resume goes on from it exactly.
+    Ctrl-C saves a checkpoint, from which --resume continues exactly.
     """
     if serve_launched_rank():
         return
@@ -92,7 +93,7 @@ def train(
         *reward_words(reward),
     ]
     if resume is not None:
-        _finish(_resumed(resume, words, shortcuts))
+        _finish(_resume(resume, words, shortcuts))
         return
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
@@ -104,13 +105,13 @@ def train(
             note(f"warning: {warning}")
         return
     if gpus is not None:
-        raise UsageError("--gpus is for --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
+        raise UsageError("--gpus needs --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
     check_machine(config)
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
 def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) -> None:
-    """Print the resolved config and what it amounts to, after the checks that the start of such a run makes."""
+    """Print the resolved config and estimates, after the checks that the start of such a run makes."""
     check_trackers(config.trackers)
     if config.model.path != SCRATCH and Path(find_model(config.model.path)).is_dir():
         config = select_default_loop(config, say=note)
@@ -121,7 +122,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow], *, kind: str) 
         tasks = [_tasks_row(part) for part in per_environment_configs(config)]
     check_start(config, kind=kind, fetch=False, say=note)
     out.print(dump_config(config))
-    table = Table("what", "how many", "from", box=None, pad_edge=False)
+    table = Table("quantity", "value", "from", box=None, pad_edge=False)
     for words in tasks:
         table.add_row(*words)
     for row in amounts:
@@ -137,7 +138,7 @@ def _tasks_row(part: EnvironmentConfigs) -> tuple[str, str, str]:
 
 
 def print_run(result: RunResult, config: Config) -> None:
-    """Print where a run ended, whether it learned anything, and the next command."""
+    """Print the last step of a run, steps without learning, and the next command."""
     where = f" --env {next(iter(config.environments))}" if config.environments else ""
     if config.environment is not None and config.environment.name == PROMPTS:
         where = " --prompts FILE"
@@ -147,13 +148,13 @@ def print_run(result: RunResult, config: Config) -> None:
         _report(result.folder)
     folder = shlex.quote(str(result.folder))
     if result.interrupted:
-        note(f"go on with: agentrl train --resume {folder}")
+        note(f"resume with: agentrl train --resume {folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
     note(f"measure it: agentrl eval --model {folder}{where}\nread it:    agentrl view {folder}")
 
 
 def _without_learning(result: RunResult, config: Config) -> str:
-    """Describe the steps in which nothing was learned, if they were half of the run or more."""
+    """Describe the steps in which nothing was learned, if they are at least half of the run."""
     lines = read_metrics(RunDirectory(result.folder).metrics_file)
     idle = steps_without_learning(lines)
     if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
@@ -164,17 +165,17 @@ def _without_learning(result: RunResult, config: Config) -> str:
 def _report(folder: Path) -> None:
     try:
         note(f"report:     {write_run_report(folder).html}")
-    except (AgentRLError, OSError) as error:  # the run is done all the same
-        note(f"no report could be written: {error}")
+    except (AgentRLError, OSError) as error:  # the run itself succeeded
+        note(f"cannot write the report: {error}")
 
 
-def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
+def _resume(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
     given = config_words(words or [])
     if given.source is not None or shortcuts:
         raise UsageError(
             "a run is resumed with its own config",
             got=given.source or " ".join(shortcuts),
-            expected="--resume RUN_DIR, and at most key=value changes",
+            expected="--resume RUN_DIR, and only key=value overrides",
         )
     return resume_run(folder, given.overrides)
 
@@ -182,13 +183,13 @@ def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run
 def _finish(run: Run) -> None:
     note(run_size(run.config))
     try:
-        with curve_kept_up(run.folder.path), watching() as watcher:
+        with updated_curve(run.folder.path), watching() as watcher:
             result = train_run(run, watcher=watcher)
     except KeyboardInterrupt:
         folder = shlex.quote(str(run.folder.path))
         if run.folder.config_file.is_file():
-            note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {folder}")
+            note(f"stopped immediately; resume from the newest checkpoint with: agentrl train --resume {folder}")
         else:
-            note("ended at once, before anything was finished")
+            note("stopped immediately, before the first checkpoint")
         raise
     print_run(result, run.config)

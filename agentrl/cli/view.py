@@ -1,4 +1,4 @@
-"""`agentrl view`: the episodes of a run or an evaluation, token by token, as a page or in the terminal."""
+"""`agentrl view`: show the episodes of a run or an evaluation token by token, as a page or in the terminal."""
 
 from __future__ import annotations
 
@@ -64,23 +64,25 @@ def view(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="A run's folder, or an evaluation's; of a folder of evaluations, the newest. Without one, the newest"
+            help="Folder of a run or an evaluation; in a folder of evaluations, the newest one. Default: the newest"
             " run or evaluation in runs."
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option(help="Only episodes of this training step; else the latest ones.")] = None,
-    task: Annotated[str | None, typer.Option(help="Only episodes of this task id.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Only episodes of this training step; default: the latest ones.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="Only episodes of the task with this id.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only episodes that did not solve their task.")] = False,
-    count: Annotated[int, typer.Option(min=1, help="How many episodes.")] = 10,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Print them instead of writing a page.")] = False,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of episodes.")] = 10,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Print the episodes instead of writing a page.")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(help="The page; episodes.html in the folder when left out."),
+        typer.Option(help="File of the page; default: episodes.html in the folder."),
     ] = None,
 ) -> None:
-    """See episodes token by token: where each token came from, how likely it was, which weights sampled it.
+    """Show episodes token by token: the source of each token, its probability, and the weights that sampled it.
 
-    Episodes without tokens, those of scripted policies and of text services, are shown as text.
+    Episodes without tokens, from scripted policies and text services, are shown as text.
     """
     folder = _newest_of_all() if run is None else _newest_evaluation(run) or run
     stored = [
@@ -90,7 +92,7 @@ def view(
     ]
     found = [episode.trajectory for episode in stored if step is None or episode.step == step][-count:]
     if not found:
-        raise _nothing_fits(folder, step, [episode.step for episode in stored])
+        raise _no_match_error(folder, step, [episode.step for episode in stored])
     decode = _decoder_of(folder, found)
     if terminal:
         for trajectory in found:
@@ -107,24 +109,24 @@ def view(
 
 
 def _decoder_of(folder: Path, found: list[Trajectory]) -> Decode:
-    """The texts of token ids, where there are any."""
+    """Return the decoder of token ids, or `str` if the episodes hold only text."""
     if any(map(has_tokens, found)):
         return decoder(_model_of(folder))
     if not any(trajectory.transcript for trajectory in found):
         raise UsageError(
             f"the episodes in {folder} have neither tokens nor text",
-            hint="remove the folder and evaluate again: an earlier version kept no text of policies without tokens",
+            hint="delete the folder and evaluate again: an earlier version did not store texts of such policies",
         )
     return str
 
 
 def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = False) -> Text:
-    """One episode for the terminal, coloured by source.
+    """Format an episode for the terminal, coloured by source.
 
     Args:
         trajectory: The episode.
-        decode: Gives the text of a token id.
-        labelled: Name the sources, and list the sampled tokens, for where there are no colours.
+        decode: Returns the text of a token id.
+        labelled: Name the sources and list the sampled tokens, for output without colours.
     """
     text = Text.assemble(
         (f"{trajectory.task_id}", "bold"),
@@ -132,8 +134,8 @@ def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = Fal
         f"{trajectory.error}\n" if trajectory.error else "",
     )
     if not has_tokens(trajectory):
-        for speaker, said in itertools.chain(*conversations(trajectory)):
-            text.append(f"[{speaker}]\n", "bold").append(f"{said}\n")
+        for speaker, message in itertools.chain(*conversations(trajectory)):
+            text.append(f"[{speaker}]\n", "bold").append(f"{message}\n")
         return text.append("\n")
     has_roles = any(turn.role != SOLE_ROLE for turn in trajectory.turns)
     for sequence in trajectory.sequences:
@@ -142,7 +144,7 @@ def episode_text(trajectory: Trajectory, decode: Decode, *, labelled: bool = Fal
             text.append(f"{speakers}{'' if len(sequence) else ': in text, without tokens'}\n", "bold")
         for segment in segments(sequence, decode):
             if labelled:
-                text.append_text(_labelled(segment))
+                text.append_text(_label_segment(segment))
                 continue
             for cell in segment.cells:
                 text.append(_cell_text(cell), STYLES[segment.source])
@@ -156,8 +158,8 @@ def _cell_text(cell: TokenCell) -> str:
     return f"[image]\n{cell.image.alternative}\n".replace("\n\n", "\n")
 
 
-def _labelled(segment: Segment) -> Text:
-    """A segment under its source's name; what the policy sampled is also listed, one token a line."""
+def _label_segment(segment: Segment) -> Text:
+    """Format a segment under its source's name; sampled tokens are also listed, one per line."""
     turn = f" · {turn_words(segment.turn)}" if segment.turn else ""
     text = Text(f"[{segment.source.name.lower()}{turn}]\n{''.join(map(_cell_text, segment.cells)).rstrip()}\n")
     if segment.source is Source.SAMPLED:
@@ -167,50 +169,48 @@ def _labelled(segment: Segment) -> Text:
 
 @dataclass(frozen=True, slots=True)
 class _Episode:
-    """A stored episode; an evaluation's has no training step."""
+    """A stored episode, with its training step; ``None`` for an evaluation."""
 
     trajectory: Trajectory
     step: int | None
 
 
 def _episodes(folder: Path) -> Iterator[_Episode]:
-    """The episodes of an evaluation's folder, or of the run that a folder is or lies in."""
+    """Return the episodes of an evaluation, or of the run that contains the folder."""
     if _is_evaluation(folder):
         return (_Episode(episode.trajectory, None) for episode in read_episodes(folder / EPISODES_FILE))
     run = find_run(folder)
     if run is None:
         others = "no config.yaml and no episodes.jsonl"
         raise UsageError(
-            f"there is neither a run nor an evaluation in {folder}",
+            f"{folder} is neither a run nor an evaluation",
             got=others if folder.is_dir() else "no such folder",
-            expected="the folder of one, such as runs/latest or runs/evaluations",
-            hint="see the newest: agentrl view",
+            expected="a folder such as runs/latest or runs/evaluations",
+            hint="show the newest: agentrl view",
         )
     if not run.trajectories.is_dir():
         played = run.path / FOLDER
-        hint = (
-            f"those of its evaluations: agentrl view {shlex.quote(str(played))}" if _newest_evaluation(played) else None
-        )
+        hint = f"show its evaluations: agentrl view {shlex.quote(str(played))}" if _newest_evaluation(played) else None
         raise UsageError(f"run {run.path} has no episodes", hint=hint)
     stored = read_trajectories(run.trajectories)
     return (_Episode(found.trajectory, found.step) for found in stored if found.trajectory.sequences)
 
 
 def _newest_evaluation(folder: Path) -> Path | None:
-    """The evaluation in a folder of evaluations that was played last."""
+    """Return the latest evaluation in a folder of evaluations; ``None`` if it has none."""
     files = list(folder.glob(f"*/{EPISODES_FILE}"))
     return max(files, key=_written_at).parent if files else None
 
 
 def _newest_of_all() -> Path:
-    """The run or evaluation whose episodes were written last."""
+    """Return the run or evaluation whose episodes were written last."""
     runs = Path("runs")
     evaluations = [*runs.glob(f"{FOLDER}/*/{EPISODES_FILE}"), *runs.glob(f"*/{FOLDER}/*/{EPISODES_FILE}")]
     files = [*evaluations, *(file for folder in runs.glob("*/trajectories") for file in step_files(folder))]
     if not files:
         raise UsageError(
-            f"there are no episodes in {runs.resolve()}",
-            expected="a run or an evaluation that has played some",
+            f"no episodes found in {runs.resolve()}",
+            expected="a run or an evaluation with episodes",
             hint="play some: agentrl eval --env guess_number --policy expert; or name another folder",
         )
     newest = max(files, key=_written_at).parent
@@ -225,21 +225,27 @@ def _is_evaluation(folder: Path) -> bool:
     return (folder / EPISODES_FILE).is_file()
 
 
-def _nothing_fits(folder: Path, step: int | None, others: list[int | None]) -> UsageError:
-    """Why no episode is shown, and which steps have some that fit otherwise."""
+def _no_match_error(folder: Path, step: int | None, others: list[int | None]) -> UsageError:
+    """Return an error that explains why no episode matches, with the steps that have matching episodes.
+
+    Args:
+        folder: The run or evaluation.
+        step: The requested step, if any.
+        others: Steps of the episodes that meet the other conditions.
+    """
     if not any(True for _ in _episodes(folder)):
-        again = "the same agentrl eval command goes on with it" if _is_evaluation(folder) else None
-        return UsageError(f"no episode in {folder} is finished", hint=again)
+        again = "the same agentrl eval command resumes it" if _is_evaluation(folder) else None
+        return UsageError(f"no finished episode in {folder}", hint=again)
     steps = sorted({number for number in others if number is not None})
     if step is None or not others:
-        return UsageError(f"no episode in {folder} fits", hint="ask for fewer conditions")
+        return UsageError(f"no matching episode in {folder}", hint="remove some conditions")
     if not steps:
-        return UsageError("--step chooses episodes of a training run", got=f"{folder}, an evaluation")
-    return UsageError(f"no episode in {folder} is of this step", got=step, expected=_ranges(steps))
+        return UsageError("--step needs a training run", got=f"{folder}, an evaluation")
+    return UsageError(f"no matching episode of this step in {folder}", got=step, expected=_ranges(steps))
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Sorted numbers in words.
+    """Format sorted numbers as ranges.
 
     >>> _ranges([1, 2, 3, 7])
     '1 to 3, 7'
@@ -261,12 +267,12 @@ def _model_of(folder: Path) -> str:
     run = find_run(folder)
     if run is None:
         raise UsageError(
-            f"evaluation {folder} is not finished, so it does not say which model has played",
-            hint="the same agentrl eval command goes on with it",
+            f"evaluation {folder} is not finished and does not name its model yet",
+            hint="the same agentrl eval command resumes it",
         )
     try:
         return find_model(str(run.path))
-    except UsageError:  # no whole checkpoint; the model that the run started from has the same tokenizer
+    except UsageError:  # no complete checkpoint; the run's initial model has the same tokenizer
         start = load_config(run.config_file).model.path
         if start == SCRATCH and not run.model.is_dir():
             raise

@@ -1,4 +1,4 @@
-"""Settings: models, files, overrides."""
+"""Config models, config files and overrides."""
 
 from agentrl.config.config import Config as Config
 from agentrl.config.load import config_from as config_from

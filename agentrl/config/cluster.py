@@ -1,4 +1,4 @@
-"""A cluster of machines: where a run's ranks and engines are placed, and with what resources."""
+"""Settings of a cluster: placement and resources of a run's ranks and engines."""
 
 from __future__ import annotations
 
@@ -13,49 +13,52 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?[^\s/:]+:\d+")
 
 
 def _checked_resources(resources: dict[str, float]) -> dict[str, float]:
-    """Resources as Ray takes them.
+    """Return the resources if Ray accepts them.
 
     Raises:
-        ValueError: an amount that is negative, or above 1 and not whole.
+        ValueError: no resources; or an amount that is negative, or above 1 and not whole.
     """
     if not any(resources.values()):
-        raise ValueError("no resources: write some, as {CPU: 1}")
+        raise ValueError("no resources: write at least one, such as {CPU: 1}")
     for name, amount in resources.items():
         if name in ("cpu", "gpu"):
             raise ValueError(f"{name} is written {name.upper()}")
         if amount < 0 or (amount > 1 and amount != int(amount)):
-            raise ValueError(f"{amount:g} {name} cannot be had: write a whole number, or a share below 1")
+            raise ValueError(f"{amount:g} {name} cannot be reserved: write a whole number, or a share below 1")
     return resources
 
 
 Resources: TypeAlias = Annotated[dict[str, float], AfterValidator(_checked_resources)]
-"""Amounts by name: CPU, GPU, and names of the cluster's own."""
+"""Amounts by name: CPU, GPU, and custom resources of the cluster."""
 
 
 class ClusterConfig(Section):
-    """Ranks and engines as actors on the nodes of a cluster (extra ``agentrl[ray]``); this process stays the run's."""
+    """Ranks and engines as actors on the nodes of a cluster (extra ``agentrl[ray]``); this process controls the run."""
 
     type: Literal["ray"] = "ray"
-    """What keeps the cluster."""
+    """Cluster framework."""
     address: str | None = None
-    """A running cluster: ``auto`` for that of this machine, ``HOST:PORT``, or ``ray://HOST:PORT`` from outside it; one
-    is started here, and ended with the run, when left out."""
+    """Address of a running cluster: ``auto`` for the one on this machine, ``HOST:PORT``, or ``ray://HOST:PORT`` from
+    outside the cluster. If not set, a cluster is started on this machine and stopped with the run."""
     rank: Resources | None = None
-    """Resources of each rank, as ``{CPU: 4, GPU: 1}``, and the cluster's own names; one CPU when left out, and a GPU
-    where there are some and ``model.device`` is not ``cpu``. Rank 0 is this process, and has them on its node."""
+    """Resources of each rank: ``{CPU: 4, GPU: 1}`` and custom resources of the cluster. If not set, one CPU, and one
+    GPU where the cluster has GPUs and ``model.device`` is not ``cpu``. Rank 0 is this process; its resources are
+    reserved on its node."""
     engine: Resources | None = None
-    """Resources of each engine; one CPU when left out, and where there are GPUs one, or ``engine.tensor_parallel``."""
+    """Resources of each engine. If not set, one CPU, and on clusters with GPUs one GPU, or ``engine.tensor_parallel``
+    GPUs for a server."""
     engines: int = Field(1, ge=1)
-    """Engines of ``engine: local``, each an actor with a copy of the model; servers are counted by
+    """Number of engines for ``engine: local``, each an actor with a copy of the model; for servers set
     ``engine.replicas``."""
     strategy: Literal["pack", "spread", "strict_pack", "strict_spread"] = "pack"
-    """How ranks and engines lie: on few nodes or on many; strictly, or as far as it goes."""
+    """Placement of ranks and engines: on as few nodes as possible (``pack``) or on as many (``spread``); the strict
+    strategies fail instead of approximating."""
     timeout_s: float = Field(300.0, gt=0)
-    """Deadline of the connection, of the placement, and of the start of actors."""
+    """Seconds for connecting, for the placement, and for the start of the actors."""
 
     @field_validator("address")
     @classmethod
     def _address_is_one(cls, address: str | None) -> str | None:
         if address is not None and not RAY_ADDRESS.fullmatch(address):
-            raise ValueError(f"{address} is no address of a cluster: write auto, HOST:PORT or ray://HOST:PORT")
+            raise ValueError(f"{address} is not a cluster address: write auto, HOST:PORT or ray://HOST:PORT")
         return address

@@ -1,4 +1,4 @@
-"""Every setting of agentrl, typed. An unknown key is an error; the docstring under a field is its documentation."""
+"""All settings of a run. Unknown keys are errors; the docstring under a field is its documentation."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from agentrl.errors import ConfigError
 
 class RunConfig(Section):
     name: str | None = None
-    """Name of the run's folder; made from the config's name and the time when left out."""
+    """Name of the run's folder; built from the config's name and the time if not set."""
     directory: str = "runs"
-    """Folder that holds run folders."""
+    """Folder that holds the run folders."""
     seed: int = 0
-    """Seed of everything: task order, sampling, initialisation."""
+    """Seed of task order, sampling and initialisation."""
 
 
 class ScratchModelConfig(Section):
-    """A small model with random weights, for trying things without a download."""
+    """Small model with random weights, for experiments without a download."""
 
     layers: int = Field(2, ge=1)
     """Transformer blocks."""
@@ -46,34 +46,36 @@ class ScratchModelConfig(Section):
     heads: int = Field(4, ge=1)
     """Attention heads."""
     kv_heads: int = Field(2, ge=1)
-    """Key-value heads; divides ``heads``."""
+    """Key-value heads; must divide ``heads``."""
     vocab_size: int = Field(512, ge=1)
-    """Most entries of the byte-level BPE vocabulary, trained on the environment's own text."""
+    """Maximum size of the byte-level BPE vocabulary, which is trained on the environment's text."""
     numbered_names: bool = False
-    """Let a word and the number after it (``mug 1``) be one token: shorter episodes, and names are copied whole."""
+    """Encode a word and the number after it (``mug 1``) as one token: episodes are shorter, and the model copies names
+    as a whole."""
     initializer_range: float = Field(0.06, gt=0)
-    """Standard deviation of the initial weights (0.02 learns far slower at this size)."""
+    """Standard deviation of the initial weights (training with 0.02 is far slower at this size)."""
     tie_word_embeddings: bool = True
-    """The output head is the embedding."""
+    """Share the weights of embedding and output head."""
     max_context: int = Field(4096, ge=1)
-    """Most tokens of a sequence."""
+    """Maximum number of tokens in a sequence."""
 
 
 class ModelConfig(Section):
     path: str = "scratch"
-    """A Hugging Face name or folder, a run folder, or ``scratch``: a new small model (see ``model.scratch``)."""
+    """Hugging Face name or folder, a run folder, or ``scratch`` for a new small model (see ``model.scratch``)."""
     scratch: ScratchModelConfig | None = None
     """Sizes of the new model; only with ``path: scratch``."""
     chat_template: str | None = None
-    """In place of the model's own: a Jinja file, or ``chatml``, ``qwen3``, ``llama3`` or ``gemma`` (docs/models.md)."""
+    """Chat template that replaces the model's: a Jinja file, or ``chatml``, ``qwen3``, ``llama3`` or ``gemma``
+    (docs/models.md)."""
     device: str = "auto"
-    """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one."""
+    """``cpu``, ``cuda`` or ``cuda:1``; ``auto`` uses a GPU if one is available."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the weights; ``auto`` becomes bfloat16 on GPUs and on processors that multiply in it, and
-    float32 elsewhere."""
+    """Number format of the weights; ``auto`` is bfloat16 on GPUs and on CPUs that multiply in bfloat16, and float32
+    elsewhere."""
     head_dtype: Literal["model", "float32"] = "model"
-    """Number format in which logits are computed: that of the weights, or float32 in the trainer, the local engine and
-    servers that agentrl launches; with ``dtype: bfloat16`` this brings their probabilities closer together."""
+    """Number format of the logits: ``model``, that of the weights; ``float32``, in the trainer, the local engine and
+    launched servers, which with ``dtype: bfloat16`` brings their probabilities closer together."""
     lora: LoraConfig | None = None
     """Train adapters (LoRA) and freeze the base weights; see docs/lora.md."""
 
@@ -89,48 +91,49 @@ class ModelConfig(Section):
                 f"model.scratch is ignored with model.path {self.path}: remove it, or set model.path: scratch"
             )
         if self.chat_template is not None and self.path == "scratch":
-            raise ValueError("model.chat_template is ignored with model.path scratch, which has a template of its own")
+            raise ValueError("model.chat_template is ignored with model.path scratch, which has its own template")
         return self
 
 
 class SamplingConfig(Section):
     temperature: float = Field(1.0, ge=0)
-    """Logits are divided by it; 0 is greedy."""
+    """Divisor of the logits; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample from the fewest tokens that have this share of probability."""
+    """Sample from the smallest set of most probable tokens with this total probability."""
     top_k: int = Field(0, ge=0)
-    """Sample from the most probable k tokens; 0 from all."""
+    """Sample from the k most probable tokens; 0 for all."""
     min_p: float = Field(0.0, ge=0, lt=1)
-    """Drop tokens below this share of the most probable one."""
+    """Drop tokens whose probability is below this share of the most probable token's."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Texts that end an answer, such as the closing tag of an action; they stay in it."""
+    """Texts that end an answer, such as the closing tag of an action; they stay in the answer."""
 
 
 LOGITS_MEGABYTES = 256
-"""Memory, in MiB, of the logits that the trainer keeps at once; twice as much at the peak."""
+"""MiB of logits that the trainer keeps at once; the peak is twice as much."""
 
 Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
-"""What is kept of a layer's forward pass; see `agentrl.training.compile`."""
+"""Kept part of a layer's forward pass; see `agentrl.training.compile`."""
 
 MOST_EPISODES_PER_STEP = 1_000_000
 """A training step holds its episodes in memory: about 10 KB each, and more for long ones."""
 
 LABEL = re.compile(r"[\w-]+")
-"""How an environment of several may be called: labels stand in names of metrics, and in overrides."""
+"""Labels of several environments; they are part of metric names and overrides."""
 
 
 class CorrectionConfig(Section):
-    """Train/inference correction: weights from pi_old / mu."""
+    """Train/inference correction: importance weights pi_old / mu (rho)."""
 
     mode: Literal["token", "sequence", "icepop", "off"] = "token"
-    """What is weighted: every token, whole sequences, tokens inside a band only, or nothing."""
+    """Weighted unit: ``token``, every token; ``sequence``, whole sequences; ``icepop``, tokens inside a band, dropping
+    the others; ``off``, nothing."""
     cap: float | None = Field(None, gt=0)
-    """Truncation; 2 for token, 5 for sequence when left out. Not used by icepop and off."""
+    """Upper limit of the weights; if not set, 2 for token and 5 for sequence. Not used by icepop and off."""
     band: tuple[float, float] | None = None
-    """Range of rho that icepop keeps; [0.5, 5] when left out. Only icepop."""
+    """Range of rho that icepop keeps; [0.5, 5] if not set. Only for icepop."""
     proximal: Literal["trainer", "behaviour", "loglinear"] = "trainer"
-    """Where pi_old comes from: computed by the trainer, the engine's mu itself, or between mu and pi by their versions.
-    The latter two save a forward pass where a step has several mini-batches."""
+    """Source of pi_old: ``trainer`` computes it; ``behaviour`` uses the engine's mu; ``loglinear`` interpolates between
+    mu and pi by their versions. The latter two save a forward pass in steps with several mini-batches."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -156,21 +159,21 @@ class CorrectionConfig(Section):
 
 
 REFERENCE_LOSSES = frozenset({"sppo"})
-"""Shipped losses that compare with a reference policy; a test holds this against their marks."""
+"""Shipped losses that compare with a reference policy; a test compares this with their traits."""
 
 SEQUENCE_LOSSES = frozenset({"gmpo", "gspo", "sapo", "sppo"})
-"""Shipped losses that are means over sequences in their papers; a test holds this against their marks."""
+"""Shipped losses that are means over sequences in their papers; a test compares this with their traits."""
 
 
 class AlgorithmConfig(Section):
     advantage: str = "grpo"
     """Registry name of the advantage estimator, or module:attr."""
     advantage_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the estimator (gamma, …); one that it does not take is an error."""
+    """Keyword arguments of the estimator (gamma, …); unknown ones are errors."""
     loss: str = "ppo"
     """Registry name of the policy loss, or module:attr."""
     loss_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the loss (clip_low, clip_high, …); one that it does not take is an error."""
+    """Keyword arguments of the loss (clip_low, clip_high, …); unknown ones are errors."""
     aggregation: Literal[
         "token-mean",
         "seq-mean-token-mean",
@@ -179,37 +182,38 @@ class AlgorithmConfig(Section):
         "traj-mean-token-mean",
         "prompt-mean",
     ] = "token-mean"
-    """How token losses become one number; denominators are counted over the whole optimizer step. When left out, the
-    losses gmpo, gspo, sapo and sppo take seq-mean-token-mean, as their papers do, and all others token-mean."""
+    """Reduction of the token losses to one number; denominators are counted over the whole optimizer step. If not set,
+    seq-mean-token-mean for the losses gmpo, gspo, sapo and sppo, as in their papers, and token-mean for all others."""
     norm_length: int | None = Field(None, ge=1)
-    """Constant length of seq-mean-token-sum-norm; only there."""
+    """Constant length, in tokens, by which seq-mean-token-sum-norm divides; only for it."""
     group_size: int = Field(8, ge=1)
     """Episodes per task."""
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
     kl_coef: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight of the KL to the reference in the loss; 0 keeps no reference model."""
+    """Weight in the loss of the KL divergence from the reference policy; with 0 no reference model is loaded for it."""
     reference: ReferenceConfig | None = None
     entropy_coef: Finite = 0.0
     """Weight of the entropy bonus."""
     shaping: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """What happens to rewards, in this order: registry names or module:attr with options, ``{invalid: {penalty:
+    """Reward shaping steps, applied in this order: registry names or module:attr with options, ``{invalid: {penalty:
     -0.1}}``; see the algorithms page."""
     filters: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Which tokens train: registry names or module:attr with options, ``{geometric: {band: [0.99, 1.01]}}``."""
+    """Filters of the tokens that are trained: registry names or module:attr with options, ``{geometric: {band: [0.99,
+    1.01]}}``."""
     role_weights: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
-    """Factors of the advantages of roles, for loops of several agents: ``{planner: 2, worker: 0.5}``; 1 for those that
-    are left out."""
+    """Factors of the advantages of roles, for loops with several agents: ``{planner: 2, worker: 0.5}``; 1 for roles
+    that are not named."""
     dynamic_sampling: bool = False
-    """Replace groups whose episodes do not differ, as ``advantage`` compares them before shaping, by new ones."""
+    """Replace groups whose episodes do not differ (compared as ``advantage`` does, before shaping) with new groups."""
     teacher: TeacherConfig | None = None
-    """A frozen model to learn from: ``{path: MODEL}``; none when left out. See docs/guides.md."""
+    """Frozen model to learn from: ``{path: MODEL}``; none if not set. See docs/guides.md."""
     expert: ExpertConfig | None = None
-    """The environment's expert as a member of every group: ``{members: 1}``; none when left out."""
+    """Episodes of the environment's expert in every group: ``{members: 1}``; none if not set."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds ``kl_estimator``, which is in ``reference`` now."""
+        """Move ``kl_estimator`` of an older run's config.yaml to ``reference``."""
         rest = without_old_key(data, "kl_estimator", "k3")
         if rest is not data and rest.get("kl_coef") and rest.get("reference") is None:
             return {**rest, "reference": {"kl_estimator": "k3"}}
@@ -224,7 +228,7 @@ class AlgorithmConfig(Section):
 
     @property
     def keeps_reference(self) -> bool:
-        """A frozen copy of the model is held."""
+        """True if a frozen copy of the model is kept."""
         return self.kl_coef != 0 or "kl" in self.shaping or self.loss in REFERENCE_LOSSES
 
     @model_validator(mode="after")
@@ -244,8 +248,8 @@ class AlgorithmConfig(Section):
             )
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError(
-                "algorithm.dynamic_sampling replaces groups whose episodes do not differ, and a group of one is never "
-                "anything else: set it to false, or raise algorithm.group_size"
+                "algorithm.dynamic_sampling replaces groups whose episodes do not differ, which is always true of a "
+                "group of one: set it to false, or raise algorithm.group_size"
             )
         return self
 
@@ -260,77 +264,77 @@ class TrainerConfig(Section):
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """``muon`` orthogonalises the updates of the blocks' matrices, scaled to AdamW's size, and leaves the rest to
-    AdamW: small models trained from nothing learn from far fewer examples. Also of a warm start."""
+    """``muon`` orthogonalises the updates of the blocks' matrices, scales them to AdamW's size, and leaves the other
+    parameters to AdamW; small models then learn from scratch with far fewer examples. Also used by `agentrl sft`."""
     learning_rate: LearningRate = 1e-6
     """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Learning rate after the warm-up."""
+    """Schedule of the learning rate after the warm-up."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Where cosine ends, as a share of the learning rate."""
+    """Final learning rate of the cosine schedule, as a share of the peak."""
     adam: AdamConfig | None = None
-    """AdamW's decay rates, and weight decay: ``{betas: [0.9, 0.95], weight_decay: 0}`` when left out."""
+    """Decay rates of AdamW, and weight decay; ``{betas: [0.9, 0.95], weight_decay: 0}`` if not set."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Maximum gradient norm; larger gradients are scaled down to it."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's data."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
     max_kl: float | None = Field(None, gt=0)
-    """KL of the policy to that of the start of the step, over a mini-batch, above which the step's other updates are
-    left out."""
+    """KL divergence from the policy at the start of the step, over a mini-batch, above which the remaining updates of
+    the step are skipped."""
     critic: CriticConfig | None = None
     process_reward: ProcessRewardConfig | None = None
     tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Tokens of a forward and backward pass, padding included."""
+    """Tokens per forward and backward pass, padding included."""
     share_prefixes: bool = False
-    """Compute what sequences begin with in common once: the prompt of a group, the history of branches. The gradients
-    are the same; it pays where much is shared."""
+    """Compute the common prefix of sequences once: the prompt of a group, the history of branches. The gradients are
+    the same; training is faster where sequences share much."""
     lanes: int = Field(1, ge=1, le=256)
-    """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
-    small that their operations cannot keep several cores busy."""
+    """Micro-batches that are computed in parallel, each on its share of torch's threads; on the CPU, for models whose
+    operations are too small to use several cores."""
     gradient_checkpointing: bool | Checkpointing = False
-    """Recompute activations in the backward pass: less memory, more time. ``full`` (or true) keeps the inputs of layers
-    only, ``selective`` what attention gave as well, ``offload`` the inputs of layers in the CPU's memory."""
+    """Recompute activations in the backward pass: less memory, more time. ``full`` (or true) keeps only the inputs of
+    layers, ``selective`` also the outputs of attention, ``offload`` the inputs of layers in CPU memory."""
     kernels: Literal["torch", "compiled", "liger"] = "torch"
-    """What computes layers. ``compiled``: torch.compile, for faster steps after a first one that is slow. ``liger``:
-    Liger's norms, rotary positions and feed-forward parts, which need a GPU and the extra ``agentrl[gpu]``."""
+    """Implementation of the layers. ``compiled``: torch.compile, for faster steps after a slow first one. ``liger``:
+    Liger's norms, rotary embeddings and feed-forward layers, which need a GPU and the extra ``agentrl[gpu]``."""
     moe: MoEConfig | None = None
-    """For models with routed experts: ``{aux_loss_coef: 0.001, router_replay: true}``; neither when left out."""
+    """Settings for models with routed experts: ``{aux_loss_coef: 0.001, router_replay: true}``; neither if not set."""
     deterministic: bool = False
-    """Let equal steps give equal bits, and runs of one seed too: the local engine waits for all episodes before each of
-    its steps. It costs speed; see docs/numerics.md."""
+    """Make equal steps, and runs with the same seed, bitwise equal: the local engine waits for all episodes before each
+    of its steps. Slower; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
-    """Limits of the watch over the training's numbers; its defaults when left out."""
+    """Limits of the alarms about the numbers of training; the defaults if not set."""
     processes: int = Field(1, ge=1, le=4096)
-    """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
+    """Processes (ranks) that share the model's parameters and the work of a step, each with its own GPU if there are
     any; see docs/distributed.md."""
     context_parallel: int = Field(1, ge=1)
-    """Processes that share the tokens of every row, for sequences that are too long for one."""
+    """Processes that share the tokens of every row, for sequences that are too long for one process."""
     tensor_parallel: int = Field(1, ge=1)
     """Processes that share the matrices of every layer."""
     fsdp: FSDPOptions = Field(default_factory=FSDPOptions)
-    """How they share, as ``{reshard: false, …}``. ``replicas`` (1): rows of processes that hold the whole model each.
-    ``reshard`` (true): a layer's parameters are given up between its forward and its backward pass. ``offload``
-    (false): parameters and moments wait in the CPU's memory, where updates are computed. ``reduce`` (false): gradients
-    are added up over the processes after every micro-batch instead of once per update, and never kept whole."""
+    """FSDP options: ``{reshard: false, …}``. ``replicas`` (1): groups of processes that each hold the whole model.
+    ``reshard`` (true): release a layer's parameters between its forward and its backward pass. ``offload`` (false):
+    keep parameters and moments in CPU memory and compute updates there. ``reduce`` (false): reduce gradients over the
+    processes after every micro-batch instead of once per update, so that full gradients are never kept."""
 
     @property
     def router_balance(self) -> float:
-        """``moe.aux_loss_coef``; 0 without."""
+        """``moe.aux_loss_coef``; 0 without ``moe``."""
         return 0.0 if self.moe is None else self.moe.aux_loss_coef
 
     @property
     def router_replay(self) -> bool:
-        """``moe.router_replay``; not without."""
+        """``moe.router_replay``; False without ``moe``."""
         return self.moe is not None and self.moe.router_replay
 
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds keys that exist no more, with their defaults."""
+        """Drop removed keys, with their defaults, of an older run's config.yaml."""
         for key, value in OLDER.items():
             data = without_old_key(data, key, value)
         return data
@@ -340,7 +344,7 @@ class TrainerConfig(Section):
         compiled = self.kernels == "compiled"
         if self.processes > 1 and self.lanes > 1:
             raise ValueError(
-                f"trainer.lanes ({self.lanes}) are threads of one process, and trainer.processes is {self.processes}: "
+                f"trainer.lanes ({self.lanes}) needs a single process, but trainer.processes is {self.processes}: "
                 "set one of them to 1"
             )
         if self.processes % (self.context_parallel * self.tensor_parallel):
@@ -355,21 +359,21 @@ class TrainerConfig(Section):
             )
         if self.lanes > 1 and compiled:
             raise ValueError(
-                f"trainer.kernels compiled compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
+                f"trainer.kernels compiled supports one thread, but trainer.lanes is {self.lanes}: set lanes to 1"
             )
         if self.kernels == "liger" and self.tensor_parallel > 1:
             raise ValueError(
-                f"trainer.kernels liger has some for whole norms, and trainer.tensor_parallel ({self.tensor_parallel}) "
-                "shares them: set one of them"
+                f"trainer.kernels liger needs whole layers, which trainer.tensor_parallel ({self.tensor_parallel}) "
+                "shards: set one of them"
             )
         for name, used in (("aux_loss_coef", self.router_balance), ("router_replay", self.router_replay)):
             if used and compiled:
                 raise ValueError(
-                    f"trainer.moe.{name} looks into layers, which trainer.kernels compiled closes: set one of them"
+                    f"trainer.moe.{name} needs access to layers that trainer.kernels compiled fuses: set one of them"
                 )
         if compiled and self.context_parallel * self.tensor_parallel > 1:
             raise ValueError(
-                "trainer.kernels compiled is made for layers that one process computes: not with "
+                "trainer.kernels compiled needs layers that one process computes: it does not work with "
                 f"trainer.context_parallel ({self.context_parallel}) and trainer.tensor_parallel "
                 f"({self.tensor_parallel})"
             )
@@ -393,39 +397,40 @@ class TrainerConfig(Section):
 
 class RolloutConfig(Section):
     max_staleness: int = Field(0, ge=0)
-    """0: synchronous; 1: one step off; k: at most k versions between sampling and training."""
+    """Maximum number of policy versions between sampling and training; 0: synchronous, 1: one step off-policy."""
     max_concurrent: int = Field(128, ge=1)
-    """Most episodes in flight."""
+    """Maximum number of concurrent episodes."""
     retries: int = Field(2, ge=0)
-    """New attempts for an episode that the machinery failed."""
+    """Maximum number of retries of an episode after infrastructure failures."""
     stall_report_s: float = Field(60.0, gt=0)
-    """Silence after which the run prints who waits for what."""
+    """Seconds without progress after which the run prints which parts wait for what."""
 
 
 class EvaluationConfig(Section):
     every: int = Field(0, ge=0)
-    """Training steps between evaluations; 0 never."""
+    """Training steps between evaluations; 0 for no evaluations."""
     split: str = "valid"
-    """Split to evaluate on."""
+    """Split of the evaluation tasks."""
     tasks: int = Field(64, ge=1)
-    """Tasks of the panel; ``run.seed`` chooses them."""
+    """Number of evaluation tasks, which ``run.seed`` selects; every evaluation of the run uses the same ones."""
     samples: int = Field(1, ge=1)
     """Episodes per task."""
     sampling: SamplingConfig | None = None
-    """The training's sampling when left out; its stop texts also when only they are."""
+    """Sampling parameters of evaluations; those of training if not set. Stop texts that are not set here are those of
+    training, too."""
 
 
 class CheckpointConfig(Section):
     every: int = Field(10, ge=1)
     """Training steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints to keep."""
     background: bool = False
-    """Copy at the end of the step, and write the copy while the next ones run."""
+    """Copy the state at the end of the step, and write the copy during the next steps."""
 
 
 class Config(Section):
-    """A whole run."""
+    """Config of a run."""
 
     run: RunConfig = Field(default_factory=RunConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -437,8 +442,8 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     adapters: dict[str, AdapterConfig] | None = None
-    """Several adapters (``model.lora``) that roles name in ``agent.roles.ROLE.adapter``, each with an optimizer of its
-    own: ``{planner: {learning_rate: 2e-4}, worker: {}}``. See docs/roles.md."""
+    """Several adapters (``model.lora``) by name, each with its own optimizer, for roles with
+    ``agent.roles.ROLE.adapter``: ``{planner: {learning_rate: 2e-4}, worker: {}}``. See docs/roles.md."""
     sft: SFTConfig = Field(default_factory=SFTConfig)
     preferences: PreferencesConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
@@ -447,16 +452,17 @@ class Config(Section):
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     cluster: ClusterConfig | None = None
     trackers: list[str] = Field(default_factory=list)
-    """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
+    """Registry names of trackers: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always
+    written."""
 
     @property
     def named_adapters(self) -> dict[str, AdapterConfig]:
-        """Several adapters by name; none where ``model.lora`` alone is one."""
+        """Several adapters by name; empty if ``model.lora`` is the only adapter."""
         return self.adapters or {}
 
     @property
     def evaluation_sampling(self) -> SamplingConfig:
-        """Sampling of the run's evaluations."""
+        """Sampling parameters of the run's evaluations."""
         own = self.evaluation.sampling
         if own is None:
             return self.sampling
@@ -464,19 +470,19 @@ class Config(Section):
 
     @property
     def has_environment(self) -> bool:
-        """Return True if an environment is configured; learning from a file (``sft.data``) needs none."""
+        """True if an environment is configured; learning from a file (``sft.data``) needs none."""
         return self.environment is not None or bool(self.environments)
 
     @property
     def sole_environment(self) -> EnvironmentConfig:
-        """The environment of a run that has one, and of each part of a run that has several (`parts_of`).
+        """The environment of a run with one, or of one of its `per_environment_configs`.
 
         Raises:
-            ConfigError: there are several.
+            ConfigError: no environment, or several.
         """
         if self.environment is None:
             raise ConfigError(
-                "this needs one environment",
+                "this needs exactly one environment",
                 got=f"the environments {', '.join(self.environments)}" if self.environments else "none",
                 expected="one of them: environment=NAME",
             )
@@ -485,7 +491,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _labels_are_names(cls, data: Any) -> Any:
-        """An environment of several that has no name is called as its label says."""
+        """Use the label of an environment without a name as its name."""
         if not isinstance(data, dict) or not isinstance(data.get("environments"), dict):
             return data
         named = {
@@ -502,7 +508,7 @@ class Config(Section):
         for label in environments:
             if not LABEL.fullmatch(label):
                 raise ValueError(
-                    f"environments: {label!r} is no label, which is letters, digits, - and _: "
+                    f"environments: {label!r} is not a label, which has letters, digits, - and _: "
                     f"write {{my_label: {{name: {label!r}}}}}"
                 )
         return environments
@@ -534,8 +540,8 @@ class Config(Section):
         if episodes > MOST_EPISODES_PER_STEP:
             raise ValueError(
                 f"trainer.tasks_per_step ({self.trainer.tasks_per_step:,}) x algorithm.group_size "
-                f"({self.algorithm.group_size:,}) are {episodes:,} episodes in each training step, which are kept in "
-                f"memory until it ends: expected at most {MOST_EPISODES_PER_STEP:,}"
+                f"({self.algorithm.group_size:,}) are {episodes:,} episodes per training step, which are kept in "
+                f"memory until the step ends: expected at most {MOST_EPISODES_PER_STEP:,}"
             )
         return self
 
@@ -547,7 +553,7 @@ class Config(Section):
                 f"({self.agent.max_tokens}): an answer could never fit"
             )
         context = self.engine.max_context if isinstance(self.engine, LocalEngineConfig | ServerEngineConfig) else None
-        # a budget that is the default has not been chosen, and a run's own config.yaml holds the defaults, too
+        # a run's config.yaml holds the defaults, too: only another value was chosen
         is_chosen = self.agent.max_tokens != AgentConfig.model_fields["max_tokens"].default
         if context is not None and is_chosen and self.agent.max_tokens > context:
             raise ValueError(
@@ -562,7 +568,7 @@ class Config(Section):
             )
         if isinstance(self.engine, ServerEngineConfig) and self.engine.sleep and self.rollout.max_staleness:
             raise ValueError(
-                "engine.sleep puts the servers to sleep while the trainer trains, and rollout.max_staleness "
-                f"{self.rollout.max_staleness} lets episodes go on then: remove one of them"
+                "engine.sleep suspends the servers while the trainer trains, and with rollout.max_staleness "
+                f"{self.rollout.max_staleness} episodes continue then: remove one of them"
             )
         return self

@@ -1,4 +1,4 @@
-"""Configs derived from a run's: one for each of several environments, and the bundles that it asks of a cluster."""
+"""Configs of single environments and adapters, and resource bundles for a cluster, derived from a run's config."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.registry import Kind, lookup
 
 SOLE = ""
-"""The label of a run's only environment."""
+"""Label of a run's only environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentConfigs:
-    """One environment of a run."""
+    """One environment of a run, with its config."""
 
     label: str
-    """As the user calls it; `SOLE` for the only one."""
+    """Label in the config; `SOLE` for the only environment."""
     weight: float
-    """Its share of the groups, relative to the weights of the others."""
+    """Share of the groups, relative to the weights of the other environments."""
     config: Config
-    """The run's config with this environment alone, and the agent as it is there."""
+    """The run's config with only this environment, and with the environment's changes of ``agent``."""
 
 
 def per_environment_configs(config: Config) -> tuple[EnvironmentConfigs, ...]:
-    """Return the environments of a run, in the order of its config; one, with the config itself, where there is one."""
+    """Return the environments of a run in the order of its config; for a single environment, the config itself."""
     if not config.environments:
         return (EnvironmentConfigs(label=SOLE, weight=1.0, config=config),)
     return tuple(
-        EnvironmentConfigs(label=label, weight=entry.weight, config=_alone(config, entry))
+        EnvironmentConfigs(label=label, weight=entry.weight, config=_single_environment(config, entry))
         for label, entry in config.environments.items()
     )
 
 
-def _alone(config: Config, entry: MixedEnvironmentConfig) -> Config:
+def _single_environment(config: Config, entry: MixedEnvironmentConfig) -> Config:
     environment = EnvironmentConfig(**{name: getattr(entry, name) for name in EnvironmentConfig.model_fields})
     evaluation = config.evaluation
     if entry.evaluation_split is not None:
@@ -57,28 +57,27 @@ def _alone(config: Config, entry: MixedEnvironmentConfig) -> Config:
         update={
             "environment": environment,
             "environments": {},
-            "agent": _changed(config.agent, entry.agent),
+            "agent": _apply_changes(config.agent, entry.agent),
             "evaluation": evaluation,
         }
     )
 
 
-def _changed(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
-    given = {name: value for name, value in changes if value is not None}
-    fresh: dict[str, Any] = (
-        {"options": {}, "tools": [], "roles": None} if given.get("loop", agent.loop) != agent.loop else {}
-    )
-    return agent.model_copy(update={**fresh, **given})
+def _apply_changes(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
+    values = {name: value for name, value in changes if value is not None}
+    has_new_loop = values.get("loop", agent.loop) != agent.loop
+    fresh: dict[str, Any] = {"options": {}, "tools": [], "roles": None} if has_new_loop else {}
+    return agent.model_copy(update={**fresh, **values})
 
 
 OF_GROUPS = ("group_size", "dynamic_sampling", "expert", "role_weights", "teacher")
-"""Keys of ``algorithm`` that say how groups are played or weighted, for all adapters alike."""
+"""Keys of ``algorithm`` that determine how groups are played or weighted; they are the same for all adapters."""
 
 
 def adapter_config(config: Config, name: str) -> Config:
-    """Return a run's config as it is for one of its adapters: with the adapter's optimizer and algorithm.
+    """Return a run's config with the optimizer and algorithm settings of one adapter.
 
-    Another estimator or loss has its own options: the run's are not taken over.
+    If the adapter has another estimator or loss, the run's options of estimator or loss are dropped.
 
     Raises:
         ConfigError: keys that an adapter does not have, or values that do not fit.
@@ -89,7 +88,7 @@ def adapter_config(config: Config, name: str) -> Config:
         if key in OF_GROUPS or key not in AlgorithmConfig.model_fields:
             known = [field for field in AlgorithmConfig.model_fields if field not in OF_GROUPS]
             raise ConfigError(
-                f"{where}.{key} is no setting of an adapter",
+                f"{where}.{key} is not a setting of an adapter",
                 got=key,
                 expected=", ".join(known),
                 hint=f"set algorithm.{key} for all adapters" if key in OF_GROUPS else did_you_mean(key, known),
@@ -120,7 +119,7 @@ def agent_loop_class(name: str) -> type[AgentLoop]:
 
 
 HEAD = "rank 0"
-"""The rank that is the process of the run."""
+"""Name of the rank that is this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +127,22 @@ class ResourceBundle:
     """Resources of one node, for one rank or one engine."""
 
     name: str
-    """``rank 1``, ``server-0``: as messages call it."""
+    """Name in messages: ``rank 1``, ``server-0``."""
     resources: Mapping[str, float]
 
     @property
     def in_words(self) -> str:
-        """``CPU 2, GPU 1``."""
+        """Text of the resources: ``CPU 2, GPU 1``."""
         return ", ".join(f"{name} {amount:g}" for name, amount in self.resources.items()) or "nothing"
 
 
 def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[ResourceBundle]:
-    """Return one for each rank.
+    """Return the bundle of each rank.
 
     Args:
-        config: The run.
-        section: Its cluster.
-        gpus: Whether there are some.
+        config: The run's config.
+        section: The config's cluster section.
+        gpus: True if the cluster has GPUs.
     """
     on_gpus = gpus and config.model.device != "cpu"
     resources = section.rank if section.rank is not None else _default(1 if on_gpus else 0)
@@ -151,7 +150,7 @@ def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[
 
 
 def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[ResourceBundle]:
-    """Return one for each engine that is started; none for servers that run already."""
+    """Return the bundle of each engine that the run starts; none for servers that already run."""
     engine = config.engine
     count, each = 0, 0
     if isinstance(engine, LocalEngineConfig):
@@ -167,7 +166,7 @@ def _default(gpus: int) -> dict[str, float]:
 
 
 def placement_words(config: Config) -> list[tuple[str, str, str]]:
-    """Describe what is placed where, with which resources, and by which key; nothing without a cluster."""
+    """Return table rows (part, placement and resources, config key); no rows without a cluster."""
     section = config.cluster
     if section is None:
         return []
@@ -177,20 +176,22 @@ def placement_words(config: Config) -> list[tuple[str, str, str]]:
     words = [
         (
             "cluster",
-            "Ray, started here and ended with the run" if started else f"Ray at {section.address}",
+            "Ray, started here and stopped with the run" if started else f"Ray at {section.address}",
             f"cluster.address; {section.strategy} (cluster.strategy)",
         ),
-        (HEAD, f"this process, with {_asked(ranks[:1], section.rank)}", "cluster.rank"),
+        (HEAD, f"this process, with {_describe_resources(ranks[:1], section.rank)}", "cluster.rank"),
     ]
     if ranks[1:]:
-        words.append((_names(ranks[1:]), f"an actor each, with {_asked(ranks[1:], section.rank)}", "cluster.rank"))
+        resources = _describe_resources(ranks[1:], section.rank)
+        words.append((_names(ranks[1:]), f"an actor each, with {resources}", "cluster.rank"))
     if engines:
-        words.append((_names(engines), f"an actor each, with {_asked(engines, section.engine)}", "cluster.engine"))
+        resources = _describe_resources(engines, section.engine)
+        words.append((_names(engines), f"an actor each, with {resources}", "cluster.engine"))
     return words
 
 
-def _asked(bundles: Sequence[ResourceBundle], chosen: object) -> str:
-    return bundles[0].in_words + (", and GPUs where there are some" if chosen is None else "")
+def _describe_resources(bundles: Sequence[ResourceBundle], chosen: object) -> str:
+    return bundles[0].in_words + (", and GPUs if there are any" if chosen is None else "")
 
 
 def _names(bundles: Sequence[ResourceBundle]) -> str:

@@ -1,4 +1,4 @@
-"""The settings of engines: in this process, scripted, services, and servers of vLLM and SGLang."""
+"""Settings of engines: local, scripted, OpenAI-compatible services, and vLLM and SGLang servers."""
 
 from __future__ import annotations
 
@@ -10,74 +10,75 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.config.section import Section
 
 FEWEST_PER_LANE = 8
-"""Sequences that are worth a thread of their own."""
+"""Minimum number of sequences per lane."""
 
 
 class LocalEngineConfig(Section):
     type: Literal["local"] = "local"
-    """The model in this process, on torch; shares the trainer's weights when ``rollout.max_staleness`` is 0. On the CPU
-    it keeps a second copy, laid out for inference, of a decoder of the Llama family that is not too large."""
+    """Model in this process, on torch; shares the trainer's weights if ``rollout.max_staleness`` is 0. On the CPU, a
+    second copy in a layout for inference is kept of Llama-like decoders that are not too large."""
     slots: int = Field(64, ge=1)
-    """Sequences decoded together."""
+    """Maximum number of sequences that are decoded together."""
     max_context: int | None = Field(None, ge=1)
-    """Tokens of a sequence; the model's own limit when left out."""
+    """Maximum number of tokens in a sequence; the model's limit if not set."""
     cache_tokens: int = Field(262_144, ge=1)
-    """Key-value cache kept for sessions, in tokens over all of them."""
+    """Size of the key-value cache for sessions, in tokens over all sessions."""
     prefill_tokens: int = Field(4096, ge=1)
-    """Most prompt tokens computed in one forward pass."""
+    """Maximum number of prompt tokens per forward pass."""
     lanes: int = Field(1, ge=1)
-    """Parts of the running sequences that are computed at the same time, each on its share of torch's threads; on the
-    CPU, for models so small that their operations cannot keep several cores busy. A lane needs 8 sequences."""
+    """Groups of running sequences that are computed in parallel, each on its share of torch's threads; on the CPU, for
+    models whose operations are too small to use several cores. Each lane needs at least 8 ``slots``."""
     timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one answer."""
+    """Seconds before an answer times out."""
 
     @model_validator(mode="after")
     def _lanes_have_work(self) -> Self:
         if self.lanes > 1 and self.slots < FEWEST_PER_LANE * self.lanes:
             raise ValueError(
-                f"engine.lanes is {self.lanes} with {self.slots} engine.slots: a lane needs {FEWEST_PER_LANE} of them, "
-                f"so at most {max(1, self.slots // FEWEST_PER_LANE)} lanes, or {FEWEST_PER_LANE * self.lanes} slots"
+                f"engine.lanes is {self.lanes} with {self.slots} engine.slots: each lane needs {FEWEST_PER_LANE} "
+                f"slots; set at most {max(1, self.slots // FEWEST_PER_LANE)} lanes, or at least "
+                f"{FEWEST_PER_LANE * self.lanes} slots"
             )
         return self
 
 
 class ScriptedEngineConfig(Section):
     type: Literal["scripted"] = "scripted"
-    """Plays a script with an engine's semantics; for tests and for trying environments."""
+    """Answers from a script, with the semantics of an engine; for tests and for trying environments."""
     script: str | None = None
-    """``module:attr`` of the script; random tokens when left out."""
+    """``module:attr`` of the script; random tokens if not set."""
     delay_s: float = Field(0.0, ge=0)
     """Seconds per token."""
     timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one answer."""
+    """Seconds before an answer times out."""
 
 
 def address(text: str) -> str:
-    """The form of an address that servers receive.
+    """Return the address of a server if it is well-formed.
 
     Raises:
-        ValueError: it has no scheme, or no host.
+        ValueError: no scheme, or no host.
     """
     if not re.match(r"https?://[^/\s]+", text):
-        raise ValueError(f"{text} is no address: write http://HOST:PORT")
+        raise ValueError(f"{text} is not an address: write http://HOST:PORT")
     return text
 
 
 class OpenAIEngineConfig(Section):
     type: Literal["openai"] = "openai"
-    """Any OpenAI-compatible service; evaluation only: it gives text, not tokens."""
+    """OpenAI-compatible service; for evaluation only, because it returns text without tokens."""
     url: str
-    """Base address, up to and with ``/v1``."""
+    """Base address, including ``/v1``."""
     model: str
     """Name of the model at the service."""
     api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key."""
+    """Environment variable that holds the API key."""
     timeout_s: float = Field(120.0, gt=0)
-    """Deadline of one answer."""
+    """Seconds before an answer times out."""
     retries: int = Field(4, ge=0)
-    """New attempts after a refused or failed request."""
+    """Maximum number of retries of a rejected or failed request."""
     max_concurrent: int = Field(32, ge=1)
-    """Most requests at once."""
+    """Maximum number of concurrent requests."""
 
     @field_validator("url")
     @classmethod
@@ -86,53 +87,53 @@ class OpenAIEngineConfig(Section):
 
 
 class ServerEngineConfig(Section):
-    """Settings that vLLM and SGLang servers have in common."""
+    """Settings of vLLM and SGLang servers."""
 
     servers: Literal["launch"] | list[str] = "launch"
-    """``launch`` starts servers on this machine; addresses (``[http://host:8000]``) attach to running ones."""
+    """``launch`` to start servers on this machine, or addresses of running servers: ``[http://host:8000]``."""
     replicas: int = Field(1, ge=1, le=1024)
-    """Servers to launch."""
+    """Number of servers to launch."""
     python: str | None = None
-    """Interpreter of the virtual environment that holds the engine, for launching; the one that ``make engines`` made,
-    or else this one, when left out."""
+    """Interpreter of the virtual environment that launched servers run in; if not set, that of ``make engines`` if it
+    exists, else this process's."""
     arguments: list[str] = Field(default_factory=list)
-    """More command line arguments for launched servers."""
+    """Additional command line arguments of launched servers."""
     tensor_parallel: int = Field(1, ge=1, le=1024)
     """GPUs per launched server."""
     gpus: list[int] | None = None
-    """GPUs for launched servers, ``tensor_parallel`` of them for each; all of this machine's when left out."""
+    """GPUs of the launched servers, ``tensor_parallel`` for each; all GPUs of this machine if not set."""
     max_context: int | None = Field(None, ge=1)
-    """Tokens of a sequence; the model's own limit when left out."""
+    """Maximum number of tokens in a sequence; the model's limit if not set."""
     max_running: int = Field(64, ge=1)
-    """Sequences that a server samples at once."""
+    """Maximum number of sequences that a server decodes together."""
     api_key_variable: str | None = None
-    """Environment variable that holds the key of servers that ask for one."""
+    """Environment variable that holds the servers' API key, if they require one."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """Deadline of a server's start; how much longer than ``timeout_s`` an episode waits for a server to come back."""
+    """Seconds for the start of a server; also added to ``timeout_s`` while an episode waits for a restarted server."""
     health_timeout_s: float = Field(30.0, gt=0)
-    """A server that does not answer its health route for so long is lost."""
+    """Seconds without an answer from its health route after which a server is considered lost."""
     timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one answer of a server, and of each request that changes its weights or holds it."""
+    """Seconds before an answer, or a request that pauses the server or changes its weights, times out."""
     transport: Literal["shared_memory", "disk", "collective", "cuda_ipc", "tensor"] = "shared_memory"
-    """How weights reach the servers: a memory file system of this machine; a folder in ``run.directory``; a broadcast
-    (over NCCL from GPU to GPU, else over gloo); out of the trainer's own memory, for servers on its GPU; or in
-    requests, SGLang only."""
+    """Transport of the weights to the servers: ``shared_memory``, files in this machine's memory; ``disk``, files in
+    ``run.directory``; ``collective``, a broadcast (NCCL between GPUs, otherwise gloo); ``cuda_ipc``, the trainer's GPU
+    memory, for servers on the same GPU; ``tensor``, the body of requests, SGLang only."""
     bucket_mib: int = Field(128, ge=1)
-    """Most MiB of weights that go together; a tensor that is larger goes alone. Only collective, cuda_ipc and
+    """Maximum MiB of weights that are sent together; a larger tensor is sent alone. Only for collective, cuda_ipc and
     tensor."""
     sleep: bool = False
-    """Servers give back their GPU memory while the trainer trains, and wake with the next weights; for servers on the
+    """Servers release their GPU memory while the trainer trains, and wake up for the next weights; for servers on the
     trainer's GPUs, with ``rollout.max_staleness`` 0."""
     adapter_rank: int | None = Field(None, ge=1, le=512)
-    """vLLM servers keep the weights that they start with, and are sent adapters (``model.lora``) of up to this rank
-    alone; merged weights are sent when left out."""
+    """Maximum rank of adapters (``model.lora``) that vLLM servers receive instead of full weights; if not set, merged
+    weights are sent."""
     max_adapters: int = Field(1, ge=1)
-    """Adapters that a server has room for at once, for ``adapters``; with ``adapter_rank``."""
+    """Maximum number of adapters that a server holds at once, for ``adapters``; needs ``adapter_rank``."""
 
     @field_validator("arguments", mode="before")
     @classmethod
     def _numbers_are_words(cls, arguments: object) -> object:
-        """A number in YAML, such as the 0.5 of ``[--gpu-memory-utilization, 0.5]``, is a word of the command line."""
+        """Convert numbers, such as the 0.5 of ``[--gpu-memory-utilization, 0.5]``, to words of the command line."""
         if not isinstance(arguments, list):
             return arguments
         return [str(word) if type(word) in (int, float) else word for word in arguments]
@@ -151,13 +152,13 @@ class ServerEngineConfig(Section):
             )
         if self.transport == "cuda_ipc" and self.replicas > 1:
             raise ValueError(
-                f"engine.transport is cuda_ipc with {self.replicas} engine.replicas: of servers with GPUs of their "
-                "own only one can have the trainer's; use collective or shared_memory"
+                f"engine.transport is cuda_ipc with {self.replicas} engine.replicas: only one server can share the "
+                "trainer's GPU; use collective or shared_memory"
             )
         if self.transport == "cuda_ipc" and self.tensor_parallel > 1:
             raise ValueError(
-                f"engine.transport is cuda_ipc with engine.tensor_parallel {self.tensor_parallel}: a server on "
-                "the trainer's GPU has one GPU; use collective or shared_memory"
+                f"engine.transport is cuda_ipc with engine.tensor_parallel {self.tensor_parallel}: a server that "
+                "shares the trainer's GPU has only that one; use collective or shared_memory"
             )
         return self
 
@@ -174,8 +175,8 @@ class ServerEngineConfig(Section):
             )
         if self.sleep:
             raise ValueError(
-                "engine.adapter_rank is set with engine.sleep: a server that sleeps forgets weights which an adapter "
-                "does not bring back; remove one of them"
+                "engine.adapter_rank is set with engine.sleep: a server that sleeps loses the base weights, which "
+                "adapters do not restore; remove one of them"
             )
         return self
 
@@ -184,7 +185,7 @@ class ServerEngineConfig(Section):
         if self.servers == "launch":
             return self
         if not self.servers:
-            raise ValueError("engine.servers is empty: give addresses, or launch")
+            raise ValueError("engine.servers is empty: list addresses, or set it to launch")
         for name in ("replicas", "python", "arguments", "tensor_parallel", "gpus"):
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                 raise ValueError(f"engine.{name} is ignored with addresses in engine.servers: remove it, or use launch")
@@ -199,7 +200,7 @@ class VLLMEngineConfig(ServerEngineConfig):
     def _takes_the_transport(self) -> Self:
         if self.transport == "tensor":
             raise ValueError(
-                "engine.transport tensor is SGLang's: vLLM servers take collective, cuda_ipc, shared_memory or disk"
+                "engine.transport tensor needs SGLang; vLLM servers accept collective, cuda_ipc, shared_memory or disk"
             )
         return self
 
@@ -212,8 +213,8 @@ class SGLangEngineConfig(ServerEngineConfig):
     def _takes_merged_weights(self) -> Self:
         if self.adapter_rank is not None:
             raise ValueError(
-                "engine.adapter_rank is vLLM's: SGLang exchanges an adapter only when no request uses the old one, "
-                "and a sync holds requests; remove it, and merged weights are sent"
+                "engine.adapter_rank needs vLLM: SGLang replaces an adapter only when no request uses the old one, "
+                "and requests stay open during a sync; remove it to send merged weights"
             )
         return self
 

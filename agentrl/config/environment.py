@@ -23,21 +23,22 @@ from agentrl.env import Isolation
 
 
 class HorizonConfig(Section):
-    """Episodes of few turns first, and of more later: at given steps, or when enough of them succeed."""
+    """Turn limit that grows during training: at given steps, or when enough episodes succeed."""
 
     turns: list[int] = Field(min_length=2)
-    """Turns of an episode, stage by stage: ``[10, 20, 30]``. Never more than ``agent.max_turns``."""
+    """Maximum number of turns in each stage: ``[10, 20, 30]``. ``agent.max_turns`` still applies."""
     at_steps: list[int] | None = None
-    """Training steps after which each stage begins, one for each: ``[0, 100, 200]``."""
+    """Training steps after which the stages begin, one per stage: ``[0, 100, 200]``."""
     success_above: float | None = Field(None, gt=0, lt=1)
-    """Or else: the success of training episodes above which the next stage begins; each environment has its own."""
+    """Success rate of training episodes above which the next stage begins, instead of ``at_steps``; several
+    environments advance separately."""
     over_steps: int = Field(5, ge=1)
-    """Training steps whose mean success is compared with ``success_above``; all of them at the same horizon."""
+    """Training steps, all in the current stage, whose mean success rate is compared with ``success_above``."""
 
     @model_validator(mode="after")
     def _stages_fit(self) -> Self:
         if self.turns[0] < 1 or not _grows(self.turns):
-            raise ValueError(f"curriculum.horizon.turns is {self.turns}: give numbers that grow, from at least 1")
+            raise ValueError(f"curriculum.horizon.turns is {self.turns}: expected increasing numbers from at least 1")
         if (self.at_steps is None) == (self.success_above is None):
             raise ValueError(
                 "curriculum.horizon grows by curriculum.horizon.at_steps or by curriculum.horizon.success_above: "
@@ -54,55 +55,56 @@ class HorizonConfig(Section):
             return self
         if len(steps) != len(self.turns):
             raise ValueError(
-                f"curriculum.horizon.at_steps has {len(steps)} steps for {len(self.turns)} stages: give one for each"
+                f"curriculum.horizon.at_steps has {len(steps)} steps for {len(self.turns)} stages: give one per stage"
             )
         if steps[0] != 0 or not _grows(steps):
-            raise ValueError(f"curriculum.horizon.at_steps is {steps}: give 0 first, and then numbers that grow")
+            raise ValueError(f"curriculum.horizon.at_steps is {steps}: expected increasing numbers, the first one 0")
         return self
 
 
 class PooledBy(enum.StrEnum):
-    """Whose success is counted together."""
+    """Unit whose success rate is measured."""
 
     TASK = "task"
-    """Judge each task by its own success rate; for a set of tasks that the run plays more than once."""
+    """Each task; for a set of tasks that the run plays more than once."""
     TYPE = "type"
-    """All tasks of one type together; for environments whose tasks say their type."""
+    """All tasks of one type together; for environments whose tasks have a type."""
     ENVIRONMENT = "environment"
     """All tasks of an environment together; for several environments, such as sizes of one puzzle."""
 
 
 class PoolsConfig(Section):
-    """Tasks that are nearly always, or hardly ever, solved are played less often: their groups seldom differ."""
+    """Less frequent sampling of tasks that are nearly always or hardly ever solved, whose groups rarely differ."""
 
     by: PooledBy = PooledBy.TASK
-    """What is judged: ``task``, ``type`` of task, or ``environment``."""
+    """Unit whose success rate is measured: ``task``, ``type`` of task, or ``environment``."""
     easy_above: float = Field(0.9, gt=0, le=1)
-    """Success rate above which something is easy."""
+    """Success rate above which a task, type or environment is easy."""
     hard_below: float = Field(0.1, ge=0, lt=1)
-    """Success rate below which something is hard."""
+    """Success rate below which a task, type or environment is hard."""
     revisit: float = Field(0.1, gt=0, lt=1)
-    """Share of their turns at which the easy and the hard are played all the same, so that nothing is lost."""
+    """Probability with which an easy or hard task is still played when it is drawn, so that its rate stays current."""
     half_life: float = Field(100.0, gt=0)
-    """Training steps after which an episode counts half in the rate: the policy that played it is no more."""
+    """Training steps after which the weight of an episode in the success rate is halved, because the policy has
+    changed."""
 
     @model_validator(mode="after")
     def _thresholds_fit(self) -> Self:
         if self.hard_below >= self.easy_above:
             raise ValueError(
                 f"curriculum.pools.hard_below ({self.hard_below:g}) must be below curriculum.pools.easy_above "
-                f"({self.easy_above:g}): what lies between them is played always"
+                f"({self.easy_above:g}): rates between them are those of tasks that are always played"
             )
         return self
 
 
 class CurriculumConfig(Section):
-    """Curricula: episodes that grow longer, and tasks chosen by their success rates."""
+    """Curricula: a growing turn limit, and tasks chosen by their success rates."""
 
     horizon: HorizonConfig | None = None
-    """Growing turn limits; the agent's own from the start when left out."""
+    """Growing turn limit; ``agent.max_turns`` from the start if not set."""
     pools: PoolsConfig | None = None
-    """Pools by success; every task equally often when left out."""
+    """Pools of tasks by success rate; every task equally often if not set."""
 
 
 def _grows(numbers: list[int]) -> bool:
@@ -110,35 +112,35 @@ def _grows(numbers: list[int]) -> bool:
 
 
 class RewardModelConfig(Section):
-    """A sequence classifier with one output reads an episode's transcript; its output is the reward."""
+    """Sequence classifier with one output, which reads an episode's transcript; the output is the reward."""
 
     path: str
-    """A Hugging Face name or folder, or a run of `agentrl reward-model`."""
+    """Hugging Face name or folder, or a run of `agentrl reward-model`."""
     max_tokens: int = Field(4096, ge=1)
-    """Tokens of a transcript, in the reward model's own tokens; of a longer one the end is read."""
+    """Maximum length of a transcript, in tokens of the reward model; of a longer transcript, the end is used."""
     environment_weight: Finite = 0.0
-    """Weight of the environment's own reward, which is added."""
+    """Weight of the environment's reward, which is added to the model's output."""
 
 
 class EnvironmentConfig(Section):
     name: str
-    """Registry name, or ``module:EnvId`` / ``module:attr`` of your own."""
+    """Registry name, or ``module:EnvId`` or ``module:attr`` of your own environment."""
     split: str = "train"
-    """Split to train on."""
+    """Split of the training tasks."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the environment and its task source: sizes, task types, files."""
+    """Options of the environment and its task source: sizes, task types, files."""
     tasks: str | None = None
-    """A JSON-lines or Parquet file of tasks, instead of the environment's own."""
+    """JSON Lines or Parquet file of tasks that replaces the environment's tasks."""
     isolation: Isolation | None = None
-    """Where blocking code runs: ``inline``, ``thread`` or ``process``; the environment's own choice when left out."""
+    """Isolation of blocking code: ``inline``, ``thread`` or ``process``; the environment's default if not set."""
     workers: int = Field(4, ge=1, le=1024)
-    """Worker threads or processes."""
+    """Number of worker threads or processes."""
     max_concurrent: int = Field(256, ge=1)
-    """Most episodes that hold an environment at once."""
+    """Maximum number of environment instances at once."""
     reset_timeout_s: float = Field(60.0, gt=0)
-    """Deadline of a reset."""
+    """Seconds before a reset times out."""
     step_timeout_s: float = Field(30.0, gt=0)
-    """Deadline of a step."""
+    """Seconds before a step times out."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -159,7 +161,9 @@ def _checked_entries(tools: Any) -> Any:
     for entry in tools:
         name = entry.get("name") if isinstance(entry, dict) else entry
         if not isinstance(name, str):
-            raise ValueError(f"agent.tools: {entry!r} names no tool: write its name, or {{name: sql, database: …}}")
+            raise ValueError(
+                f"agent.tools: {entry!r} does not name a tool: write its name, or {{name: sql, database: …}}"
+            )
     if twice := sorted({name for name in tools if isinstance(name, str) and tools.count(name) > 1}):
         raise ValueError(f"agent.tools names {', '.join(twice)} more than once")
     return tools
@@ -172,9 +176,9 @@ RewardEntry: TypeAlias = str | dict[str, Any]
 """A reward's name, or its name with a weight and options."""
 
 
-def _reward_entries(given: Any) -> Any:
-    """Return one entry or several, as a list of checked ones."""
-    entries = [given] if isinstance(given, str | dict) else given
+def _reward_entries(value: Any) -> Any:
+    """Return one reward entry or a list of them as a checked list."""
+    entries = [value] if isinstance(value, str | dict) else value
     if not isinstance(entries, list):
         return entries
     if not entries:
@@ -182,7 +186,9 @@ def _reward_entries(given: Any) -> Any:
     for entry in entries:
         name = entry.get("name") if isinstance(entry, dict) else entry
         if not isinstance(name, str):
-            raise ValueError(f"agent.reward: {entry!r} names no function: write module:attr, or {{name: …, weight: 1}}")
+            raise ValueError(
+                f"agent.reward: {entry!r} does not name a function: write module:attr, or {{name: …, weight: 1}}"
+            )
         weight = entry.get("weight", 1.0) if isinstance(entry, dict) else 1.0
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise ValueError(f"agent.reward: the weight of {name} is {weight!r}: expected a finite number")
@@ -225,137 +231,140 @@ SystemPrompt: TypeAlias = Annotated[str | None, BeforeValidator(_read_prompt)]
 
 
 BASE = "base"
-"""Names the model without adapters."""
+"""Name of the model without adapters."""
 
 
 def _one_request() -> dict[str, str]:
-    return {"request": "What it should do, with everything that it needs to know. It sees nothing else."}
+    return {"request": "Instructions, with all the information that they need. Nothing else is visible."}
 
 
 class RoleToolConfig(Section):
-    """A role that other roles call like a tool: arguments in, its final answer out. See docs/roles.md."""
+    """Tool through which other roles call this role: arguments in, its final answer out. See docs/roles.md."""
 
     description: str = Field(min_length=1)
-    """What it is for; the caller reads this as the tool's description."""
+    """Description of the tool, which the calling model reads."""
     arguments: dict[str, str] = Field(default_factory=_one_request, min_length=1)
-    """What a call says, as texts: the name of each argument, and what it is. One ``request`` when left out."""
+    """Names and descriptions of the tool's arguments, which are texts. One argument, ``request``, if not set."""
     max_turns: int = Field(8, ge=1)
-    """Answers in one call; ``agent.max_turns`` counts them, too."""
+    """Maximum number of answers in one call; they also count towards ``agent.max_turns``."""
 
     @field_validator("arguments")
     @classmethod
     def _arguments_have_names(cls, arguments: dict[str, str]) -> dict[str, str]:
         if wrong := [name for name in arguments if not name.isidentifier()]:
-            raise ValueError(f"arguments of a role in agent.roles need names such as request, not {wrong[0]!r}")
+            raise ValueError(
+                f"{wrong[0]!r} is not a name for an argument of a role in agent.roles: write one such as request"
+            )
         return arguments
 
 
 class RoleConfig(Section):
-    """One of several agents of an episode: a role of the loop, or one that others call. See docs/roles.md."""
+    """One of several agents of an episode: a role of the loop, or one that other roles call. See docs/roles.md."""
 
     system_prompt: SystemPrompt = None
-    """Replaces the loop's system message for the role; ``file:PATH`` reads it from a file."""
+    """System message of the role, which replaces the loop's; ``file:PATH`` reads it from a file."""
     as_tool: RoleToolConfig | None = None
-    """Makes it a tool of the other roles: ``{description: Finds facts.}``. Its name is the role's."""
+    """Tool through which other roles call this role: ``{description: Finds facts.}``. Its name is the role's."""
     tools: ToolEntries | None = None
-    """Its own tools, as in ``agent.tools``, and roles that it may call; those of the episode when left out, none with
+    """Tools of the role, as in ``agent.tools``, and roles that it may call; the episode's tools if not set, none with
     ``[]``."""
     trained: bool | None = None
-    """Whether its tokens train; left out, they do unless another policy speaks."""
+    """True if the role's tokens are trained; if not set, they are unless another policy plays the role."""
     max_answer_tokens: int | None = Field(None, ge=1)
-    """Tokens of one answer, where that is fewer than ``agent.max_answer_tokens``."""
+    """Maximum number of tokens in an answer, if fewer than ``agent.max_answer_tokens``."""
     policy: Literal["random", "expert"] | None = None
-    """Speaks instead of the run's policy: random actions, or the environment's expert."""
+    """Policy that plays the role instead of the run's: random actions, or the environment's expert."""
     engine: OpenAIEngineConfig | None = None
-    """Speaks instead of the run's policy: a model behind an OpenAI-compatible address, which servers of vLLM and SGLang
-    have too: ``{url: http://HOST:PORT/v1, model: NAME}``."""
+    """Model that plays the role instead of the run's policy, at an OpenAI-compatible address, such as that of a vLLM or
+    SGLang server: ``{url: http://HOST:PORT/v1, model: NAME}``."""
     temperature: float = Field(1.0, ge=0)
-    """Of ``engine``."""
+    """Sampling temperature of ``engine``."""
     adapter: str | None = None
-    """The adapter among ``adapters`` that speaks, or ``base`` for the model without adapters, which does not train."""
+    """Adapter among ``adapters`` that plays the role, or ``base`` for the model without adapters, which is not
+    trained."""
 
     @model_validator(mode="after")
     def _one_speaks(self) -> Self:
         if self.policy is not None and self.engine is not None:
             raise ValueError("a role has both policy and engine in agent.roles: remove one of them")
         if self.speaks_elsewhere and self.trained:
-            raise ValueError(
-                "a role with a policy or an engine of its own cannot train: remove trained from agent.roles"
-            )
+            raise ValueError("a role with its own policy or engine cannot be trained: remove trained from agent.roles")
         if self.policy is not None and self.as_tool is not None:
             raise ValueError(
-                "a role with as_tool answers requests in agent.roles, and policy only takes actions: remove one of them"
+                "a role in agent.roles with as_tool answers requests, but its policy can only take actions: remove one "
+                "of them"
             )
         if self.speaks_elsewhere and self.adapter is not None:
-            raise ValueError("a role with a policy or an engine of its own has no adapter: remove one in agent.roles")
+            raise ValueError("a role with its own policy or engine has no adapter: remove one of them in agent.roles")
         if self.adapter == BASE and self.trained:
-            raise ValueError("a role that the base model plays cannot train: remove trained from agent.roles")
+            raise ValueError("a role that the base model plays cannot be trained: remove trained from agent.roles")
         if self.engine is None and self.temperature != 1.0:
-            raise ValueError("temperature of a role is ignored without its engine in agent.roles: remove it")
+            raise ValueError("temperature of a role in agent.roles is ignored without engine: remove it")
         return self
 
     @property
     def speaks_elsewhere(self) -> bool:
-        """Another policy than the run's speaks."""
+        """True if another policy than the run's plays the role."""
         return self.policy is not None or self.engine is not None
 
     @property
     def is_trained(self) -> bool:
-        """Its tokens train."""
+        """True if the role's tokens are trained."""
         return not (self.speaks_elsewhere or self.adapter == BASE) if self.trained is None else self.trained
 
 
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, memory, self_play,
-    planner_worker, debate, external, or module:attr. Where neither it nor tools are set and the model's chat template
-    has no tool calls, react_text, with answers that begin with an action tag; the command prints that."""
+    planner_worker, debate, external, or module:attr. If neither the loop nor tools are set and the model's chat
+    template has no tool calls, react_text is used, with answers that begin with an action tag; the command prints
+    this."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the loop's constructor."""
+    """Arguments of the loop's constructor."""
     tools: ToolEntries = Field(default_factory=list)
-    """Registry names or module:attr of tools, besides the environment's own; with options ``{name: sql, …}``."""
+    """Registry names or module:attr of tools, in addition to the environment's; with options ``{name: sql, …}``."""
     sandbox: dict[str, Any] | None = None
-    """Where tools such as ``python`` run, one per episode: ``{type: local}``, and what its type takes."""
+    """Sandbox of tools such as ``python``, one per episode: ``{type: local}`` and the options of its type."""
     roles: dict[str, RoleConfig] | None = None
-    """Several agents: what is special about each role of the loop, by name, and roles that others call as tools. See
-    docs/roles.md."""
+    """Settings of the loop's roles by name, and roles that others call as tools. See docs/roles.md."""
     tool_parser: str = "auto"
-    """How tool calls are written: hermes, mistral, harmony, … (docs/concepts/model-families.md); ``auto`` asks the
+    """Format of tool calls: hermes, mistral, harmony, … (docs/concepts/model-families.md); ``auto`` selects that of the
     model's family."""
     tool_timeout_s: float = Field(30.0, gt=0)
-    """Deadline of a tool call."""
+    """Seconds before a tool call times out."""
     system_prompt: SystemPrompt = None
-    """Replaces the environment's instructions; ``file:PATH`` reads them from a file when the config is loaded."""
+    """System prompt that replaces the environment's instructions; ``file:PATH`` reads it from a file when the config is
+    loaded."""
     shots: int = Field(0, ge=0)
-    """Turns of the environment's expert, on tasks of the training split, that every prompt shows as examples."""
+    """Number of turns of the environment's expert, on training tasks, that every prompt contains as examples."""
     enable_thinking: bool = False
-    """Passed to chat templates that know it."""
+    """Value of ``enable_thinking`` for chat templates that accept it."""
     rewritten_history: Literal["fork", "refuse"] = "fork"
-    """For a chat template that shows earlier turns differently once more messages follow, such as one that drops
-    earlier thinking: ``fork`` renders the conversation anew there, as a sequence of its own; ``refuse`` ends the
-    start."""
+    """Action for a chat template that renders earlier turns differently when messages follow, for example without their
+    thinking: ``fork`` renders the conversation again, as a new sequence; ``refuse`` fails at the start of the run."""
     max_turns: int = Field(50, ge=1)
-    """Turns of an episode; the environment's own limit may be smaller."""
+    """Maximum number of turns in an episode; the environment's limit may be smaller."""
     max_answer_tokens: int = Field(256, ge=1)
-    """Tokens of one answer."""
+    """Maximum number of tokens in an answer."""
     max_observation_tokens: int = Field(2048, ge=1)
-    """Tokens of one observation; what is longer is cut, with a visible mark."""
+    """Maximum number of tokens in an observation; a longer one is cut, with a visible mark."""
     max_tokens: int = Field(16384, ge=1)
-    """Tokens of one sequence, prompt and answers together; never more than the engine's context."""
+    """Maximum number of tokens in a sequence, prompt and answers together; the engine's context limit still applies."""
     max_seconds: float | None = Field(None, gt=0)
-    """Seconds of one episode, as a rule of the task."""
+    """Maximum duration of an episode, in seconds, as a rule of the task."""
     max_refused: int | None = Field(None, ge=1)
-    """Actions that the environment did not accept before the episode ends as policy_error; no limit when left out."""
+    """Number of actions rejected by the environment after which an episode ends as policy_error; no limit if not
+    set."""
     max_invalid: int = Field(10, ge=1)
-    """Unusable answers in an episode before it ends as policy_error."""
+    """Number of answers that cannot be parsed after which an episode ends as policy_error."""
     reward: RewardEntries = Field(default_factory=_environments_own)
-    """What scores an episode: a function by ``module:attr`` or registry name, or several, with weights and options:
-    ``[my:exact, {name: my:brief, weight: 0.2}]``. ``environment`` is the sum of the environment's own rewards, which
-    counts only where it is named. See docs/reward-functions.md."""
+    """Reward function of an episode by ``module:attr`` or registry name, or several, with weights and options:
+    ``[my:exact, {name: my:brief, weight: 0.2}]``. ``environment`` is the sum of the environment's rewards, which counts
+    only if it is named. See docs/reward-functions.md."""
     judge: JudgeConfig | None = None
-    """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/judges.md."""
+    """Language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/judges.md."""
     reward_model: RewardModelConfig | None = None
-    """A sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
+    """Sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
 
     @property
     def called_roles(self) -> list[str]:
@@ -369,24 +378,24 @@ class AgentConfig(Section):
 
 
 class AgentChanges(Section):
-    """Changes of the run's ``agent`` for one environment of several; keys left out stay as they are there."""
+    """Changes of ``agent`` for one of several environments; keys that are not set keep the run's value."""
 
     loop: str | None = None
     """Another agent loop; it starts without the run's ``agent.options``, ``agent.tools`` and ``agent.roles``."""
     options: dict[str, Any] | None = None
-    """Instead of ``agent.options``."""
+    """Replacement of ``agent.options``."""
     tools: ToolEntries | None = None
-    """Instead of ``agent.tools``."""
+    """Replacement of ``agent.tools``."""
     roles: dict[str, RoleConfig] | None = None
-    """Instead of ``agent.roles``."""
+    """Replacement of ``agent.roles``."""
     system_prompt: SystemPrompt = None
-    """Replaces this environment's instructions."""
+    """System prompt that replaces this environment's instructions."""
     max_turns: int | None = Field(None, ge=1)
-    """Turns of its episodes."""
+    """Maximum number of turns in an episode."""
     max_answer_tokens: int | None = Field(None, ge=1)
-    """Tokens of one answer."""
+    """Maximum number of tokens in an answer."""
     reward: RewardEntries | None = None
-    """Instead of ``agent.reward``."""
+    """Replacement of ``agent.reward``."""
 
     @model_validator(mode="before")
     @classmethod
@@ -395,10 +404,10 @@ class AgentChanges(Section):
 
 
 class MixedEnvironmentConfig(EnvironmentConfig):
-    """One of several environments, under a label of the user's: the keys of ``environment``, and these."""
+    """One of several environments, under a label that you choose: the keys of ``environment``, and these."""
 
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Share of the groups, relative to the weights of the others."""
+    """Share of the groups, relative to the weights of the other environments."""
     evaluation_split: str | None = None
-    """Split of its evaluations; ``evaluation.split`` when left out."""
+    """Split of its evaluation tasks; ``evaluation.split`` if not set."""
     agent: AgentChanges = Field(default_factory=AgentChanges)

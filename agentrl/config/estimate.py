@@ -1,4 +1,4 @@
-"""Estimates of a run from its config: episodes, tokens, updates, model size and memory. Printed by ``--dry-run``."""
+"""Estimates of a run from its config: episodes, tokens, updates, model size and memory; for ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from agentrl.errors import UsageError
 from agentrl.observe.model_folder import find_model
 
 FEED_FORWARD_RATIO = 3
-"""Width of the feed-forward layers over the hidden size in a scratch model."""
+"""Ratio of feed-forward width to hidden size in a scratch model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """The sizes that decide parameters and memory of a Llama-like decoder."""
+    """Sizes that determine parameters and memory of a Llama-like decoder."""
 
     layers: int
     hidden_size: int
@@ -37,18 +37,18 @@ class ModelSize:
 
     @property
     def parameters(self) -> int:
-        """Number of weights: embedding, per layer attention and a gated feed-forward; norms and biases left out."""
+        """Number of weights: embeddings, attention and gated feed-forward layers, without norms and biases."""
         return self.trunk_parameters + (0 if self.tied else self.vocab_size * self.hidden_size)
 
     @property
     def trunk_parameters(self) -> int:
-        """Count the parameters that give hidden states: all but an untied output head."""
+        """Number of weights without an untied output head."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         feed_forward = 3 * self.hidden_size * self.feed_forward_size
         return self.vocab_size * self.hidden_size + self.layers * (attention + feed_forward)
 
     def adapter_parameters(self, lora: LoraConfig) -> int:
-        """Number of weights of adapters, modules that are trained whole left out."""
+        """Return the number of weights of adapters, without modules that are trained in full."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         ends = {
             **dict.fromkeys(("q_proj", "o_proj"), self.hidden_size + query),
@@ -61,17 +61,17 @@ class ModelSize:
 
     @property
     def cache_values_per_token(self) -> int:
-        """Numbers that the key-value cache keeps for one token."""
+        """Number of values that the key-value cache holds for one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 def model_size(config: ModelConfig) -> ModelSize | None:
-    """Return the sizes of the configured model; ``None`` when they are not on this machine."""
+    """Return the sizes of the configured model; ``None`` if its config.json is not on this machine."""
     if config.path == "scratch":
         return _scratch_size(config.scratch or ScratchModelConfig())
     try:
         file = Path(find_model(config.path)) / "config.json"
-    except UsageError:  # the run itself says what is wrong
+    except UsageError:  # the run itself reports it
         return None
     return _folder_size(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
 
@@ -107,32 +107,32 @@ def _folder_size(config: Mapping[str, Any]) -> ModelSize | None:
 
 
 _FULL = 4
-"""Bytes of a float32, which adapters and logits are in any format of the model."""
+"""Bytes of a float32, the format of adapters and logits for every format of the model."""
 _MOMENTS = 8
-"""Bytes of AdamW's two float32 moments of a weight; Muon keeps one, of the matrices that it takes."""
+"""Bytes of AdamW's two float32 moments of a weight; Muon keeps one moment for its matrices."""
 QUANTIZED_BYTES = 0.52
-"""Of a weight in 4 bits, with its share of the scales (https://arxiv.org/abs/2305.14314, section 3)."""
+"""Bytes of a weight in 4 bits, with its share of the scales (https://arxiv.org/abs/2305.14314, section 3)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSize:
-    """Numbers of weights."""
+    """Numbers of trained weights."""
 
     adapters: int = 0
     own: int
-    """The model's own that are trained: all of them without adapters."""
+    """Trained weights of the model itself: all of them if there are no adapters."""
 
     @property
     def parameters(self) -> int:
-        """All that is trained."""
+        """Number of all trained weights."""
         return self.adapters + self.own
 
     def gradient_bytes(self, width: int) -> int:
-        """Return the bytes of the gradients of a model whose own weights take `width` bytes each."""
+        """Return the bytes of the gradients of a model whose weights have `width` bytes each."""
         return _FULL * self.adapters + width * self.own
 
     def optimizer_bytes(self, width: int) -> int:
-        """Return the bytes of AdamW's moments and of the float32 copies of weights in a shorter format."""
+        """Return the bytes of AdamW's moments and of the float32 copies of bfloat16 weights."""
         return _MOMENTS * self.parameters + (_FULL * self.own if width < _FULL else 0)
 
     def adapter_bytes(self) -> int:
@@ -144,9 +144,9 @@ def trained_size(lora: LoraConfig | None, size: ModelSize, *, parameters: int | 
     """Return the size of the trained part of a Llama-like decoder.
 
     Args:
-        lora: Adapters, if there are any.
-        size: Of the model.
-        parameters: That are trained without adapters; all of the model's when left out.
+        lora: Adapter settings, if any.
+        size: Sizes of the model.
+        parameters: Number of weights that are trained without adapters; default all.
     """
     if lora is None:
         return TrainedSize(own=size.parameters if parameters is None else parameters)
@@ -171,7 +171,7 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that are certain from the config; activations come on top."""
+    """Bytes that follow from the config; activations are not included."""
 
     weights: int
     gradients: int
@@ -180,59 +180,59 @@ class Memory:
     critic: int
     """Weights, gradients and moments of a critic with its own model."""
     process_reward: int
-    """Weights, gradients and moments of an implicit process reward model, and the weights of its frozen start."""
+    """Weights, gradients and moments of an implicit process reward model, and the weights of its frozen reference."""
     engine_copy: int
-    """Weights of the engine, when it cannot share the trainer's."""
+    """Weights of the engine if it cannot share the trainer's."""
     cache: int
-    """Key-value cache of the local engine, when full."""
+    """Full key-value cache of the local engine."""
     logits: int
     """Logits of one chunk and their gradient."""
 
     @property
-    def trained(self) -> int:
-        """Bytes that are allocated as soon as training starts: all but the engine's copy, a full cache, and logits."""
+    def training_state(self) -> int:
+        """Bytes that are allocated when training starts: all but the engine's copy, its cache, and logits."""
         return self.weights + self.gradients + self.optimizer + self.reference + self.critic + self.process_reward
 
     @property
     def total(self) -> int:
-        """All of them."""
-        return self.trained + self.engine_copy + self.cache + self.logits
+        """Sum of all bytes."""
+        return self.training_state + self.engine_copy + self.cache + self.logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """The derived numbers of a config."""
+    """Estimates for a run."""
 
     groups_per_step: int
     episodes_per_step: int
     episodes: int
-    """Of the whole run, without retries and replaced groups."""
+    """Episodes of the whole run, without retries and replaced groups."""
     episodes_in_flight: int
-    """Most at once."""
+    """Maximum number of concurrent episodes."""
     sequences_per_episode: int
-    """Most; forks of a user's own loop come on top."""
+    """Maximum number of sequences in an episode, without forks of a user's own loop."""
     most_tokens_per_episode: int
-    """When the whole budget of every sequence is used."""
+    """Tokens of an episode if every sequence uses its whole budget."""
     most_sampled_tokens_per_episode: int
     most_tokens_per_step: int
     most_micro_batches: int
-    """Forward and backward passes per optimizer step, when every episode uses its budget."""
+    """Forward and backward passes per optimizer step if every episode uses its budget."""
     optimizer_steps_per_step: int
     optimizer_steps: int
     admitted_ahead: int
-    """Episodes that may be started before the first training step is done."""
+    """Episodes that may start before the first training step ends."""
     evaluation_episodes: int
-    """Of all periodic evaluations together."""
+    """Episodes of all periodic evaluations together."""
     checkpoints: int
-    """Written over the run, before older ones are deleted."""
+    """Checkpoints that the run writes, including those that it deletes."""
     model: ModelSize | None
     critic_parameters: int | None
-    """That a critic trains; ``None`` without one, or where its size is not on this machine."""
+    """Trained weights of the critic; ``None`` without a critic, or if its config.json is not on this machine."""
     memory: Memory | None
 
 
 def derive(config: Config) -> RunEstimate:
-    """Work out the numbers; reads at most a model folder's ``config.json``.
+    """Estimate the numbers of a run; reads at most the ``config.json`` files of model folders.
 
     Raises:
         UnknownNameError: no such agent loop.
@@ -309,7 +309,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
 
 
 def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
-    """Count the parameters that a critic trains."""
+    """Return the number of a critic's trained parameters."""
     critic = config.trainer.critic
     if critic is None:
         return None
@@ -334,7 +334,7 @@ def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
 
 
 def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
-    """Return the bytes of an implicit process reward model and of its frozen start, which adapters have for free."""
+    """Return the bytes of an implicit process reward model and of its frozen reference, if adapters do not avoid it."""
     section, lora = config.trainer.process_reward, config.model.lora
     if section is None:
         return 0
@@ -355,24 +355,24 @@ def _trained_trunk(config: Config, critic: ModelSize) -> TrainedSize:
 
 
 EstimateRow: TypeAlias = tuple[str, str, str]
-"""One line of the dry run's table: what, how many, from which keys."""
+"""Row of the dry run's table: name, value, and the keys that determine it."""
 
 
 def rows(config: Config) -> list[EstimateRow]:
-    """Return the numbers of `derive` in words, for people."""
+    """Return the numbers of `derive` as table rows."""
     a = derive(config)
     trainer = config.trainer
     group = config.algorithm.group_size
     return [
         ("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
         ("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
-        ("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
+        ("episodes in total", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
         ("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
         _episode_row(a),
         (
             "sampled per episode",
             f"at most {a.most_sampled_tokens_per_episode:,}",
-            " or ".join(f"{turns} turns x {tokens}" for turns, tokens in _answers(config)) + ", within that",
+            " or ".join(f"{turns} turns x {tokens}" for turns, tokens in _answers(config)) + ", within that limit",
         ),
         ("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
         ("micro-batches", f"at most {a.most_micro_batches:,}", "per optimizer step, of trainer.tokens_per_micro_batch"),
@@ -387,7 +387,7 @@ def rows(config: Config) -> list[EstimateRow]:
 
 
 def warm_start_rows(config: Config) -> list[EstimateRow]:
-    """Describe a warm start; the lengths of demonstrations are not known before they are played."""
+    """Return table rows about a warm start; the lengths of demonstrations are not known in advance."""
     sft = config.sft
     if sft.data is not None:
         return [
@@ -399,9 +399,9 @@ def warm_start_rows(config: Config) -> list[EstimateRow]:
     most = sft.episodes * a.most_tokens_per_episode * sft.epochs
     sequences = sft.episodes * a.sequences_per_episode * sft.epochs
     return [
-        ("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
+        ("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are dropped"),
         _episode_row(a),
-        ("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
+        ("tokens in total", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
         (
             "optimizer steps",
             f"at most {sequences:,}",
@@ -418,13 +418,13 @@ def _episode_row(a: RunEstimate) -> EstimateRow:
 
 
 def _answers(config: Config) -> list[tuple[int, int]]:
-    """Turns of an episode and tokens of an answer, as they differ among environments."""
+    """Return the distinct pairs of turns per episode and tokens per answer among the environments."""
     agents = [part.config.agent for part in per_environment_configs(config)]
     return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
 
 
 def run_size(config: Config) -> str:
-    """Describe in one line how large a run is: its steps, episodes and sampled tokens.
+    """Describe the size of a run in one line: steps, episodes and sampled tokens.
 
     >>> from agentrl.config import load_config
     >>> run_size(load_config(None, ["environment=guess_number", "trainer.steps=3", "trainer.tasks_per_step=1"]))
@@ -432,33 +432,33 @@ def run_size(config: Config) -> str:
     """
     steps, tasks, group = config.trainer.steps, config.trainer.tasks_per_step, config.algorithm.group_size
     each = f"{_count(steps, 'step')} of {_count(tasks * group, 'episode')} ({_count(tasks, 'task')} x {group:,})"
-    return f"{each}: {_sampled(config, steps * tasks * group)}"
+    return f"{each}: {_describe_sampling(config, steps * tasks * group)}"
 
 
 def evaluation_size(config: Config, tasks: int, samples: int) -> str:
-    """Describe in one line how large a model's evaluation is.
+    """Describe the size of an evaluation in one line.
 
     Args:
-        config: Of the evaluation.
-        tasks: Tasks that are played.
-        samples: Episodes of each.
+        config: Config of the evaluation.
+        tasks: Number of tasks.
+        samples: Episodes per task.
     """
-    return f"{_count(tasks, 'task')} x {_count(samples, 'sample')}: {_sampled(config, tasks * samples)}"
+    return f"{_count(tasks, 'task')} x {_count(samples, 'sample')}: {_describe_sampling(config, tasks * samples)}"
 
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _sampled(config: Config, episodes: int) -> str:
-    """Describe episodes with the most turns and tokens that they may have."""
+def _describe_sampling(config: Config, episodes: int) -> str:
+    """Describe the maximum turns and sampled tokens of episodes."""
     turns, tokens = max(map(_most_sampled, per_environment_configs(config)), key=math.prod)
     most = f"{turns:,} turns x {tokens:,} tokens"
     return f"{_count(episodes, 'episode')} of at most {most}, up to {episodes * turns * tokens:,} sampled tokens"
 
 
 def _most_sampled(part: EnvironmentConfigs) -> tuple[int, int]:
-    """Return the turns of an episode, as its environment or the agent limits them, and the tokens of an answer."""
+    """Return the maximum turns of an episode, limited by its environment and the agent, and tokens of an answer."""
     agent, environment = part.config.agent, part.config.sole_environment
     own = resolve_environment(environment.name).turns_under(environment.options)
     return min(agent.max_turns, own or agent.max_turns), agent.max_answer_tokens
@@ -497,7 +497,7 @@ def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
         return []
     trained = trained_size(lora, size)
     how = f"of rank {lora.rank}, in float32 (model.lora)"
-    others = f"; {trained.own:,} parameters of the model are trained, too" if trained.own else ""
+    others = f"; also trains {trained.own:,} parameters of the model" if trained.own else ""
     if config.named_adapters:
         return [
             (f"adapter {name}", f"{trained.adapters:,} parameters", how if section.trained else "does not learn")
@@ -512,8 +512,8 @@ def _critic_rows(arithmetic: RunEstimate, config: Config) -> list[EstimateRow]:
         return []
     if arithmetic.critic_parameters is None:
         return [("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
-    kind = "on the policy's hidden states" if critic.kind == "shared" else "a model of its own"
-    alone = f", {critic.pretrain_steps} steps alone" if critic.pretrain_steps else ""
+    kind = "on the policy's hidden states" if critic.kind == "shared" else "a separate model"
+    alone = f", pretrained for {critic.pretrain_steps} steps" if critic.pretrain_steps else ""
     how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
     return [("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
 
@@ -524,12 +524,12 @@ def _process_reward_rows(memory: Memory, config: Config) -> list[EstimateRow]:
         return []
     if not memory.process_reward:
         return [("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")]
-    how = f"a model like {section.path or 'the policy'}, with gradients and optimizer, and its frozen start"
+    how = f"a model like {section.path or 'the policy'}, with gradients and optimizer, and a frozen reference"
     return [("process reward", shown_bytes(memory.process_reward), how)]
 
 
 def _server_rows(config: Config) -> list[EstimateRow]:
-    """Describe servers before they run; their memory is not estimated."""
+    """Return table rows about servers; their memory is not estimated."""
     engine = config.engine
     if not isinstance(engine, ServerEngineConfig):
         return []
@@ -541,14 +541,14 @@ def _server_rows(config: Config) -> list[EstimateRow]:
     context = "the model's own limit" if engine.max_context is None else f"{engine.max_context:,} tokens"
     return [
         servers,
-        ("weights reach them by", engine.transport, "engine.transport"),
-        ("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
-        ("servers' context", context, "engine.max_context"),
+        ("weight transport", engine.transport, "engine.transport"),
+        ("decoded together", f"{engine.max_running:,} sequences per server", "engine.max_running"),
+        ("context of servers", context, "engine.max_context"),
     ]
 
 
 def shown_bytes(count: int) -> str:
-    """For people: ``1.5 GiB``."""
+    """Format a number of bytes with a unit: ``1.5 GiB``."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

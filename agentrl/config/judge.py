@@ -14,22 +14,22 @@ from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.section import Finite, Section
 
 NAME = r"^[A-Za-z][A-Za-z0-9_]*$"
-"""Names of a rubric's items and of a verdict's fields: they become names of metrics."""
+"""Names of rubric items and verdict fields, which become parts of metric names."""
 
 
 class RubricItem(Section):
     """One criterion of a rubric."""
 
     name: str = Field(pattern=NAME)
-    """In ``reward/component/judge/NAME``."""
+    """Name of the item, as in the metric ``reward/component/judge/NAME``."""
     criterion: str = Field(min_length=1)
-    """What the judge is asked: a question, or a statement that holds or does not."""
+    """Question for the judge, or statement that is true or false."""
     weight: Finite = 1.0
     """Share of the reward; negative for a penalty."""
     scale: list[Finite] | None = None
-    """The worst and the best score, ``[0, 5]``; yes or no when left out."""
+    """Worst and best score, ``[0, 5]``; the answer is yes or no if not set."""
     required: bool = False
-    """A gate: where the answer is no, the reward is the lowest of the rubric. For yes or no only."""
+    """True for a gate: if the answer is no, the reward is the rubric's lowest. Only for yes or no."""
 
     @field_validator("scale", mode="before")
     @classmethod
@@ -45,15 +45,17 @@ class RubricItem(Section):
         if self.required and self.weight < 0:
             raise ValueError(f"item {self.name} is required and a penalty: state it the other way round")
         if self.weight == 0 and not self.required:
-            raise ValueError(f"item {self.name} has the weight 0 and is no gate: it would be asked for nothing")
+            raise ValueError(
+                f"item {self.name} has weight 0 and is not required, so it has no effect: set weight or required"
+            )
         return self
 
 
 class RubricConfig(Section):
-    """Criteria of a judge, item by item. ``agent.judge.rubric: file.yaml`` reads it from a file."""
+    """Criteria of a judge. ``agent.judge.rubric: file.yaml`` reads them from a file."""
 
     items: list[RubricItem]
-    """The criteria: ``[{name: correct, criterion: Is the answer right?, weight: 2, required: true}, …]``."""
+    """List of criteria: ``[{name: correct, criterion: Is the answer right?, weight: 2, required: true}, …]``."""
 
     @model_validator(mode="after")
     def _items_have_names(self) -> Self:
@@ -62,20 +64,20 @@ class RubricConfig(Section):
 
 
 def check_items(items: list[RubricItem]) -> None:
-    """Check that the items of a rubric, from a file and from a task, are one rubric.
+    """Check that items, which may come from a file and from a task, form a rubric.
 
     Raises:
-        ValueError: none rewards, or two have one name.
+        ValueError: no weight is positive, or two items have the same name.
     """
     names = [item.name for item in items]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"a rubric has two items of one name: {', '.join(twice)}")
+        raise ValueError(f"a rubric has two items with the same name: {', '.join(twice)}")
     if not any(item.weight > 0 for item in items):
         raise ValueError("a rubric needs an item with a weight above 0: penalties alone have no best score")
 
 
 def _read_file(value: Any, section: str) -> Any:
-    """Return what a YAML or JSON file holds, for its path; anything else unchanged."""
+    """Return the content of the YAML or JSON file at a path; anything but a path unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -102,14 +104,14 @@ Verdict: TypeAlias = Annotated[dict[str, Any] | str | None, BeforeValidator(_rea
 
 
 class ComparisonConfig(Section):
-    """Ranks the episodes of a group by comparing them. ``agent.judge.compare: pairwise`` sets ``how`` alone."""
+    """Ranking of a group's episodes by comparisons. ``agent.judge.compare: pairwise`` sets only ``how``."""
 
     how: Literal["pairwise", "listwise"]
-    """``pairwise``: two episodes at a time, in both orders; ``listwise``: all of them at once."""
+    """``pairwise``: two episodes at a time, in both orders; ``listwise``: all episodes at once."""
     opponents: int | None = Field(None, ge=2)
-    """Pairwise: how many others each episode meets, an even number; all of them when left out."""
+    """Pairwise: number of episodes that each one is compared with, an even number; all if not set."""
     rounds: int | None = Field(None, ge=1)
-    """Listwise: how often the group is ranked, each time in another order; 3 when left out."""
+    """Listwise: number of rankings of the group, each in another order; 3 if not set."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -120,27 +122,27 @@ class ComparisonConfig(Section):
         if self.opponents is not None and self.opponents % 2:
             raise ValueError(
                 f"agent.judge.compare.opponents is {self.opponents}: expected an even number, so that all episodes "
-                "meet equally many"
+                "have equally many opponents"
             )
         return self
 
 
 class JudgeBudgetConfig(Section):
-    """Limits of a judge in a whole run, resumptions included. Answers from the cache are free."""
+    """Limits of a judge over the whole run, resumptions included. Cached answers are free."""
 
     max_requests: int | None = Field(None, ge=1)
-    """Answers of the service."""
+    """Maximum number of the service's answers."""
     max_tokens_total: int | None = Field(None, ge=1)
-    """Tokens of questions and answers together, as the service counts them."""
+    """Maximum number of tokens in prompts and answers together, as the service counts them."""
     max_cost: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """In the currency of the prices."""
+    """Maximum cost, in the currency of the prices."""
     prompt_price: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Of a million tokens of questions."""
+    """Price of a million prompt tokens."""
     answer_price: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Of a million tokens of answers."""
+    """Price of a million answer tokens."""
     when_spent: Literal["stop", "environment"] = "stop"
-    """``stop`` ends the run with an error and a checkpoint; ``environment`` goes on with the environment's reward times
-    ``environment_weight`` alone."""
+    """``stop`` ends the run with an error and a checkpoint; ``environment`` continues with only the environment's
+    reward times ``environment_weight``."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -153,7 +155,7 @@ class JudgeBudgetConfig(Section):
 
     @property
     def is_limited(self) -> bool:
-        """Something can be spent."""
+        """True if there is a limit."""
         return any(limit is not None for limit in (self.max_requests, self.max_tokens_total, self.max_cost))
 
 
@@ -164,11 +166,11 @@ Task: {{ task.prompt }}
 {% endif %}{% if task.ground_truth %}
 Expected: {{ task.ground_truth }}
 {% endif %}
-What happened, with the agent's own words marked:
+Transcript of the episode, in which the agent's own messages are marked:
 
 {{ transcript }}
 
-Weigh what was achieved, not what was promised."""
+Judge the results, not the agent's claims."""
 
 SCORE_PROMPT = (
     _BEFORE
@@ -183,63 +185,62 @@ Task: {{ task.prompt }}
 {% endif %}{% if task.ground_truth %}
 Expected: {{ task.ground_truth }}
 {% endif %}
-What happened in each attempt, with the agent's own words marked:
+Transcript of each attempt, in which the agent's own messages are marked:
 
 {{ transcript }}
 
-Weigh what was achieved, not what was promised. The order in which the attempts are shown, and how long they are, says
-nothing about how good they are."""
+Judge the results, not the agents' claims. Ignore the order in which the attempts are shown, and their length."""
 
 
 class JudgeConfig(Section):
-    """Asks a model behind an OpenAI-compatible address, which vLLM and SGLang servers have too, to score episodes."""
+    """Language model that scores episodes, at an OpenAI-compatible address such as that of a vLLM or SGLang server."""
 
     engine: OpenAIEngineConfig
-    """Where it is: ``{url: http://HOST:PORT/v1, model: NAME}``."""
+    """Address and model: ``{url: http://HOST:PORT/v1, model: NAME}``."""
     prompt: str | None = None
-    """Jinja2 template of the question; reads ``task``, ``transcript``, ``reward`` (the environment's), ``outcome``,
-    ``low`` and ``high``; with ``compare`` ``task``, ``transcript`` and ``count`` only. A built-in one when left out.
-    The form of a typed answer is put after it."""
+    """Jinja2 template of the judge's prompt, with the variables ``task``, ``transcript``, ``reward`` (the
+    environment's), ``outcome``, ``low`` and ``high``; with ``compare``, only ``task``, ``transcript`` and ``count``. A
+    built-in one if not set. The format of a typed answer is appended."""
     verdict: Verdict = None
-    """Typed answers: fields with their types (``{reason: string, score: number 0..10}``), a JSON schema file, or
+    """Fields of a typed answer with their types (``{reason: string, score: number 0..10}``), a JSON schema file, or
     ``module:Class`` of a pydantic model."""
     reward: str | dict[str, float] | None = None
-    """Field of ``verdict`` that is the reward, or weights of several; may be left out where only one is a number or a
+    """Field of ``verdict`` that is the reward, or weights of several; optional if only one field is a number or a
     boolean."""
     rubric: Annotated[RubricConfig | None, BeforeValidator(_read_rubric)] = None
-    """A file with weighted items: ``rubric.yaml``. See docs/judges.md."""
+    """File with weighted items: ``rubric.yaml``. See docs/judges.md."""
     task_rubric: str | None = None
-    """Column of the tasks that holds rubric items of each task, alone or besides those of ``rubric``."""
+    """Column of the tasks that holds rubric items of each task, in addition to those of ``rubric`` if both are set."""
     rubric_requests: Literal["together", "each"] = "together"
-    """All items of a rubric in one request, or one request for each."""
+    """``together``: one request for all items of a rubric; ``each``: one request per item."""
     reasons: bool = True
-    """The judge gives a reason before its score of a rubric or its choice in a comparison."""
+    """True if the judge gives a reason before its score of a rubric item or its choice in a comparison."""
     compare: Annotated[ComparisonConfig | None, BeforeValidator(_read_comparison)] = None
-    """Ranks the episodes of a group instead: ``pairwise`` or ``listwise``."""
+    """Ranking of a group's episodes instead of scores: ``pairwise`` or ``listwise``."""
     guided: Literal["auto", "always", "never"] = "auto"
-    """Whether the service is sent the JSON schema of a typed answer (``response_format``): ``auto`` goes on without it,
-    and says so, where the service refuses it; ``always`` fails there."""
+    """Use of the JSON schema of a typed answer (``response_format``) in requests: ``auto`` continues without it, with a
+    warning, if the service rejects it; ``always`` fails then."""
     pattern: str = r"(?i)score\s*[:=]\s*(-?\d+(?:\.\d+)?)"
-    """Regular expression whose last match in an answer that is not typed holds the score in its first group."""
+    """Regular expression for answers that are not typed; the first group of its last match is the score."""
     low: Finite = 0.0
-    """The worst score of an answer that is not typed, which is a reward of 0."""
+    """Worst score of an answer that is not typed, for a reward of 0."""
     high: Finite = 10.0
-    """The best score of an answer that is not typed, which is a reward of 1."""
+    """Best score of an answer that is not typed, for a reward of 1."""
     attempts: int = Field(3, ge=1)
-    """Answers that are read before the episode counts as failed by the machinery."""
+    """Number of unusable answers after which the episode counts as an infrastructure failure."""
     max_tokens: int = Field(512, ge=1)
-    """Tokens of an answer."""
+    """Maximum number of tokens in an answer."""
     max_transcript_chars: int | None = Field(None, ge=200)
-    """Characters of a transcript; the middle of a longer one is left out, with a visible mark."""
+    """Maximum number of characters in a transcript; the middle of a longer one is removed, with a visible mark."""
     temperature: float = Field(0.0, ge=0)
-    """Of the judge."""
+    """Sampling temperature of the judge."""
     cache: Literal["disk", "memory", "off"] = "disk"
-    """Where answers are kept, so that an equal question is not paid for twice: ``disk`` keeps them in the run's folder,
-    for resumed runs."""
+    """Cache of answers, so that equal prompts are sent only once: ``disk`` keeps it in the run's folder, for resumed
+    runs."""
     budget: JudgeBudgetConfig = Field(default_factory=JudgeBudgetConfig)
-    """Limits of requests, tokens or money."""
+    """Limits of requests, tokens or cost."""
     environment_weight: Finite = 0.0
-    """Weight of the environment's own reward, which is added."""
+    """Weight of the environment's reward, which is added to the judge's."""
 
     @field_validator("pattern")
     @classmethod
@@ -247,7 +248,7 @@ class JudgeConfig(Section):
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
-            raise ValueError(f"agent.judge.pattern {pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"agent.judge.pattern {pattern!r} is not a regular expression: {error}") from None
         if groups < 1:
             raise ValueError(f"agent.judge.pattern {pattern!r} has no group: put the score in parentheses")
         return pattern
@@ -262,10 +263,10 @@ class JudgeConfig(Section):
     def _one_kind_of_answer(self) -> Self:
         has_rubric = self.rubric is not None or self.task_rubric is not None
         kinds = {"verdict": self.verdict is not None, "rubric": has_rubric, "compare": self.compare is not None}
-        asked = [name for name, is_asked in kinds.items() if is_asked]
-        if len(asked) > 1:
-            raise ValueError(f"agent.judge has {' and '.join(asked)}: a judge answers one kind of question")
-        kind = asked[0] if asked else ""
+        chosen = [name for name, is_set in kinds.items() if is_set]
+        if len(chosen) > 1:
+            raise ValueError(f"agent.judge has {' and '.join(chosen)}: set only one of them")
+        kind = chosen[0] if chosen else ""
         for keys, users in _READERS:
             self._check_used(keys, users, kind)
         return self
@@ -273,7 +274,7 @@ class JudgeConfig(Section):
     def _check_used(self, keys: tuple[str, ...], users: tuple[str, ...], kind: str) -> None:
         ignored = [name for name in keys if getattr(self, name) != type(self).model_fields[name].get_default()]
         if ignored and kind not in users:
-            here = f"with agent.judge.{kind}" if kind else "by a judge whose answers are not typed"
+            here = f"with agent.judge.{kind}" if kind else "by a judge without typed answers"
             raise ValueError(f"agent.judge.{ignored[0]} is ignored {here}: remove one of them")
 
     @model_validator(mode="after")
@@ -281,13 +282,13 @@ class JudgeConfig(Section):
         if self.budget.when_spent == "environment" and self.environment_weight == 0:
             raise ValueError(
                 "agent.judge.budget.when_spent is environment, but agent.judge.environment_weight is 0: every episode "
-                "would have a reward of 0; give the environment a weight, or stop"
+                "would have a reward of 0; set environment_weight, or when_spent: stop"
             )
         return self
 
     @property
     def question(self) -> str:
-        """The template of the question."""
+        """Template of the judge's prompt."""
         if self.prompt is not None:
             return self.prompt
         if self.compare is not None:
@@ -296,12 +297,12 @@ class JudgeConfig(Section):
 
     @property
     def is_typed(self) -> bool:
-        """The judge answers with JSON."""
+        """True if the judge answers with JSON."""
         return self.kind != "score"
 
     @property
     def kind(self) -> Literal["score", "verdict", "rubric", "compare"]:
-        """Kind of question that the judge is asked."""
+        """Kind of the judge's answers."""
         if self.compare is not None:
             return "compare"
         if self.rubric is not None or self.task_rubric is not None:
@@ -316,4 +317,4 @@ _READERS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("reasons",), ("rubric", "compare")),
     (("guided",), ("verdict", "rubric", "compare")),
 )
-"""Keys, and the kinds of answers (empty: not typed) that read them."""
+"""Keys, and the kinds of answers (empty: not typed) that use them."""

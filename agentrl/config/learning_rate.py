@@ -1,9 +1,9 @@
-"""The learning rate that is usual for the size of a model, with and without adapters, and how far a config is from it.
+"""Usual learning rates by model size, with and without adapters, and a comparison of a config with them.
 
 The basis: 1e-6 for models of 0.5 to 32 billion parameters (DeepSeekMath, arXiv 2402.03300; DAPO, arXiv 2503.14476; the
-examples of verl and TRL), and 5e-4 for the models of half a million parameters that agentrl trains from nothing. Sizes
-in between lie on a line between the two, on logarithmic axes. Adapters take ten times as much ("LoRA Without Regret",
-Schulman et al., 2025).
+examples of verl and TRL), and 5e-4 for the models of half a million parameters that agentrl trains from scratch. Rates
+of sizes in between are interpolated linearly on logarithmic axes. Adapters need ten times as much ("LoRA Without
+Regret", Schulman et al., 2025).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ SMALL, USUAL_SMALL = 5e5, 5e-4
 SLOPE = math.log(USUAL / USUAL_SMALL) / math.log(LARGE / SMALL)
 LORA_FACTOR = 10.0
 FAR = 8.0
-"""Ratio of a learning rate to the usual one, or of the usual one to it, from which on there is a warning."""
-BASIS = "published runs of 0.5B to 32B models use 1e-6, LoRA takes ten times as much, and smaller models take more"
+"""Minimum ratio between a learning rate and the usual one, in either direction, for a warning."""
+BASIS = "published runs of 0.5B to 32B models use 1e-6, LoRA needs ten times as much, and smaller models need more"
 
 
 def usual_learning_rate(parameters: float, *, lora: bool) -> float:
@@ -38,15 +38,15 @@ def usual_learning_rate(parameters: float, *, lora: bool) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateCheck:
-    """A configured learning rate beside the usual one."""
+    """A configured learning rate and the usual one."""
 
     name: str
-    """Of its key."""
+    """Config key of the rate."""
     rate: float
     usual: float
     warmup: int
     model: str
-    """How the model is trained, and its size: ``full fine-tuning of 494M parameters``."""
+    """Kind of training and model size: ``full fine-tuning of 494M parameters``."""
 
     @property
     def ratio(self) -> float:
@@ -55,7 +55,7 @@ class RateCheck:
 
     @property
     def is_far(self) -> bool:
-        """True if it is far above or far below the usual one; a rate of 0 is taken for intended."""
+        """True if the rate is far above or below the usual one; a rate of 0 counts as intended."""
         return self.rate > 0 and not 1 / FAR < self.ratio < FAR
 
     @property
@@ -65,24 +65,24 @@ class RateCheck:
 
     @property
     def warning(self) -> str | None:
-        """A warning about a rate that is far from the usual one; ``None`` otherwise."""
+        """Warning about a rate that is far from the usual one; ``None`` otherwise."""
         if not self.is_far:
             return None
         usual = f"usual for {self.model} is about {self.usual:.0e} ({self.usual_range}): {BASIS}"
         if self.ratio < 1:
-            share = f"1/{1 / self.ratio:.0f} of what is usual"
+            share = f"1/{1 / self.ratio:.0f} of the usual rate"
             return f"{self.name} {self.rate:g} is {share}, so the model may hardly learn anything; {usual}"
         warmup = (
             f"with a warm-up of {self.warmup} optimizer steps (trainer.warmup_steps)"
             if self.warmup
             else "and there is no warm-up (trainer.warmup_steps 0)"
         )
-        much = f"{self.ratio:.0f} times what is usual, {warmup}"
+        much = f"{self.ratio:.0f} times the usual rate, {warmup}"
         return f"{self.name} {self.rate:g} is {much}: the policy may collapse within a few steps; {usual}"
 
 
 def check_learning_rates(config: Config) -> list[RateCheck]:
-    """Compare the learning rates of a training run with the usual ones; empty where the model's size is not known."""
+    """Compare the learning rates of a training run with the usual ones; empty if the model's size is unknown."""
     parameters = _parameters(config)
     if parameters is None:
         return []
@@ -107,7 +107,7 @@ def check_learning_rates(config: Config) -> list[RateCheck]:
 
 
 def rate_rows(config: Config) -> list[EstimateRow]:
-    """Return the lines of the dry run's table about learning rates."""
+    """Return the rows of the dry run's table about learning rates."""
     return [
         ("learning rate", f"{check.rate:g}", f"{check.name}; usual for {check.model}: {check.usual_range}")
         for check in check_learning_rates(config)
@@ -116,17 +116,17 @@ def rate_rows(config: Config) -> list[EstimateRow]:
 
 def rate_warnings(config: Config) -> list[str]:
     """Return warnings about learning rates that are far from the usual ones."""
-    return [said for check in check_learning_rates(config) if (said := check.warning) is not None]
+    return [warning for check in check_learning_rates(config) if (warning := check.warning) is not None]
 
 
 def _parameters(config: Config) -> float | None:
-    """Return the number of the model's parameters, from its files or, where they are not here, from its name."""
+    """Return the number of the model's parameters, from its files or, if they are not on this machine, its name."""
     size = model_size(config.model)
     return _size_in_name(config.model.path) if size is None else float(size.parameters)
 
 
 def _size_in_name(path: str) -> float | None:
-    """Read the size out of a model's name.
+    """Return the number of parameters that a model's name states.
 
     >>> _size_in_name("Qwen/Qwen2.5-0.5B-Instruct"), _size_in_name("smollm2-135m-instruct"), _size_in_name("gpt-oss")
     (500000000.0, 135000000.0, None)
@@ -136,7 +136,7 @@ def _size_in_name(path: str) -> float | None:
 
 
 def _short(parameters: float) -> str:
-    """Write a number of parameters for people.
+    """Format a number of parameters.
 
     >>> _short(494032768), _short(7.6e9), _short(524288)
     ('494M', '7.6B', '0.52M')

@@ -1,4 +1,4 @@
-"""Config loading: a YAML file or a shipped config's name, overrides on top; errors name the key and its line."""
+"""Config loading: YAML files or shipped configs, with overrides; errors name the key and its line."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import ConfigError
 
 LABELLED = "environments"
-"""The section that holds others under labels of the user's."""
+"""Section that holds other sections under labels chosen by the user."""
 LABEL_WORD = "LABEL"
-"""Stands for such a label."""
+"""Placeholder for such a label."""
 _EXPECTED: Mapping[str, str] = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -66,33 +66,33 @@ _EXPECTED: Mapping[str, str] = {
     "model_attributes_type": "a section with keys",
 }
 _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
-"""What pydantic puts behind a key for one of several types that its value may have."""
+"""Last element of pydantic's location for a value with several allowed types: the type that was tried."""
 
 
 def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
     """Return all problems of a config as one error.
 
     Args:
-        error: What pydantic found.
-        origin: Where a key was written: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
+        error: Pydantic's error.
+        origin: Returns the place of a key: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
     """
-    problems = [_problem(details, origin) for details in _joined(error.errors())]
+    problems = [_problem(details, origin) for details in _join_alternatives(error.errors())]
     if len(problems) == 1:
         return ConfigError(problems[0])
     return ConfigError(f"{len(problems)} problems in the config:\n  " + "\n  ".join(problems))
 
 
-def _joined(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """The errors, where a value that fits none of a key's alternatives counts as one that says what each expects."""
+def _join_alternatives(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Merge the errors of a value's alternative types into one error that says what each type expects."""
     found: list[ErrorDetails] = []
     for details in errors:
         *key, last = details["loc"] or ("",)
         if not _ALTERNATIVE.fullmatch(str(last)):
             found.append(details)
         elif found and found[-1]["loc"] == tuple(key):
-            found[-1]["msg"] += f", or {_expected(details)}"
+            found[-1]["msg"] += f", or {_describe_expected(details)}"
         else:
-            found.append({**details, "loc": tuple(key), "msg": _expected(details), "type": "alternatives"})
+            found.append({**details, "loc": tuple(key), "msg": _describe_expected(details), "type": "alternatives"})
     return found
 
 
@@ -119,10 +119,10 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
         case "value_error" | "assertion_error":
             return str(details["ctx"]["error"])
         case _:
-            return f"{key}: got {details['input']!r}, expected {_expected(details)}"
+            return f"{key}: got {details['input']!r}, expected {_describe_expected(details)}"
 
 
-def _expected(details: ErrorDetails) -> str:
+def _describe_expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(details["type"], _plain(details["msg"]))
 
 
@@ -134,14 +134,14 @@ def _plain(message: str) -> str:
 def _suggestion(path: KeyPath) -> str:
     section = section_at(path[:-1])
     if path[-1] in section:
-        return f" for this {'.'.join(path[:-1])}: it belongs to another type of it"
+        return f" for this type of {'.'.join(path[:-1])}: another type has it"
     if near := nearest_key(path, section, all_keys()):
         return f"; did you mean {near}?"
     return f"; known keys here: {', '.join(section)}" if section else ""
 
 
 def section_at(path: KeyPath) -> list[str]:
-    """The keys of the section at `path` (of all variants, for a section with a ``type``); empty when there is none."""
+    """Return the keys of the section at `path` (of all types, for a section with a ``type``); empty if not found."""
     models: list[type[BaseModel]] = [Config]
     for key in (*path[:1], *path[2:]) if path[:1] == (LABELLED,) else path:
         models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
@@ -165,12 +165,12 @@ def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> 
 
 
 def own_fields(model: type[BaseModel]) -> list[str]:
-    """Return the keys of a section without those that it has from another one, where they are explained."""
+    """Return the keys of a section without inherited ones, which are documented in the other section."""
     return [name for name in model.model_fields if model is not MixedEnvironmentConfig or name in model.__annotations__]
 
 
 def key_words(section: str) -> KeyPath:
-    """Return a section's name as it stands in paths of keys: with a place for the user's label where it has labels."""
+    """Return a section's name as in key paths: with a placeholder for the user's label if the section has labels."""
     return (section, LABEL_WORD) if section == LABELLED else (section,)
 
 
@@ -209,26 +209,26 @@ _log = logging.getLogger(__name__)
 
 _SHIPPED_PACKAGE = "agentrl.configs"
 _LOCAL = "local"
-"""The engine of a section that names none."""
+"""Type of an engine section without a type."""
 
 ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
-"""A config file or a shipped config's name, or several, each on top of the one before."""
+"""A config file or a shipped config's name, or several, each of which overrides the ones before."""
 
 
 def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> Config:
     """Read a config.
 
     Args:
-        source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); several are put on
-            top of each other, later ones win; ``None`` starts from the defaults.
-        overrides: ``key.sub=value``, later ones win; ``engine=local`` and ``environment=household/train`` are short
-            for a section's main key.
+        source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); of several, later
+            ones override earlier ones; ``None`` starts from the defaults.
+        overrides: ``key.sub=value``; later ones override earlier ones. ``engine=local`` and
+            ``environment=household/train`` set a section's main key.
 
     Raises:
         ConfigError: no such file, an unknown key, a wrong value, or a key that the chosen parts would ignore; the
-            message says in which line or override.
+            message names the line or the override.
     """
-    sources = _listed(source)
+    sources = _as_list(source)
     old_names: dict[str, str] = {}
     name, text = _read(sources[0]) if sources else ("defaults", "")
     parsed = renamed_source(parse_source(text, name), old_names)
@@ -240,33 +240,33 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
     for number, override in enumerate(chosen):
         before = {section: data.get(section) for section in ANNOUNCED}
         apply(data, override)
-        if number >= len(layers):  # a config on top of another is meant to replace
+        if number >= len(layers):  # one config file may replace the sections of another without a warning
             changed = (
                 ReplacedConfig(override.place, section, old) for section, old in before.items() if isinstance(old, dict)
             )
             replaced += [one for one in changed if one.is_by(data.get(one.section))]
     config = _validate(data, name, parsed, chosen)
-    dropped = (one.dropped(data.get(one.section)) for one in replaced)
-    for notice in dict.fromkeys(filter(None, dropped)):
+    notices = (one.describe_dropped(data.get(one.section)) for one in replaced)
+    for notice in dict.fromkeys(filter(None, notices)):
         _log.warning("%s", notice)
     return config
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacedConfig:
-    """A section before an override, which may have put another environment, engine or agent loop in its place."""
+    """A section before an override, which may select another environment, engine or agent loop."""
 
     override: str
     section: str
     old: Mapping[str, Any]
 
     def is_by(self, new: Any) -> bool:
-        """Return True if `new` is the section of another environment, engine or agent loop."""
+        """Return True if `new` selects another environment, engine or agent loop."""
         main = MAIN_KEYS[self.section]
         return isinstance(new, dict) and self.old.get(main, _LOCAL) != new.get(main, _LOCAL)
 
-    def dropped(self, new: Any) -> str | None:
-        """Name the settings that `new` no longer has, for the user; ``None`` where nothing was lost."""
+    def describe_dropped(self, new: Any) -> str | None:
+        """Return a message that names the settings that `new` no longer has; ``None`` if nothing was lost."""
         main = MAIN_KEYS[self.section]
         if not self.is_by(new):
             return None
@@ -275,7 +275,7 @@ class ReplacedConfig:
         if not settings:
             return None
         owner = f"{self.section} {self.old.get(main, _LOCAL)}"
-        again = f"give them after it if {new.get(main)} takes them"
+        again = f"repeat them after it if {new.get(main)} accepts them"
         return f"{self.override} drops the settings of {owner}: {', '.join(settings)}; {again}"
 
     def _is_chosen(self, key: str, value: Any) -> bool:
@@ -286,7 +286,7 @@ class ReplacedConfig:
 
 
 def config_from(data: Mapping[str, Any]) -> Config:
-    """Return a config from plain data, sections as mappings or as one word.
+    """Return a config from plain data, with sections as mappings or as one word.
 
     Raises:
         ConfigError: as `load_config`.
@@ -298,13 +298,13 @@ def config_from(data: Mapping[str, Any]) -> Config:
 
 
 def shipped_configs() -> list[str]:
-    """Names of the configs that come with agentrl, as `load_config` takes them."""
+    """Return the names of the configs that come with agentrl, for `load_config`."""
     root = Path(str(importlib.resources.files(_SHIPPED_PACKAGE)))
     return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
 
 
 def dump_config(config: Config) -> str:
-    """Return the resolved config as YAML: every key, defaults included; `load_config` reads it back."""
+    """Return the resolved config as YAML with every key, defaults included; `load_config` reads it back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
@@ -333,11 +333,11 @@ def names_environment(source: ConfigSource) -> bool:
     """
     return any(
         {"environment", "environments"} & parse_source(text, name).data.keys()
-        for name, text in map(_read, _listed(source))
+        for name, text in map(_read, _as_list(source))
     )
 
 
-def _listed(source: ConfigSource) -> list[str | Path]:
+def _as_list(source: ConfigSource) -> list[str | Path]:
     if source is None:
         return []
     return [source] if isinstance(source, str | Path) else list(source)
@@ -355,7 +355,7 @@ def _warn_of_old_names(old_names: Mapping[str, str]) -> None:
 
 @functools.cache
 def warn_once(pairs: str) -> None:
-    """Warn of renamed keys, once in this process: a resumed run reads its config twice."""
+    """Warn about renamed keys, once per process: a resumed run reads its config twice."""
     _log.warning("renamed config keys: %s; the next release no longer reads the old names", pairs)
 
 
@@ -364,18 +364,18 @@ def _read(source: str | Path) -> tuple[str, str]:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder", expected="a YAML file, or a shipped config's name")
     if path.parts[:1] == ("runs",) and not path.exists():
-        raise ConfigError(f"there is no run {path}", expected="a run's folder", hint="see which there are: ls runs")
+        raise ConfigError(f"no run {path}", expected="a run's folder", hint="list the runs: ls runs")
     if path.is_file():
         try:
             return str(path), path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is no text file", got=error, expected="YAML in UTF-8") from error
+            raise ConfigError(f"{path} is not a text file", got=error, expected="YAML in UTF-8") from error
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
     if name not in known:
         raise ConfigError(
             f"no config file {source}",
-            expected="a YAML file, or a name that agentrl config list shows",
+            expected="a YAML file, or a name from agentrl config list",
             hint=_config_hint(name, known),
         )
     file = importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml")

@@ -1,4 +1,4 @@
-"""The key that was probably meant by an unknown one: a misspelt key, one of another section, or another framework's."""
+"""Suggestions for unknown keys: misspelt keys, keys of another section, and names of other frameworks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.errors import AgentRLError
 from agentrl.registry import Kind, lookup, names
 
 LIKE_IT = 0.8
-"""Least similarity of names in different sections."""
+"""Minimum similarity of names in different sections."""
 
 WHOLE_KEYS: Mapping[str, str] = {
     "sampling.max_tokens": "agent.max_answer_tokens",
@@ -95,18 +95,18 @@ OTHER_NAMES: Mapping[str, str] = {
     "experiment_name": "run.name",
     "run_name": "run.name",
 }
-"""Names of other frameworks' settings, and this one's keys."""
+"""Names of other frameworks' settings, and the corresponding keys."""
 
 _OPTIONS = (("loss_options", Kind.LOSS), ("advantage_options", Kind.ADVANTAGE))
-"""Sections of options, and what takes them."""
+"""Option sections, and the kind of function that accepts the options."""
 
 
 def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) -> str | None:
-    """Return the key that an unknown one probably stands for; ``None`` where nothing is near.
+    """Return the key that is probably meant by an unknown one; ``None`` if no key is similar.
 
     Args:
         path: The unknown key.
-        section: The keys of its section, of all types that the section may have.
+        section: The keys of its section, for all types of the section.
         keys: All keys.
     """
     name = path[-1]
@@ -121,7 +121,7 @@ def nearest_key(path: KeyPath, section: Sequence[str], keys: Sequence[KeyPath]) 
 
 
 def _option(path: KeyPath) -> str | None:
-    """Return the key of an option of a loss or an estimator that was written next to its name."""
+    """Return the key of a loss or estimator option that was written under ``algorithm`` itself."""
     if path[0] != "algorithm":
         return None
     for section, kind in _OPTIONS:
@@ -133,7 +133,7 @@ def _option(path: KeyPath) -> str | None:
 
 @functools.cache
 def _options_of(kind: Kind) -> frozenset[str]:
-    """Collect the options that the losses or the estimators take."""
+    """Collect the options that the losses or the estimators accept."""
     found: set[str] = set()
     for name in names(kind):
         with contextlib.suppress(AgentRLError, TypeError, ValueError):  # a plugin that cannot be imported here

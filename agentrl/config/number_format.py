@@ -1,4 +1,4 @@
-"""The number format in which this machine computes fastest; found without torch."""
+"""Fastest number format of this machine, found without torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ AUTO = "auto"
 CPU_INFO = Path("/proc/cpuinfo")
 GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 _BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Instructions for products in bfloat16: on x86, and on ARM."""
+"""CPU flags for bfloat16 multiplication, on x86 and on ARM."""
 
 
 def has_gpu() -> bool:
-    """Return True if this machine has a driver of NVIDIA's or AMD's GPUs, and they are not hidden."""
+    """Return True if this machine has an NVIDIA or AMD GPU driver, and its GPUs are not hidden."""
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(path.exists() for path in GPU_DRIVERS)
 
 
 def cpu_has_bfloat16() -> bool:
-    """Return True if the processor multiplies in bfloat16; without such instructions it is many times slower."""
+    """Return True if the CPU multiplies in bfloat16; without such instructions, bfloat16 is many times slower."""
     try:
         lines = CPU_INFO.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -30,10 +30,10 @@ def cpu_has_bfloat16() -> bool:
 
 
 def fastest_format(device: str) -> NumberFormat:
-    """Return bfloat16 for a GPU and for processors that multiply in it, else float32.
+    """Return bfloat16 for GPUs and for CPUs that multiply in bfloat16, otherwise float32.
 
     Args:
-        device: As ``model.device``: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``.
+        device: Value of ``model.device``: ``cpu``, ``cuda``, ``cuda:1`` or ``auto``.
     """
     on_gpu = device.startswith("cuda") or (device == AUTO and has_gpu())
     return "bfloat16" if on_gpu or cpu_has_bfloat16() else "float32"

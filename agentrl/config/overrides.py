@@ -1,4 +1,4 @@
-"""Config sources: YAML text with the line of every key, overrides ``key.sub=value``, and keys that have new names."""
+"""Config sources: YAML text with the line of every key, overrides ``key.sub=value``, and renamed keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KeyPath: TypeAlias = tuple[str, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML in which only ``true`` and ``false`` are booleans (``off`` is a word) and ``1e-3`` is a number."""
+    """Safe YAML loader: only ``true`` and ``false`` are booleans (``off`` is text), and ``1e-3`` is a number."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -50,7 +50,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "model.lora.targets": "model.lora.target_modules",
     "model.lora.whole": "model.lora.modules_to_save",
 }
-"""Old names of keys with their new ones, in the same section; a renamed section lists its renamed keys, too."""
+"""Old and new names of keys, in the same section; the keys of a renamed section are listed, too."""
 
 
 def new_path(path: KeyPath) -> KeyPath:
@@ -66,16 +66,16 @@ def new_path(path: KeyPath) -> KeyPath:
 
 
 def new_names(value: Any, path: KeyPath, old_names: dict[str, str]) -> Any:
-    """Rename the keys of a section and of its parts.
+    """Rename the keys of a section and of its nested sections.
 
     Args:
         value: A section; anything else is returned unchanged.
-        path: Path of the section as it was written; empty for a whole config.
-        old_names: Receives each old key that holds a value, with its new name. A null is the default that the
-            config.yaml of an older run holds.
+        path: Path of the section as written; empty for a whole config.
+        old_names: Receives each old key with a value, and its new name. Nulls are not added: they are the defaults in
+            the config.yaml of an older run.
 
     Raises:
-        ConfigError: a key is given under its old and its new name.
+        ConfigError: a key occurs under both its old and its new name.
     """
     if not isinstance(value, dict):
         return value
@@ -86,7 +86,7 @@ def new_names(value: Any, path: KeyPath, old_names: dict[str, str]) -> Any:
         if new != here and new[:-1] == new_path(path):
             if new[-1] in value:
                 raise ConfigError(
-                    f"{'.'.join(here)} is the old name of {'.'.join(new)}, and both are given", expected="the new name"
+                    f"{'.'.join(here)} is the old name of {'.'.join(new)}, and both are set", expected="the new name"
                 )
             if inner is not None:
                 old_names[".".join(here)] = ".".join(new)
@@ -96,7 +96,7 @@ def new_names(value: Any, path: KeyPath, old_names: dict[str, str]) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Return one YAML value, as on the right of ``key=value``."""
+    """Parse one YAML value, the right side of ``key=value``."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -108,7 +108,7 @@ def parse_source(text: str, name: str) -> YamlSource:
         name: The file's name, for messages.
 
     Raises:
-        ConfigError: not YAML, not a mapping, or a key given twice.
+        ConfigError: not YAML, not a mapping, or a duplicate key.
     """
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -148,7 +148,7 @@ MAIN_KEYS: Mapping[str, str] = {
     "algorithm": "advantage",
     "cluster": "type",
 }
-"""A section given as one word means this key: ``engine=local`` is ``engine.type=local``."""
+"""Key that is set by a section given as one word: ``engine=local`` is ``engine.type=local``."""
 
 _REPLACED: Mapping[str, tuple[str, ...] | None] = {
     "engine": None,
@@ -156,35 +156,35 @@ _REPLACED: Mapping[str, tuple[str, ...] | None] = {
     "model": ("scratch",),
     "agent": ("options",),
 }
-"""What another engine, environment, model or loop drops of the old one: these keys (``None``: all)."""
+"""Keys that are dropped when an override selects another engine, environment, model or loop (``None``: all)."""
 
 ANNOUNCED = ("engine", "environment", "agent")
-"""Sections whose dropped settings the user is told of."""
+"""Sections for which a warning names the dropped settings."""
 
 
 _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
-"""Naming one of them anew takes the place of the other."""
+"""Sections that exclude each other: an override of one removes the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One ``key=value``, or one key of a config file that is put on top of another."""
+    """One ``key=value``, or one key of a config file that overrides another file."""
 
     place: str
-    """Where it was written, for messages: ``override 'trainer.steps=50'``, ``my.yaml line 4``."""
+    """Source, for messages: ``override 'trainer.steps=50'``, ``my.yaml line 4``."""
     path: KeyPath
     value: Any
 
 
 def parse_override(text: str) -> Override:
-    """Read ``key.sub=value``; the value is YAML.
+    """Parse ``key.sub=value``; the value is YAML.
 
     Raises:
         ConfigError: no equals sign, or a value that is not YAML.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"override {text!r} is not understood", expected="key=value, for example trainer.steps=50")
+        raise ConfigError(f"override {text!r} is not valid", expected="key=value, for example trainer.steps=50")
     try:
         parsed = parse_value(value)
     except yaml.YAMLError as error:
@@ -193,7 +193,7 @@ def parse_override(text: str) -> Override:
 
 
 def overrides_of(source: YamlSource, name: str) -> list[Override]:
-    """Return the keys of a config file as overrides of the files before it; a section's main key comes first.
+    """Return the keys of a config file as overrides of earlier files; the main key of each section comes first.
 
     Args:
         source: The file.
@@ -216,13 +216,13 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def renamed_source(source: YamlSource, old_names: dict[str, str]) -> YamlSource:
-    """Rename the old keys of a config file, as `new_names`."""
+    """Rename the old keys of a config file; see `new_names`."""
     data = new_names(source.data, (), old_names)
     return YamlSource(data, {new_path(path): line for path, line in source.lines.items()})
 
 
 def renamed_override(override: Override, old_names: dict[str, str]) -> Override:
-    """Rename the old keys of an override, as `new_names`."""
+    """Rename the old keys of an override; see `new_names`."""
     path = new_path(override.path)
     if path != override.path and override.value is not None:
         old_names[".".join(override.path)] = ".".join(path)
@@ -230,7 +230,7 @@ def renamed_override(override: Override, old_names: dict[str, str]) -> Override:
 
 
 def expand(section: str, value: Any) -> Any:
-    """Return a section given as one word, written out as a mapping; anything else unchanged."""
+    """Convert a section given as one word to a mapping; return anything else unchanged."""
     if section == "environments":
         return _expand_labelled(value)
     if not isinstance(value, str) or section not in MAIN_KEYS:
@@ -242,18 +242,18 @@ def expand(section: str, value: Any) -> Any:
 
 
 def _expand_labelled(value: Any) -> Any:
-    """Environments under labels, each written out; a list of names labels them by these."""
+    """Convert each environment to a mapping; the names in a list become the labels."""
     if isinstance(value, list):
-        return _labelled(value)
+        return _label_by_name(value)
     if not isinstance(value, dict):
         return value
     return {str(label): {} if entry is None else expand("environment", entry) for label, entry in value.items()}
 
 
-def _labelled(names: list[Any]) -> dict[str, Any]:
+def _label_by_name(names: list[Any]) -> dict[str, Any]:
     if not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            "environments is a list of more than names",
+            "environments is a list that holds more than names",
             got=repr(next(name for name in names if not isinstance(name, str))),
             expected="settings under labels",
             hint="environments: {my_label: {name: household, weight: 2}}",
@@ -272,12 +272,12 @@ def _labelled(names: list[Any]) -> dict[str, Any]:
 
 
 def expand_all(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write out every section that is given as one word."""
+    """Convert every section that is given as one word to a mapping."""
     return {section: expand(section, value) for section, value in data.items()}
 
 
 def apply(data: dict[str, Any], override: Override) -> None:
-    """Put one override on top of `data`, in place; a part that is null begins to exist.
+    """Apply one override to `data`, in place; null sections on the path become mappings.
 
     Raises:
         ConfigError: the path leads through a value that is not a section.
@@ -288,7 +288,7 @@ def apply(data: dict[str, Any], override: Override) -> None:
         value = expand(section, value)
     if section in _RIVALS and value and rest in ([], [MAIN_KEYS.get(section)]):
         data.pop(_RIVALS[section], None)
-    if section == "environments" and not rest:  # as a whole: other ones, not more of them
+    if section == "environments" and not rest:  # replaces all environments instead of adding some
         data[section] = value
         return
     if rest == [MAIN_KEYS.get(section)] or (not rest and isinstance(value, dict)):
@@ -296,11 +296,11 @@ def apply(data: dict[str, Any], override: Override) -> None:
         return
     node = data
     for key in override.path[:-1]:
-        if node.get(key) is None:  # a part that was left out, which a run's own config.yaml names
+        if node.get(key) is None:  # missing, or null as in a run's config.yaml
             node[key] = {}
         node = node[key]
         if not isinstance(node, dict):
-            raise ConfigError(f"{override.place} goes through {key}, which is no section", got=repr(node))
+            raise ConfigError(f"{override.place} sets a key of {key}, which is not a section", got=repr(node))
     node[override.path[-1]] = value
 
 
@@ -316,15 +316,15 @@ def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
 
 
 def _main_value(section: str, values: dict[str, Any], otherwise: Any) -> Any:
-    """Return the main key of a section: an engine without one is local, and options without a loop suit `otherwise`."""
+    """Return the value of a section's main key; by default, an engine is local and an agent's loop is `otherwise`."""
     return values.get(MAIN_KEYS[section], {"engine": "local", "agent": otherwise}.get(section))
 
 
 def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
-    """Return the overrides that ``--tasks FILE`` stands for.
+    """Return the overrides for ``--tasks FILE``.
 
-    With an environment, named here or in a config, the file holds its tasks; without one it holds prompts, each
-    answered once.
+    With an environment, on the command line or in a config, the file holds its tasks; otherwise it holds prompts, each
+    of which is answered once.
     """
     if tasks is None:
         return []
@@ -336,7 +336,7 @@ PROMPTS = "prompts"
 
 
 def prompts_words(file: str, split: str = "train") -> list[str]:
-    """The overrides of a run whose tasks are the prompts of a file, each answered once."""
+    """Return the overrides of a run whose tasks are the prompts of a file, each answered once."""
     return [prompts_environment(file, split), "agent.loop=single_turn"]
 
 
@@ -346,13 +346,13 @@ def prompts_environment(file: str, split: str) -> str:
 
 
 def reward_words(rewards: Sequence[str] | None) -> list[str]:
-    """Return the override that ``--reward NAME`` and ``--reward NAME=WEIGHT`` stand for.
+    """Return the override for ``--reward NAME`` and ``--reward NAME=WEIGHT``.
 
     >>> reward_words(["my:exact", "my:brief=0.2"])
     ['agent.reward=["my:exact", {"name": "my:brief", "weight": 0.2}]']
 
     Raises:
-        ConfigError: a weight that is no number.
+        ConfigError: a weight that is not a number.
     """
     return [f"agent.reward={json.dumps([_reward(word) for word in rewards])}"] if rewards else []
 
@@ -365,5 +365,7 @@ def _reward(word: str) -> str | dict[str, Any]:
         return {"name": name, "weight": float(weight)}
     except ValueError:
         raise ConfigError(
-            f"the weight in --reward {word} is no number", got=repr(weight), expected="NAME=WEIGHT, as my:brief=0.2"
+            f"the weight in --reward {word} is not a number",
+            got=repr(weight),
+            expected="NAME=WEIGHT, such as my:brief=0.2",
         ) from None

@@ -1,4 +1,4 @@
-"""The reference of all keys as Markdown, made from the schema's docstrings."""
+"""Markdown reference of all config keys, generated from the docstrings of their fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentrl.config.load import key_words, models_of, own_fields
 
 
 def config_reference() -> str:
-    """Return one table per section: key, type, default, meaning."""
+    """Return one table per section, with the columns key, type, default and meaning."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     top = [_row("", name, field) for name, field in Config.model_fields.items() if not models_of(field.annotation)]
     sections = [
@@ -58,7 +58,7 @@ def _type_in_words(field: FieldInfo) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    """Return a type as Python writes it, without checks and the modules of names: ``list[str] | None``."""
+    """Return a type as in Python, without constraints and module names: ``list[str] | None``."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_name(parts[0])

@@ -1,4 +1,4 @@
-"""Base class and number types of the config's sections."""
+"""Base class of config sections, and number types."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
-"""Counts and sizes above it are mistakes: token positions and most counters are 32-bit integers."""
+"""Maximum count or size; larger ones are mistakes: token positions and most counters are 32-bit integers."""
 LONGEST_S = 365 * 86_400.0
-"""Deadlines above a year are mistakes, too, and far larger ones overflow the event loop's clock."""
+"""Maximum deadline, a year; longer ones are mistakes, and far longer ones overflow the event loop's clock."""
 ANY_INTEGER = frozenset({"seed"})
-"""Keys that are no counts."""
+"""Integer keys that are not counts."""
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked on assignment, docstrings document fields."""
+    """Base of all sections: unknown keys are errors, assigned values are checked, docstrings document fields."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
 
 
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
-"""A number that is one."""
+"""A number that is neither infinite nor NaN."""
 
 
 def _is_a_rate(value: float) -> float:
@@ -35,22 +35,22 @@ def _is_a_rate(value: float) -> float:
 LearningRate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_a_rate)]
 
 Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""Of an average that moves: the share of it that each new value leaves."""
+"""Decay rate of a moving average: the share of the average that remains after each new value."""
 
 
 def without_old_key(data: Any, key: str, default: Any) -> Any:
-    """Return a section without a key that is no more, if it has its old default."""
+    """Return a section without a removed key, if the key has its old default."""
     if isinstance(data, dict) and data.get(key) == default:
         return {name: value for name, value in data.items() if name != key}
     return data
 
 
 def implausible_values(section: Section, path: str = "") -> Iterator[str]:
-    """Name the counts and deadlines that no run could want, with the largest accepted value.
+    """Yield a message for each count and deadline that is implausibly large, with the largest accepted value.
 
     Args:
-        section: The section, whose own sections are searched, too.
-        path: Its key; empty for the whole config.
+        section: The section; nested sections are searched, too.
+        path: Key of the section; empty for the whole config.
     """
     for name in type(section).model_fields:
         yield from _implausible(getattr(section, name), f"{path}.{name}" if path else name)

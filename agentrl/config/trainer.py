@@ -20,21 +20,21 @@ class AdamConfig(Section):
 
 
 class CriticConfig(Section):
-    """Critic of PPO; other settings (optimizer, warm-up, schedule, epochs, mini-batches) are taken from ``trainer``."""
+    """Critic of PPO; other settings (optimizer, warm-up, schedule, epochs, mini-batches) come from ``trainer``."""
 
     kind: Literal["own", "shared"] = "own"
-    """``own``: a separate model with a scalar output. ``shared``: such an output on the policy's hidden
-    states, which takes next to no memory, and lets the value loss change the policy's weights, too."""
+    """``own``: a separate model with a scalar output. ``shared``: a scalar output on the policy's hidden states, which
+    needs almost no memory; the value loss then changes the policy's weights, too."""
     path: str | None = None
-    """The model that an ``own`` critic starts from, of the policy's vocabulary; the policy's weights when left out."""
+    """Initial model of an ``own`` critic, with the policy's vocabulary; the policy's weights if not set."""
     learning_rate: LearningRate = 1e-5
-    """Peak learning rate; of the output only, where the rest is the policy's."""
+    """Peak learning rate; with ``shared``, only of the scalar output."""
     pretrain_steps: int = Field(0, ge=0)
-    """Training steps, the first ones, in which only the critic learns; a ``shared`` one's output only."""
+    """Number of first training steps in which only the critic is trained; with ``shared``, only its output."""
     clip: float | None = Field(0.5, gt=0)
-    """How far a step moves a value before the value loss no longer rewards it; ``null`` bounds nothing."""
+    """Maximum change of a value in a step that the value loss rewards; ``null`` for no limit."""
     coef: float = Field(0.5, gt=0, allow_inf_nan=False)
-    """Weight of the value loss relative to the policy's loss; only ``shared``."""
+    """Weight of the value loss relative to the policy loss; only for ``shared``."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -46,84 +46,84 @@ class CriticConfig(Section):
 
 
 class ProcessRewardConfig(Section):
-    """For ``algorithm.advantage: prime``. What is not here (optimizer, warm-up, schedule, epochs, mini-batches) is
-    taken from ``trainer``.
+    """Implicit process reward model of ``algorithm.advantage: prime``. Other settings (optimizer, warm-up, schedule,
+    epochs, mini-batches) come from ``trainer``.
     """
 
     path: str | None = None
-    """The model that it starts from, and whose frozen copy it is compared with; of the policy's tokens. The policy's
-    weights at the start of the run when left out."""
+    """Initial model, with the policy's tokenizer; a frozen copy of it is the reward model's reference. If not set, the
+    policy's weights at the start of the run."""
     learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate."""
     beta: float = Field(0.05, gt=0)
-    """A token's reward is beta log(pi_rm / pi_ref)."""
+    """Factor of a token's reward, beta log(pi_rm / pi_ref)."""
     success_above: float = 0.5
-    """Episodes with a greater reward, before shaping, are those that succeeded."""
+    """Reward, before shaping, above which an episode counts as solved."""
     update: Literal["before", "after"] = "before"
-    """``before``: it learns from the episodes of a step, and then says what their tokens are worth. ``after``: the
-    other way round."""
+    """Update of the reward model ``before`` or ``after`` it rewards the tokens of a step's episodes."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class FSDPOptions:
-    """Memory against communication; only with several ranks."""
+    """Options of FSDP, which trade memory for communication; only with several ranks."""
 
     replicas: Annotated[int, Field(ge=1)] = 1
-    """Rows of ranks that hold the whole model each: with 2 machines of 8 GPUs, 2 keeps parameters within a machine."""
+    """Groups of ranks that each hold the whole model: with 2 machines of 8 GPUs, 2 shards parameters within a
+    machine."""
     reshard: bool = True
-    """Give a layer's parameters up between forward and backward pass: less memory, one more gathering."""
+    """Release a layer's parameters between forward and backward pass: less memory, one more all-gather."""
     offload: bool = False
-    """Keep shards, gradients and the optimizer's moments in the CPU's memory, and update there."""
+    """Keep shards, gradients and the optimizer's moments in CPU memory, and compute updates there."""
     reduce: bool = False
-    """Add gradients up over the ranks after every micro-batch, instead of once per update: this keeps no whole
-    gradients, at the price of communication."""
+    """Reduce gradients over the ranks after every micro-batch instead of once per update: no full gradients in memory,
+    but more communication."""
 
 
 class MoEConfig(Section):
     """Training of models with routed experts; see docs/experts.md."""
 
     aux_loss_coef: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight in the loss of the balance among the experts; costs a further forward pass."""
+    """Weight of the load-balancing loss of the experts; needs an additional forward pass."""
     router_replay: bool = False
-    """Send tokens to the experts to which the engine sent them, so that rounding does not set trainer and engine
-    apart."""
+    """Route tokens in the trainer to the experts that the engine chose, so that rounding does not make their
+    probabilities differ."""
 
 
 class NumericsConfig(Section):
-    """Limits of the alarms, and what happens to updates that are not finite."""
+    """Limits of the alarms about training, and of updates with values that are not finite."""
 
     mismatch: float = Field(0.01, gt=0)
-    """Mean |pi_old - mu| above which trainer and engine are not the same model."""
+    """Mean |pi_old - mu| above which an alarm reports that trainer and engine do not compute the same model."""
     kl: float = Field(0.5, gt=0)
-    """KL of the policy to pi_old, within a step, above which an alarm is raised."""
+    """KL divergence of the policy from pi_old, within a step, above which an alarm is raised."""
     kl_reference: float = Field(10.0, gt=0)
-    """KL to the reference above which nothing is left of it."""
+    """KL divergence from the reference above which an alarm is raised: the policy has little in common with it."""
     entropy_share: float = Field(0.05, ge=0, lt=1)
-    """Entropy below this share of that of the first steps has collapsed; 0 never."""
+    """Share of the entropy of the first steps below which an alarm reports a collapse; 0 for no alarm."""
     grad_norm_ratio: float = Field(20.0, gt=1)
-    """A gradient whose norm is so many times the median of the last steps is a spike."""
+    """Ratio of a gradient norm to the median of the last steps above which an alarm reports a spike."""
     max_skipped: int = Field(10, ge=1)
-    """Updates left out in a row that end the run."""
+    """Number of consecutive skipped updates that end the run."""
     dumps: int = Field(2, ge=0)
-    """Most files of a run that repeat an update that was left out; each holds the model's weights."""
+    """Maximum number of dump files per run, each of which reproduces a skipped update and holds the model's weights."""
 
 
 class LoraConfig(Section):
     """Adapters (LoRA) on frozen base weights; needs the extra ``agentrl[lora]``."""
 
     rank: int = Field(16, ge=1)
-    """Rank of the update of each matrix."""
+    """Rank of the adapter matrices."""
     alpha: float | None = Field(None, gt=0)
-    """The update is scaled by ``alpha / rank``; twice the rank when left out."""
+    """Numerator of the scale ``alpha / rank`` of an adapter; twice the rank if not set."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of an adapter's inputs that a warm start (`agentrl sft`) drops; training by reward has none."""
+    """Dropout of an adapter's inputs in a warm start (`agentrl sft`); RL uses none."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Ends of the names of matrices that get an adapter (``q_proj``); ``all-linear``: all but the output head."""
+    """Name suffixes of the matrices that get an adapter (``q_proj``); ``all-linear``: all but the output head."""
     modules_to_save: list[str] = Field(default_factory=list)
-    """Ends of the names of modules that are trained themselves, such as ``embed_tokens``; a KL to the reference then
-    needs a copy of the model."""
+    """Name suffixes of modules that are trained in full, such as ``embed_tokens``; the KL to the reference then needs a
+    copy of the model."""
     quantize: Literal["nf4"] | None = None
-    """Keep the frozen weights in 4 bits (QLoRA): needs a GPU and the package bitsandbytes."""
+    """``nf4`` to keep the frozen weights in 4 bits (QLoRA); needs a GPU and the package bitsandbytes."""
 
     @property
     def scale(self) -> float:
@@ -132,31 +132,31 @@ class LoraConfig(Section):
 
 
 class AdapterConfig(Section):
-    """One of several adapters, which roles name; see docs/roles.md. What is left out is as in ``trainer``."""
+    """One of several adapters for roles; see docs/roles.md. Settings that are not set come from ``trainer``."""
 
     path: str | None = None
-    """Where its weights come from: a run, a checkpoint or a folder in peft's format; new ones when left out."""
+    """Source of the initial weights: a run, a checkpoint or a folder in PEFT's format; new weights if not set."""
     source: str | None = None
-    """Its name in the run at ``path``, where that has several; the same name when left out."""
+    """Name of the adapter in the run at ``path``, if that has several; the same name if not set."""
     trained: bool = True
-    """``false`` keeps it as it is at ``path``: an opponent that does not learn."""
+    """``false`` to keep the weights of ``path``, for an opponent that does not learn."""
     learning_rate: LearningRate | None = None
     """Peak learning rate."""
     warmup_steps: int | None = Field(None, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] | None = None
-    """Learning rate after the warm-up."""
+    """Schedule of the learning rate after the warm-up."""
     min_lr_ratio: float | None = Field(None, ge=0, le=1)
-    """Where cosine ends, as a share of the learning rate."""
+    """Final learning rate of the cosine schedule, as a share of the peak."""
     max_grad_norm: float | None = Field(None, gt=0)
-    """The adapter's gradients are scaled down to this norm."""
+    """Maximum norm of the adapter's gradients; larger gradients are scaled down to it."""
     algorithm: dict[str, Any] = Field(default_factory=dict)
-    """Keys of ``algorithm`` that are different for this adapter: ``{advantage: rloo, entropy_coef: 0.01}``. Not those
-    that say how groups are played."""
+    """Keys of ``algorithm`` with other values for this adapter: ``{advantage: rloo, entropy_coef: 0.01}``. Keys that
+    determine how groups are played, such as ``group_size``, cannot differ."""
 
     @property
     def trainer_changes(self) -> dict[str, Any]:
-        """The keys of ``trainer`` that are different for this adapter."""
+        """Keys of ``trainer`` with other values for this adapter."""
         names = ("learning_rate", "warmup_steps", "schedule", "min_lr_ratio", "max_grad_norm")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
@@ -166,8 +166,8 @@ class AdapterConfig(Section):
             raise ValueError("source of an adapter is ignored without its path: remove it, or set path")
         if not self.trained and self.path is None:
             raise ValueError(
-                "an adapter that is not trained and has no path is the base model: give it a path, or let the role "
-                "name base (agent.roles.ROLE.adapter: base)"
+                "an adapter that is not trained and has no path is the base model: set its path, or use the base "
+                "model for the role (agent.roles.ROLE.adapter: base)"
             )
         if not self.trained and (self.trainer_changes or self.algorithm):
             ignored = [*self.trainer_changes, *(["algorithm"] if self.algorithm else [])]
@@ -176,40 +176,40 @@ class AdapterConfig(Section):
 
 
 class SFTConfig(Section):
-    """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
+    """Warm start on demonstrations (`agentrl sft`); all other settings come from ``trainer``."""
 
     data: str | None = None
-    """A file of conversations to learn instead: JSON lines, ``{"messages": […], "tools": […]}``."""
+    """File of conversations to train on instead: JSON Lines of ``{"messages": […], "tools": […]}``."""
     episodes: int = Field(512, ge=1)
-    """Demonstrations to record."""
+    """Number of demonstrations to record."""
     epochs: int = Field(1, ge=1)
-    """Passes over them."""
+    """Passes over the demonstrations."""
     tokens_per_update: int = Field(16_384, ge=1)
-    """Tokens, observations included, of an optimizer step."""
+    """Tokens per optimizer step, observations included."""
     learning_rate: LearningRate = 1e-5
     """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "cosine"
-    """Learning rate after the warm-up; cosine ends at a tenth of it."""
+    """Schedule of the learning rate after the warm-up; cosine ends at a tenth of the peak."""
     mistakes: float = Field(0.0, ge=0, lt=1)
-    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on;
-    the recovery after one is, which demonstrations without mistakes never show."""
+    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not trained on,
+    but the recovery after them is, which demonstrations without mistakes do not contain."""
     observation_weight: float = Field(0.0, ge=0, le=1)
-    """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
-    over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
+    """Initial weight in the loss of tokens that the agent did not write (its answers have weight 1); it decreases
+    linearly to 0 over the warm start. A model with random weights then learns the language before the actions."""
     stop_at: float | None = Field(None, gt=0, lt=1)
-    """Success on training tasks at which the warm start ends, before its demonstrations do. Equal losses can mean very
-    different success, so this is how to start RL from a given level."""
+    """Success rate on training tasks at which the warm start ends early. Use it to start RL from a given level: equal
+    losses can mean very different success rates."""
     check_every: int = Field(50, ge=1)
-    """Optimizer steps between two measurements for ``stop_at``; none while the learning rate warms up."""
+    """Optimizer steps between two measurements for ``stop_at``; none during the warm-up of the learning rate."""
     check_tasks: int = Field(128, ge=1)
-    """Tasks of such a measurement."""
+    """Tasks per measurement for ``stop_at``."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds ``min_lr_ratio``, which no config ever set."""
+        """Drop ``min_lr_ratio``, with its default, of an older run's config.yaml."""
         return without_old_key(data, "min_lr_ratio", 0.1)
 
     @model_validator(mode="after")

@@ -29,7 +29,7 @@ from agentrl.evaluation.identity import code_identity, model_identity, reward_mo
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.files import replace_file, writing
-from agentrl.observe.run_folder import find_run, locked
+from agentrl.observe.run_folder import find_run, lock_folder
 from agentrl.render.tokens import read_chat_template
 from agentrl.rollout.waits import RolloutCounters, settled_heap
 
@@ -104,7 +104,7 @@ async def run_evaluation(
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, "evaluation"):
+    with lock_folder(folder, "evaluation"):
         return await _play(
             request, config, spec, panel, folder, on_episode=on_episode, on_stall=on_stall, counters=counters
         )

@@ -1,1 +1,1 @@
-"""What a run leaves on disk and tells others: its folder, metrics, trackers, trajectories."""
+"""Storage and observation of runs: folders, checkpoints, metrics, trackers, trajectories, diagnosis."""

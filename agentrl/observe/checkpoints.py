@@ -1,9 +1,9 @@
-"""Checkpoints as folders that are whole or absent.
+"""Checkpoints as folders that are either complete or absent.
 
-A checkpoint is written into a hidden folder, made durable, and renamed: ``checkpoints/step-000010``. Its
-``manifest.json`` holds the size and checksum of every file, and its own checksum; a folder that does not match it is
-passed over with a message, and the one before is used. Folders of other names (``step-000010-keep``) are the
-user's: they are neither read nor removed.
+A checkpoint is written into a hidden folder, synced to disk, and renamed: ``checkpoints/step-000010``. Its
+``manifest.json`` holds the size and checksum of every file, and its own checksum. A folder that does not match its
+manifest is skipped with a warning, and the previous one is used. Folders with other names (``step-000010-keep``) belong
+to the user: they are neither read nor removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.observe.files import DamagedRecord, first_free, replace_file, sealed, sync_folder, unsealed, writing
+from agentrl.observe.files import (
+    DamagedRecord,
+    decode_record,
+    encode_record,
+    first_free,
+    replace_file,
+    sync_folder,
+    writing,
+)
 from agentrl.observe.run_folder import step_name, step_of
 
 _log = logging.getLogger(__name__)
@@ -34,7 +42,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint on disk."""
+    """A checkpoint on disk."""
 
     step: int
     path: Path
@@ -45,7 +53,7 @@ class Checkpoints:
 
     Args:
         folder: The run's ``checkpoints``.
-        keep: How many of the newest stay.
+        keep: Number of newest checkpoints to keep.
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
@@ -56,11 +64,11 @@ class Checkpoints:
         """Write the checkpoint of a step, then delete the oldest ones beyond `keep`.
 
         Args:
-            step: Training steps done.
-            write: Fills the empty folder that it is given.
+            step: Number of finished training steps.
+            write: Writes the files into an empty folder.
 
         Raises:
-            UsageError: the disk is full; the checkpoints before are untouched.
+            UsageError: the disk is full; earlier checkpoints are untouched.
         """
         final = self.folder / step_name(step)
         partial, replaced = (self.folder / f"{_PARTIAL}{step:06d}{kind}" for kind in ("", "-replaced"))
@@ -71,7 +79,7 @@ class Checkpoints:
                 write(partial)
                 seal(partial)
                 _set_aside(final)
-                if final.exists():  # two renames and no deletion in between: a kill must leave one of them
+                if final.exists():  # two renames and no deletion in between: a kill must leave one checkpoint
                     final.rename(replaced)
                 partial.rename(final)
                 sync_folder(self.folder)
@@ -82,28 +90,28 @@ class Checkpoints:
         return Checkpoint(step, final)
 
     def newest(self) -> Checkpoint | None:
-        """Find the newest whole checkpoint; ``None`` when there are none. Broken ones are passed over with a warning.
+        """Return the newest intact checkpoint; ``None`` if there are none. Damaged ones are skipped with a warning.
 
         Raises:
-            UsageError: all are broken.
+            UsageError: all checkpoints are damaged.
         """
         present = self.present()
         for checkpoint in reversed(present):
             problem = damage(checkpoint.path)
             if problem is None:
                 return checkpoint
-            _log.warning("checkpoint %s is passed over: %s", checkpoint.path, problem)
+            _log.warning("skipped checkpoint %s: %s", checkpoint.path, problem)
         if present:
             raise UsageError(
-                f"no checkpoint in {self.folder} is whole",
+                f"all checkpoints in {self.folder} are damaged",
                 got=", ".join(checkpoint.path.name for checkpoint in present),
-                expected="files as their manifest.json lists them",
-                hint="restore one of them, or remove them to begin again from step 0",
+                expected="files that match their manifest.json",
+                hint="restore one of them, or remove them to start again from step 0",
             )
         return None
 
     def present(self) -> list[Checkpoint]:
-        """List all checkpoint folders by step, unchecked."""
+        """List all checkpoint folders by step, without checking them."""
         if not self.folder.is_dir():
             return []
         steps = ((step_of(path.name), path) for path in self.folder.iterdir() if _is_own_folder(path))
@@ -119,18 +127,18 @@ class Checkpoints:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Return True for a folder, and False for a link to one elsewhere."""
+    """Return True for a folder, and False for a link to a folder."""
     return path.is_dir() and not path.is_symlink()
 
 
 def _set_aside(path: Path) -> None:
-    """Rename a file or link that lies where a checkpoint goes: the user has put it there."""
+    """Rename a user's file or link that occupies the path of a checkpoint."""
     if (path.exists() or path.is_symlink()) and not _is_own_folder(path):
         path.rename(first_free(path.with_name(f"{path.name}-found-{number}") for number in count(1)))
 
 
 def seal(folder: Path) -> None:
-    """Make every file durable and write the manifest last."""
+    """Sync every file to disk, and write the manifest last."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         with path.open("rb") as file:
@@ -138,15 +146,15 @@ def seal(folder: Path) -> None:
     for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync_folder(path)
     files_found = {path.relative_to(folder).as_posix(): _fingerprint(path) for path in files}
-    replace_file(folder / MANIFEST, sealed({"files": files_found}, indent=True))
+    replace_file(folder / MANIFEST, encode_record({"files": files_found}, indent=True))
 
 
 def damage(folder: Path) -> str | None:
-    """Say what is wrong with a checkpoint; ``None`` for a whole one."""
+    """Describe the damage of a checkpoint; ``None`` if it is intact."""
     try:
         files = _listed_files((folder / MANIFEST).read_bytes())
     except (OSError, DamagedRecord):
-        return "its manifest is missing or broken"
+        return "its manifest is missing or damaged"
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
@@ -157,17 +165,17 @@ def damage(folder: Path) -> str | None:
 
 
 def _listed_files(manifest: bytes) -> dict[str, dict[str, Any]]:
-    """Return the files that a manifest lists; one of an older run holds nothing else, and no checksum of its own.
+    """Return the files that a manifest lists; the manifest of an older run holds only these, without a checksum.
 
     Raises:
-        DamagedRecord: it is not what was written, or lists no file.
+        DamagedRecord: the manifest is damaged, or does not list files.
     """
-    record = unsealed(manifest)
+    record = decode_record(manifest)
     files = record.get("files") if record.keys() == {"files"} else record
     if not isinstance(files, dict) or not files:
-        raise DamagedRecord("it lists no file")
+        raise DamagedRecord("it lists no files")
     if not all(isinstance(entry, dict) and entry.keys() == {"bytes", "crc32"} for entry in files.values()):
-        raise DamagedRecord("it is no list of files")
+        raise DamagedRecord("it is not a list of files")
     return files
 
 
@@ -180,15 +188,15 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 class CheckpointWriter:
-    """Writes checkpoints, never two at a time.
+    """Writer of checkpoints, one at a time.
 
     Args:
-        checkpoints: Of the run.
-        background: Whether to write from a thread while the run goes on.
-        on_saved: Called in the caller's thread with each that is whole.
+        checkpoints: The run's checkpoints.
+        background: True to write from a thread while the run continues.
+        on_saved: Called in the caller's thread with each complete checkpoint.
 
     Raises:
-        UsageError: `save`, `look` and `wait`, when the disk is or was full.
+        UsageError: from `save`, `look` and `wait`, if the disk is or was full.
     """
 
     def __init__(self, checkpoints: Checkpoints, *, background: bool, on_saved: Callable[[Checkpoint], None]) -> None:
@@ -198,11 +206,11 @@ class CheckpointWriter:
         self._running: Future[Checkpoint] | None = None
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
-        """Write the checkpoint of a step, after the one before.
+        """Write the checkpoint of a step, after the previous one is complete.
 
         Args:
-            step: Training steps done.
-            write: Fills the folder that it is given; in the background, from copies.
+            step: Number of finished training steps.
+            write: Writes the files into a folder; in the background, from copies of the state.
         """
         self.wait()
         if self.background:
@@ -211,18 +219,18 @@ class CheckpointWriter:
             self._on_saved(self._checkpoints.save(step, write))
 
     def look(self) -> None:
-        """Report a checkpoint that has been written meanwhile."""
+        """Report a checkpoint whose writing has finished."""
         if self._running is not None and self._running.done():
             self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until no checkpoint is being written."""
         if self._running is not None:
             running, self._running = self._running, None
             self._on_saved(running.result())
 
     def close(self) -> None:
-        """Wait; a failure of writing is only logged, because another error may be on its way."""
+        """Wait for the writing thread; its error is only logged, because another exception may be propagating."""
         try:
             self.wait()
         except Exception:

@@ -1,10 +1,10 @@
 """Digests of code, which show whether an object has changed.
 
-An object of a file is identified by the file, by the modules that the file imports, directly or through others, and by
-the data files, environment variables and commands that these name in their sources (``open("words.txt")``,
-``os.environ["LEVEL"]``); see `source_names`. Only the user's own modules are followed; of an
-installed package, its version counts, and the core of agentrl counts by its version, too. An object without a file,
-such as one of a notebook, is identified by its compiled code and by what that refers to.
+An object from a file is identified by the file, by the modules that the file imports, directly or indirectly, and by
+the data files, environment variables and commands that their sources name (``open("words.txt")``,
+``os.environ["LEVEL"]``); see `source_names`. Only the user's own modules are followed; installed packages and the core
+of agentrl are identified by their versions. An object without a file, such as one from a notebook, is identified by its
+compiled code and by the objects that the code refers to.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ _log = logging.getLogger(__name__)
 
 CORE = Path(__file__).resolve().parents[1]
 CATALOGUE = ("agentrl.envs", "agentrl.tools", "agentrl.agent_loops")
-"""Packages of agentrl whose modules are followed like the user's own."""
+"""Packages of agentrl whose modules are followed like the user's."""
 _LIBRARIES = tuple(
     {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 _INSTALLED = ("site-packages", "dist-packages")
 _LISTS = {".yaml", ".yml", ".json", ".toml", ".ini", ".cfg", ".conf", ".env", ".sh", ".bash", ".zsh"}
-"""Endings of files of settings and of scripts, which may name further files."""
+"""Suffixes of settings files and scripts, which may name further files."""
 _LONGEST_LIST = 2**18
 """Maximum size of such a file in bytes; larger ones are data."""
 _ADDRESS_OF_FILE = re.compile(r"(?:file|sqlite)(?:\+\w+)?:(?://)?([^?]*)(?:\?.*)?", re.DOTALL)
 _PATTERN = re.compile(r"[*?\[]")
 _VALUES = (PurePath, Decimal, Fraction, date, time, timedelta, UUID, Enum, range, re.Pattern)
-"""Types whose ``repr`` tells their value."""
+"""Types whose ``repr`` shows their value."""
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}")
 _DEEPEST = 4
 """Maximum depth of nested values that are read."""
 
 
 def _stable_text(value: object) -> str:
-    """Return the ``repr`` of a value, or its type's name where the ``repr`` names an address in memory or fails."""
+    """Return the ``repr`` of a value, or the name of its type if the ``repr`` contains a memory address or fails."""
     try:
         text = repr(value)
-    except Exception:  # a method of the user's
+    except Exception:  # a user's method
         return type(value).__qualname__
     return type(value).__qualname__ if _ADDRESS.search(text) else text
 
 
 class CodeIdentity:
-    """Identity of code: everything that decides how it behaves.
+    """Identity of code: everything that determines its behaviour.
 
     Args:
-        outputs: Folder in which results are written: a folder that contains it holds no data.
+        outputs: Folder of results; folders that contain it do not count as data.
     """
 
     def __init__(self, outputs: Path | None = None) -> None:
@@ -82,11 +82,11 @@ class CodeIdentity:
         self._seen: dict[int, object] = {}
         self._modules: set[str] = set()
         self._roots: dict[Path, None] = {}
-        """Folders of scripts, whose modules they import by name."""
+        """Folders of scripts, which import modules in them by name."""
         self._read: set[Path] = set()
 
     def digest(self) -> str:
-        """Return one digest of all that was collected."""
+        """Return one digest of all collected parts."""
         lines = "\n".join(f"{label} {part}" for label, part in sorted(self._parts.items()))
         return hashlib.blake2b(lines.encode(), digest_size=8).hexdigest()
 
@@ -94,7 +94,7 @@ class CodeIdentity:
         """Add an object: a function, a class, an instance, a tool, the description of an environment."""
         if id(target) in self._seen:
             return
-        self._seen[id(target)] = target  # kept alive, so that no other object gets its id
+        self._seen[id(target)] = target  # kept alive, so that its id is not reused
         if isinstance(target, functools.partial):
             self.add(target.func)
             self.add_value(f"arguments of {_name(target.func)}", [*target.args, target.keywords])
@@ -114,12 +114,12 @@ class CodeIdentity:
             self._add_instance(target)
 
     def _note(self, label: str, part: str) -> None:
-        """Keep a part; several under one label are all kept."""
+        """Record a part; several parts with one label are all recorded."""
         known = self._parts.get(label)
         self._parts[label] = part if known in (None, part) else f"{known} {part}"
 
     def add_value(self, label: str, value: object, depth: int = 0) -> None:
-        """Add a value of an object: plain data as it is, code as `add` does."""
+        """Add a value of an object: plain data by its value, code as in `add`."""
         if depth > _DEEPEST:
             self._note(label, _stable_text(value))
         elif value is None or isinstance(value, bool | int | float | complex | str | bytes):
@@ -164,20 +164,20 @@ class CodeIdentity:
                 self._note(f"package {here}", _versions(here))
 
     def _find(self, name: str) -> Path | None:
-        """Find a module as this process would import it, or else as a script in its own folder would."""
+        """Find a module as this process, or a script from its own folder, would import it."""
         found = _file_of(_spec(name))
         places = (root / name.replace(".", "/") for root in self._roots) if found is None else ()
         files = (file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"))
         return found or next((file.resolve() for file in files if file.is_file()), None)
 
     def add_program(self, name: str, folder: Path | None = None) -> None:
-        """Add the module that ``python -m`` runs, which may be in the current folder."""
+        """Add a module that ``python -m`` runs, which may be in the current folder."""
         self._roots |= dict.fromkeys([folder or Path.cwd(), Path.cwd()])
         self.add_module(name)
         self.add_module(f"{name}.__main__")
 
     def add_file(self, file: Path, module: str = "") -> None:
-        """Add a source file, what it imports, and the data files that it names.
+        """Add a source file, its imports, and the data files that it names.
 
         Args:
             file: The file.
@@ -193,7 +193,7 @@ class CodeIdentity:
         self._parts[label] = _loaded_digest(module, file, hashlib.blake2b(content, digest_size=8).hexdigest())
         try:
             tree = ast.parse(content)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # another language than this Python's
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # not this version of Python
             return
         package = module if file.name == "__init__.py" else module.rpartition(".")[0]
         named = names_in(tree, file, package)
@@ -211,7 +211,7 @@ class CodeIdentity:
             self._add_named(named, file.parent)
 
     def _add_modules_like(self, pattern: str, folder: Path) -> None:
-        """Add the modules that a name with ``*`` may stand for: next to the source, or below the folder of its path."""
+        """Add the modules that match a name with ``*``: next to the source, or below the folder of its path."""
         if not re.search(r"\w", pattern):
             return
         path = pattern.replace(".", "/")
@@ -232,7 +232,7 @@ class CodeIdentity:
             self.add_command(words, folder)
 
     def add_command(self, words: Sequence[str], folder: Path | None = None) -> None:
-        """Add the files of a command, and the module of its ``-m``; ``--option=path`` names a file, too."""
+        """Add the files in a command, also in ``--option=path``, and the module after ``-m``."""
         for before, word in zip(["", *words], words, strict=False):
             if before == "-m" and word.replace(".", "").isidentifier():
                 self.add_program(word, folder)
@@ -240,14 +240,14 @@ class CodeIdentity:
                 self.add_data(text, folder)
 
     def add_data(self, name: str, folder: Path | None = None, *, without: Collection[str] = ()) -> bool:
-        """Add a data file, a folder of them, or the files that match a pattern, by content; return if there is one.
+        """Add the content of a data file, of a folder, or of files that match a pattern; return True if any was found.
 
         A folder that contains the results, or this Python's packages, is not data.
 
         Args:
-            name: The path or pattern, as it is written; ``file:`` and ``sqlite:`` addresses stand for their path.
-            folder: Where it is looked for before the current folder.
-            without: Files that a pattern does not stand for.
+            name: The path or pattern as written; ``file:`` and ``sqlite:`` addresses stand for their path.
+            folder: Folder to search before the current folder.
+            without: Files that a pattern does not match.
         """
         if address := _ADDRESS_OF_FILE.fullmatch(name):
             name = address[1].removeprefix("/") if name.startswith("sqlite") else address[1]
@@ -282,7 +282,7 @@ class CodeIdentity:
         return found
 
     def _add_read(self, label: str, file: Path) -> None:
-        """Add a data file with what it names if it is a program, a script or a file of settings."""
+        """Add a data file; of a program, a script or a settings file, also the files that it names."""
         self._note(label, file_digest(file))
         if (place := file.resolve()) in self._read:
             return
@@ -301,11 +301,11 @@ class CodeIdentity:
         return any(place.is_relative_to(folder) for place in inside)
 
     def _add_definition(self, target: Any) -> None:
-        """Add the file in which a class or function is defined; its compiled code where there is no file."""
+        """Add the file that defines a class or function, or its compiled code if it has no file."""
         module = getattr(target, "__module__", None) or ""
         try:
             place = inspect.getsourcefile(target)
-        except (TypeError, OSError):  # a class of a notebook, or one written in C
+        except (TypeError, OSError):  # a class in a notebook, or one written in C
             place = None
         known = None if module == "__main__" else _file_of(_spec(module))
         if place is None or not Path(place).is_file():
@@ -335,7 +335,7 @@ class CodeIdentity:
             self._add_globals(function.__code__, function.__globals__)
 
     def _add_instance(self, target: object) -> None:
-        wrapped = getattr(target, "target", None)  # of a tool, its function
+        wrapped = getattr(target, "target", None)  # the function of a tool
         if callable(wrapped):
             self.add(wrapped)
             return
@@ -357,7 +357,7 @@ class CodeIdentity:
                     self.add_value(f"{name}.{attribute}", value)
 
     def _add_globals(self, code: types.CodeType, names: Mapping[str, object]) -> None:
-        """Add what code refers to among the names of its module: functions, classes, constants."""
+        """Add the functions, classes and constants of its module that code refers to."""
         used = {name for one in _codes(code) for name in one.co_names} & names.keys()
         for name in sorted(used):
             value = names[name]
@@ -370,22 +370,22 @@ class CodeIdentity:
 
 
 _loaded: dict[int, tuple[ModuleSpec, str]] = {}
-"""Digests of the sources of imported modules as they were when this process first read them; a reload counts anew."""
+"""Digests of the sources of imported modules when this process first read them; a reload adds a new entry."""
 
 
 def _loaded_digest(module: str, file: Path, digest: str) -> str:
-    """Return the digest of the source that runs: a file that changes after its import does not change the program."""
+    """Return the digest of the source that runs: a file's change after its import does not change the program."""
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if spec is None:
         return digest
     _, first = _loaded.setdefault(id(spec), (spec, digest))
     if first != digest:
-        _log.warning("%s has changed since this process imported it, and still runs as it was: restart it", file)
+        _log.warning("%s has changed, but this process still runs the version that it imported: restart it", file)
     return first
 
 
 def _may_be_file(word: str) -> bool:
-    """Return whether a word of a command may name a file: a folder's name alone is more often another word."""
+    """Return True if a word of a command may name a file; a bare name must be that of an existing file."""
     last = word.partition("=")[2] or word
     return "/" in last or "." in last or Path(last).is_file()
 
@@ -395,7 +395,7 @@ def _name(target: object) -> str:
 
 
 def _is_written_in(kind: type, file: str) -> bool:
-    """Return whether the methods of a class come from a file: a notebook's ``__main__`` may have another one."""
+    """Return True if the methods of a class come from a file; a notebook's ``__main__`` may have another file."""
     codes = [value.__code__ for value in vars(kind).values() if isinstance(value, types.FunctionType)]
     return any(code.co_filename == file for code in codes)
 
@@ -411,7 +411,7 @@ def _is_followed(module: str, file: Path) -> bool:
 
 
 def is_own_module(name: str) -> bool:
-    """Return True if a dotted name stands for a module of the user's own; nothing is imported to find out."""
+    """Return True if a dotted name is that of a user's module; imports nothing."""
     file = _file_of(_spec(name))
     return file is not None and not name.startswith("agentrl.") and _is_followed(name, file)
 
@@ -438,7 +438,7 @@ def _file_of(spec: ModuleSpec | None) -> Path | None:
 
 @functools.cache
 def _versions(package: str) -> str:
-    """Return the distributions that hold a package, with their versions."""
+    """Return the distributions that contain a package, with their versions."""
     try:
         return f"{package} {importlib.metadata.version(package)}"
     except importlib.metadata.PackageNotFoundError:  # its distribution has another name

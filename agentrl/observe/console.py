@@ -1,4 +1,4 @@
-"""Consoles of the command line: results go to standard output, everything else to standard error."""
+"""Consoles of the command line: standard output for results, standard error for everything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _VISIBLE[0x7F] = "\N{SYMBOL FOR DELETE}"
 
 
 def visible(text: str) -> str:
-    r"""Replace control characters by signs: a terminal would obey those that models, tools and file names hold.
+    r"""Replace control characters by symbols, because texts of models, tools and file names may contain them.
 
     >>> visible("a\x1b[2J\tb\n")
     'a␛[2J\tb\n'
@@ -29,7 +29,7 @@ def visible(text: str) -> str:
 
 
 def html_table(rows: Mapping[str, str]) -> str:
-    """Write a table of two columns for a notebook.
+    """Return an HTML table with two columns, for notebooks.
 
     >>> html_table({"steps": "3 < 4"})
     '<table><tr><th>steps</th><td>3 &lt; 4</td></tr></table>'
@@ -39,16 +39,16 @@ def html_table(rows: Mapping[str, str]) -> str:
 
 
 class VisibleConsole(Console):
-    """A console whose own control codes are the only ones that reach the terminal."""
+    """A console that sends only its own control codes to the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Turn what is printed into pieces of text, with control characters in the texts made visible."""
+        """Render to segments of text, with control characters in the texts made visible."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 class VisibleFormatter(logging.Formatter):
-    """Formats log records with control characters made visible."""
+    """Formatter of log records that makes control characters visible."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
@@ -60,10 +60,10 @@ err = VisibleConsole(stderr=True, markup=False, emoji=False, highlight=False, so
 
 
 def print_error(error: AgentRLError) -> None:
-    """One message, on standard error."""
+    """Print an error to standard error."""
     err.print(Text.assemble(("error: ", "bold red"), str(error)))
 
 
 def note(message: str) -> None:
-    """Say what is going on, on standard error, so that standard output stays a result."""
+    """Print a message to standard error, so that standard output contains only results."""
     err.print(Text(message, style="dim" if err.is_terminal else ""))

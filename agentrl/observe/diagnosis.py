@@ -1,4 +1,4 @@
-"""Diagnosis of a training run: warnings while it goes on, and its worst problems when it ends."""
+"""Diagnosis of a training run: warnings during the run, and its worst problems at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from agentrl.trajectory import Trajectory
 FACTOR = 3
 """A lasting problem is reported at its 1st, 3rd, 9th, … step."""
 CALM = 10
-"""Number of steps without a problem after which it counts as new."""
+"""Number of steps without a problem after which its next occurrence counts as the first."""
 
 
 class Reminder:
@@ -39,7 +39,7 @@ class Reminder:
         self._last: dict[str, int] = {}
 
     def is_due(self, kind: str, step: int) -> bool:
-        """Record that a step shows a problem; return True if it is to be reported."""
+        """Record that a step shows a problem; return True if it should be reported."""
         if step - self._last.get(kind, step) > CALM:
             self._times.pop(kind, None)
         times = self._times[kind] = self._times.get(kind, 0) + 1
@@ -53,10 +53,10 @@ class RunDiagnosis:
     """Diagnosis of a run, updated with every step.
 
     Args:
-        incidents: Failures of rewards, environments and tools, counted while episodes are played.
-        definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
-        lines: The metrics of earlier steps, for a resumed run.
-        learns_from_rewards: True if a step whose groups do not differ teaches nothing.
+        incidents: Counts of failures of rewards, environments and tools.
+        definitions: Reward functions by their names in messages; empty if the environment gives the rewards.
+        lines: Metrics of earlier steps, for a resumed run.
+        learns_from_rewards: True if nothing is learned in a step whose groups do not differ.
     """
 
     def __init__(
@@ -78,28 +78,28 @@ class RunDiagnosis:
         """Add a step, and return the warnings that are due.
 
         Args:
-            step: Its number.
-            metrics: Of the step.
-            trajectories: What it was trained on.
+            step: Number of the step.
+            metrics: Metrics of the step.
+            trajectories: Trajectories of the step.
         """
         self._lines.append({"step": step, **metrics})
         for trajectory in trajectories:
             self._evidence.add(trajectory)
-        said = []
+        warnings = []
         for sign in signs(self._lines):
             self._signs.setdefault(sign.kind, []).append((step, sign))
             if self._reminder.is_due(sign.kind, step):
-                said.append(sign.text)
+                warnings.append(sign.text)
         rewards = reward_problems(self._evidence, self._definitions)
         constant = next((problem.text for problem in rewards if problem.kind == CONSTANT), None)
         urgent = [*failures(self._incidents), *rewards]
-        said += [
+        warnings += [
             problem.text
             for problem in urgent
             if problem.kind != CONSTANT and self._reminder.is_due(f"{problem.kind} {problem.file}", step)
         ]
         idle = None if self._learning is None else self._learning.look(metrics, trajectories, cause=constant)
-        return [*said, *([] if idle is None else [idle])]
+        return [*warnings, *([] if idle is None else [idle])]
 
     def problems(self) -> tuple[Problem, ...]:
         """Return the worst problems of the run so far."""
@@ -145,12 +145,12 @@ class RunDiagnosis:
 
 
 def _when(steps: Sequence[int]) -> str:
-    """Describe the steps at which a sign was seen."""
+    """Describe the steps with a sign."""
     return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps, the last one {steps[-1]}"
 
 
 def save_problems(folder: RunDirectory, problems: Sequence[Problem]) -> None:
-    """Write the problems of a run into its folder; a folder that was moved away is not made again.
+    """Write the problems of a run into its folder, unless the folder was moved or removed.
 
     Raises:
         UsageError: the disk is full.
@@ -162,7 +162,7 @@ def save_problems(folder: RunDirectory, problems: Sequence[Problem]) -> None:
 
 
 def read_problems(folder: RunDirectory) -> tuple[Problem, ...]:
-    """Read the problems of a run; none where it has not ended."""
+    """Read the problems of a run; none if it has not ended."""
     if not folder.diagnosis_file.is_file():
         return ()
     try:

@@ -9,16 +9,16 @@ from itertools import islice
 from pathlib import Path
 
 WHOLE_BYTES = 64 * 2**20
-"""Files up to this size are read whole; of larger ones, such as weights, the time of change and samples are read."""
+"""Maximum size of files that are read in full; of larger ones, such as weights, modification time and samples count."""
 SAMPLES = 256
-"""Number of pieces of a larger file that are read, at equal distances; the last one is its end."""
+"""Number of pieces of a larger file that are read, at equal distances; the last one ends at the file's end."""
 SAMPLE_BYTES = 4096
 MOST_FILES = 10_000
-"""Maximum number of files of a folder that are read, in the order of their names."""
+"""Maximum number of files in a folder that are read, in the order of their names."""
 
 
 def file_digest(path: Path) -> str:
-    """Return a digest of a file's content; of a large file, of its size, its time of change and samples of it.
+    """Return a digest of a file's content; for a large file, of its size, modification time and samples.
 
     Raises:
         OSError: the file cannot be read.
@@ -38,7 +38,7 @@ def file_digest(path: Path) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """Return a digest of the names and contents of the files in a folder and its folders, hidden ones left out.
+    """Return a digest of the names and contents of the files in a folder and its subfolders, without hidden ones.
 
     Raises:
         OSError: a file cannot be read.
@@ -52,5 +52,5 @@ def folder_digest(folder: Path) -> str:
 def _files(folder: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        shown = sorted(name for name in names if not name.startswith("."))
-        yield from (Path(place, name) for name in shown if Path(place, name).is_file())
+        visible = sorted(name for name in names if not name.startswith("."))
+        yield from (Path(place, name) for name in visible if Path(place, name).is_file())

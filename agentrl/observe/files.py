@@ -1,4 +1,4 @@
-"""Files that survive a kill at any moment and a full disk: atomic writes, and append-only JSON lines."""
+"""Files that survive a kill at any moment and a full disk: atomic writes, and append-only JSON Lines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import orjson
 from agentrl.errors import AgentRLError, UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_WHEN_FULL = "make room, then run the command again; training goes on with: agentrl train --resume RUN"
+_WHEN_FULL = "free some space, then run the command again; resume training with: agentrl train --resume RUN"
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Classify the errors of the enclosed writes to `path`.
+    """Convert the errors of the enclosed writes to `path`.
 
     Raises:
         UsageError: the disk is full, or the path cannot be written.
@@ -39,10 +39,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Check before long work that its result can be written to `path` at the end; changes nothing.
+    """Check that a result can later be written to `path`; changes nothing.
 
     Raises:
-        UsageError: as `writing`, or the path is a folder.
+        UsageError: see `writing`; or the path is a folder.
     """
     if path.is_dir():
         raise UsageError(f"cannot write {path}", got="a folder", expected="a file's name")
@@ -50,25 +50,25 @@ def check_writable(path: Path) -> None:
         target = next(found for found in (path, *path.absolute().parents) if found.exists())
         if target != path and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{target} is a file")
-        if not os.access(target, os.W_OK):  # says no, and not why
+        if not os.access(target, os.W_OK):  # does not give the reason
             reason = errno.EROFS if os.statvfs(target).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(reason, os.strerror(reason))
 
 
 def write_fully(descriptor: int, data: bytes) -> None:
-    """Write all of `data`; a short write goes on until the system says why."""
+    """Write all of `data`; after a short write, continue until the system reports an error."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a whole file so that readers see the old one or the new one, and so that it survives a power cut.
+    """Replace a file atomically and sync it to disk, so that it survives a power failure.
 
-    A missing folder is made.
+    A missing folder is created.
 
     Raises:
-        UsageError: as `writing`.
+        UsageError: see `writing`.
     """
     temporary = path.with_name(path.name + ".partial")
     with writing(path):
@@ -82,12 +82,12 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def first_free(paths: Iterable[Path]) -> Path:
-    """Return the first of some paths where nothing is."""
+    """Return the first path that does not exist."""
     return next(path for path in paths if not path.exists())
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -98,23 +98,23 @@ def sync_folder(path: Path) -> None:
 _log = logging.getLogger(__name__)
 _CHECKSUM = "checksum"
 _MARKS = (b'"checksum"', b'"crc32:')
-"""A line that has either of them had a checksum."""
+"""Parts of a checksum; a line with either of them had one."""
 _SHOWN_LINES = 5
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, AgentRLError)
-"""What the fields of a record raise when they are not as this program writes them."""
+"""Exceptions from reading the fields of a malformed record."""
 
 
 class DamagedRecord(ValueError):
-    """A record that is not what was written."""
+    """A record that differs from what was written."""
 
 
 class JsonLinesWriter:
-    """Appends one line per record, straight to the operating system: what was appended survives a killed process.
+    """Writer that appends one line per record without buffering, so that lines survive a killed process.
 
-    A line that an earlier process left unfinished is closed first, so that it spoils no later one.
+    A line that an earlier process left unfinished is ended first, so that it does not damage the next one.
 
     Args:
-        path: The file; made if needed.
+        path: The file; created if needed.
 
     Raises:
         UsageError: the file cannot be written.
@@ -138,7 +138,7 @@ class JsonLinesWriter:
         """
         self._check_in_place()
         with writing(self.path):
-            write_fully(self._descriptor, sealed(record) + b"\n")
+            write_fully(self._descriptor, encode_record(record) + b"\n")
 
     @property
     def position(self) -> int:
@@ -146,19 +146,19 @@ class JsonLinesWriter:
         return os.fstat(self._descriptor).st_size
 
     def truncate(self, position: int) -> None:
-        """Forget what was written after a checkpoint's position.
+        """Remove everything after a checkpoint's position.
 
-        A file that is shorter, because another program has cut it, is kept with a warning.
+        If the file is shorter, because another program truncated it, a warning is logged.
         """
         found = self.position
         if found < position:
-            _log.warning("%s has lost its end: %d of %d bytes are there", self.path, found, position)
+            _log.warning("%s has lost its end: only %d of %d bytes are left", self.path, found, position)
         with writing(self.path):
             os.ftruncate(self._descriptor, min(position, found))
             self._close_torn_line()
 
     def sync(self) -> None:
-        """Make what was appended survive a power cut.
+        """Sync the file to disk, so that it survives a power failure.
 
         Raises:
             UsageError: the disk failed, or the file was moved or removed.
@@ -179,7 +179,7 @@ class JsonLinesWriter:
             write_fully(self._descriptor, b"\n")
 
     def _check_in_place(self) -> None:
-        """Check that the path still leads to the open file, so that nothing is written where nobody looks."""
+        """Check that the path still leads to the open file, so that nothing is written to a removed file."""
         try:
             if os.path.samestat(os.stat(self.path), self._opened):
                 return
@@ -187,23 +187,23 @@ class JsonLinesWriter:
         except OSError as error:
             got = f"{error.strerror}"
         raise UsageError(
-            f"{self.path} was moved or removed while it is written",
+            f"{self.path} was moved or removed during the run",
             got=got,
-            expected="a folder that stays where it is until its run ends",
-            hint="move it back and go on with: agentrl train --resume RUN, or resume it where it is now",
+            expected="a folder that is not moved until its run ends",
+            hint="move it back and continue with: agentrl train --resume RUN, or resume it at its new path",
         )
 
 
 class NumberedRecord(NamedTuple):
-    """A record, and where it stands."""
+    """A record and its line number."""
 
     line: int
-    """From 1."""
+    """Line number, from 1."""
     record: dict[str, Any]
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Read the records of a file. Damaged lines are left out, and named in a warning at the end."""
+    """Read the records of a file. Damaged lines are skipped, and named in a warning at the end."""
     damaged: list[int] = []
     for _, record in numbered_records(path, damaged):
         yield record
@@ -211,14 +211,14 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def numbered_records(path: Path, damaged: list[int], *, containing: bytes = b"") -> Iterator[NumberedRecord]:
-    """Read the records of a file with the numbers of their lines.
+    """Read the records of a file with their line numbers.
 
-    After a record with a checksum, one without counts as damaged: it has lost its own.
+    After a record with a checksum, a record without one counts as damaged.
 
     Args:
         path: The file.
-        damaged: Gets the numbers of the lines that are left out.
-        containing: Only lines with these bytes are read.
+        damaged: Receives the numbers of skipped lines.
+        containing: Bytes that a line must contain to be read.
     """
     has_checksums = False
     with path.open("rb") as file:
@@ -226,27 +226,27 @@ def numbered_records(path: Path, damaged: list[int], *, containing: bytes = b"")
             if containing not in line:
                 continue
             try:
-                yield NumberedRecord(number, unsealed(line, must_be_sealed=has_checksums))
+                yield NumberedRecord(number, decode_record(line, needs_checksum=has_checksums))
                 has_checksums = has_checksums or _MARKS[1] in line
             except DamagedRecord:
-                if line != b"\n":  # which closes a torn line of a file that was cut at its end
+                if line != b"\n":  # an empty line follows an unfinished one in a truncated file
                     damaged.append(number)
 
 
 def warn_damaged(path: Path, lines: Sequence[int]) -> None:
-    """Warn about the lines of a file that were left out, if any were."""
+    """Warn about skipped lines of a file, if there are any."""
     if lines:
-        shown = ", ".join(map(str, lines[:_SHOWN_LINES])) + (", …" if len(lines) > _SHOWN_LINES else "")
-        what = "1 damaged record is" if len(lines) == 1 else f"{len(lines)} damaged records are"
-        _log.warning("%s: %s left out (%s %s)", path, what, "line" if len(lines) == 1 else "lines", shown)
+        numbers = ", ".join(map(str, lines[:_SHOWN_LINES])) + (", …" if len(lines) > _SHOWN_LINES else "")
+        what = "1 damaged record" if len(lines) == 1 else f"{len(lines)} damaged records"
+        _log.warning("%s: skipped %s (%s %s)", path, what, "line" if len(lines) == 1 else "lines", numbers)
 
 
-def sealed(record: Mapping[str, Any], *, indent: bool = False) -> bytes:
-    """Write a record as a JSON object with its checksum.
+def encode_record(record: Mapping[str, Any], *, indent: bool = False) -> bytes:
+    """Encode a record as a JSON object with its checksum.
 
     Args:
         record: JSON types; must not have a key ``checksum``.
-        indent: Write it on several lines, for people.
+        indent: True for several indented lines.
     """
     try:
         body = orjson.dumps(record)
@@ -259,15 +259,15 @@ def sealed(record: Mapping[str, Any], *, indent: bool = False) -> bytes:
     return body[:-1] + (b"," if len(body) > 2 else b"") + f'"{_CHECKSUM}":"{checksum}"}}'.encode()
 
 
-def unsealed(data: bytes, *, must_be_sealed: bool = False) -> dict[str, Any]:
-    """Read what `sealed` wrote.
+def decode_record(data: bytes, *, needs_checksum: bool = False) -> dict[str, Any]:
+    """Decode the output of `encode_record`.
 
     Args:
         data: The JSON object.
-        must_be_sealed: Whether a record without a checksum counts as damaged.
+        needs_checksum: True if a record without a checksum counts as damaged.
 
     Raises:
-        DamagedRecord: it is not what was written.
+        DamagedRecord: the record is not valid JSON, or does not match its checksum.
     """
     try:
         record = orjson.loads(data)
@@ -275,10 +275,10 @@ def unsealed(data: bytes, *, must_be_sealed: bool = False) -> dict[str, Any]:
         raise DamagedRecord("it is not JSON") from error
     if not isinstance(record, dict):
         raise DamagedRecord("it is not an object")
-    told = record.pop(_CHECKSUM, None)
-    if told is None and not must_be_sealed and not any(mark in data for mark in _MARKS):
+    checksum = record.pop(_CHECKSUM, None)
+    if checksum is None and not needs_checksum and not any(mark in data for mark in _MARKS):
         return record
-    if told != _checksum(orjson.dumps(record)):
+    if checksum != _checksum(orjson.dumps(record)):
         raise DamagedRecord("its checksum differs")
     return record
 
@@ -288,7 +288,7 @@ def _checksum(body: bytes) -> str:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """Return the same with lone surrogates, which UTF-8 cannot hold, written out."""
+    """Return the value with lone surrogates, which UTF-8 cannot encode, as escape sequences."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Failures of a user's code while episodes are played: rewards, environments and tools, counted by what and where."""
+"""Counts of failures of the user's code during rollouts: rewards, environments and tools, by subject and place."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from agentrl.errors import AgentRLError, Outcome, SourceLocation
 
 MOST = 200
-"""Maximum number of distinct failures: messages that differ every time must not fill the memory."""
+"""Maximum number of distinct failures, so that messages that always differ do not fill the memory."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Incident:
-    """One way in which something failed."""
+    """Failures with the same subject and place."""
 
     kind: str
-    """``tool``, or the outcome of the episodes that it ended."""
+    """``tool``, or the outcome of the episodes that the failure ended."""
     subject: str
-    """What failed: a reward function, an environment, a tool."""
+    """Name of the reward function, environment or tool that failed."""
     cause: str
-    """The exception of the first failure, with its text."""
+    """Exception of the first failure, with its text."""
     file: str | None = None
     line: int = 0
     count: int = 0
@@ -33,18 +33,18 @@ class Incidents:
     """Counts of failures; several runners may share one."""
 
     attempts: int = 0
-    """Attempts of episodes that ended."""
+    """Number of attempts of episodes that ended."""
     calls: Counter[str] = field(default_factory=Counter)
-    """Calls of each tool."""
+    """Number of calls of each tool."""
     found: dict[tuple[str, str, str], Incident] = field(default_factory=dict)
 
     def count_failure(self, outcome: Outcome, subject: str, error: AgentRLError) -> None:
         """Count an attempt that an error ended.
 
         Args:
-            outcome: Of the attempt.
-            subject: What failed, if the error does not say so.
-            error: What happened.
+            outcome: Outcome of the attempt.
+            subject: Name of what failed, if the error has none.
+            error: The error.
         """
         self._count(outcome.value, error.subject or subject, str(error.got or error.what), error.place)
 
@@ -74,7 +74,7 @@ class Incidents:
         return {"attempts": self.attempts, "calls": dict(self.calls), "found": found}
 
     def add_record(self, record: Mapping[str, Any]) -> None:
-        """Add the counts that `to_record` gave, of an earlier part of the same work."""
+        """Add the counts of an earlier part of the same work, as returned by `to_record`."""
         self.attempts += record["attempts"]
         self.calls.update(record["calls"])
         for row in record["found"]:

@@ -1,4 +1,4 @@
-"""Detection of runs that learn nothing: where all returns of each group are equal, no episode is preferred."""
+"""Detection of runs that learn nothing because all returns of each group are equal, so that no episode is preferred."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from agentrl.errors import Outcome
 from agentrl.trajectory import Trajectory
 
 FIRST, FACTOR = 3, 3
-"""Steps in a row before a message: 3, then 9, 27, 81, …"""
+"""Consecutive steps before a message: 3, then 9, 27, 81, …"""
 NONE = 1e-8
-"""Mean size of advantages below which there are none."""
+"""Mean absolute advantage below which advantages count as 0."""
 MANY = 0.5
-"""Share of unusable answers from which on they are named as the cause."""
+"""Minimum share of unusable answers for which they are named as the cause."""
 
 
 def share_that_differs(metrics: Mapping[str, float]) -> float | None:
-    """Share of a step's groups in which some episodes did better than others; ``None`` where there are no groups."""
+    """Return the share of a step's groups in which some episodes did better than others; ``None`` without groups."""
     trained, equal = metrics.get("groups/trained"), metrics.get("groups/zero_variance")
     return None if not trained or equal is None else 1 - equal / trained
 
@@ -26,7 +26,7 @@ def share_that_differs(metrics: Mapping[str, float]) -> float | None:
 def learns_nothing(metrics: Mapping[str, float]) -> bool:
     """Return True if a step's rewards do not prefer any action to another.
 
-    No group has a difference in returns, and either there is no advantage, or a critic's own error is all of it.
+    This holds if no group has a difference in returns, and the advantages are 0 or come only from a critic's error.
     """
     if share_that_differs(metrics) != 0:
         return False
@@ -41,23 +41,27 @@ def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
 
 
 class LearningWatch:
-    """Watch for several steps in a row that learn nothing."""
+    """Detector of consecutive steps that learn nothing.
+
+    Args:
+        definitions: Reward functions by their names in messages; empty if the environment gives the rewards.
+    """
 
     def __init__(self) -> None:
         self._steps = 0
         self._next = FIRST
         self.cause = ""
-        """Why the newest step that learned nothing did not."""
+        """Explanation for the newest step that learned nothing."""
 
     def look(
         self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], *, cause: str | None = None
     ) -> str | None:
-        """Take in a step; return a message for the user when one is due.
+        """Add a step; return a message for the user if one is due.
 
         Args:
-            metrics: Of the step.
-            trajectories: What it was trained on.
-            cause: Why the rewards of the whole run teach nothing, if that is known; else the step is examined.
+            metrics: Metrics of the step.
+            trajectories: Trajectories of the step.
+            cause: Known reason why the rewards of the whole run teach nothing; without one, the step is examined.
         """
         if not learns_nothing(metrics):
             self._steps, self._next = 0, FIRST
@@ -69,18 +73,18 @@ class LearningWatch:
         self._next *= FACTOR
         return (
             f"nothing is being learned: in the last {self._steps} steps all episodes of a task had the same return, so "
-            f"no episode was better than another. {self.cause}. See what the agent does with: agentrl view"
+            f"no episode was better than another. {self.cause}. Look at the episodes with: agentrl view"
         )
 
 
 def explain_cause(trajectories: Sequence[Trajectory]) -> str:
-    """Explain why a step learned nothing, and what to try."""
+    """Explain why a step learned nothing, and suggest remedies."""
     ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
     solved = [trajectory.success for trajectory in ended]
     if ended and all(solved):
         return (
             f"All {len(ended)} episodes of the newest step succeeded: the tasks are too easy for this agent. "
-            "Try harder tasks (environment.options, another environment.split), or end the run"
+            "Try harder tasks (environment.options, another environment.split), or stop the run"
         )
     if ended and all(success is False for success in solved):
         what = f"All {len(ended)} episodes of the newest step failed"
@@ -92,7 +96,7 @@ def explain_cause(trajectories: Sequence[Trajectory]) -> str:
     if unusable >= MANY:
         return (
             f"{result}, and {unusable:.0%} of the answers could not be used as actions. Try a warm start (agentrl sft) "
-            "or a model that follows the format, and look at agent.loop and agent.max_answer_tokens"
+            "or a model that follows the format, and check agent.loop and agent.max_answer_tokens"
         )
     return (
         f"{result}. Try a warm start (agentrl sft), easier tasks (environment.options), a stronger model, "
@@ -111,7 +115,7 @@ def _remark(ended: Sequence[Trajectory]) -> str:
 
 
 def _unusable_share(ended: Sequence[Trajectory]) -> float:
-    """Share of the turns that were no usable action; all of them where every episode ended for that."""
+    """Return the share of turns without a usable action; at least the share of episodes that ended as policy_error."""
     turns = sum(len(trajectory.turns) for trajectory in ended)
     unusable = sum(
         trajectory.metrics.get("invalid_answers", 0.0) + trajectory.metrics.get("invalid_actions", 0.0)

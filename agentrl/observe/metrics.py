@@ -1,4 +1,4 @@
-"""Metrics of training steps: computed from trajectories, kept exactly in ``metrics.jsonl``, sent to trackers."""
+"""Metrics of training steps: computed from trajectories, stored exactly in ``metrics.jsonl``, sent to trackers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ RENAMED_METRICS: Mapping[str, str] = {
     "train/busiest_expert": "train/moe_max_load",
     "train/round": "train/reference_round",
 }
-"""Old names of metrics, found in the files of older runs, with the new ones."""
+"""Old names of metrics, in files of older runs, and their new names."""
 
 ENVIRONMENT_PREFIX = "env/"
 """Prefix of metrics of one of several environments: ``env/LABEL/success``."""
 
 
 class MetricsFile(JsonLinesWriter):
-    """One line per step: ``{"step": 3, "reward/mean": 0.25, …}``. Floats keep every bit; non-finite ones are null."""
+    """Writer of one line per step: ``{"step": 3, "reward/mean": 0.25, …}``. Floats are exact, non-finite ones null."""
 
     def append_step(self, step: int, values: Mapping[str, float | int]) -> None:
-        """Write the numbers of one step.
+        """Write the metrics of one step.
 
         Raises:
             UsageError: the disk is full.
@@ -51,9 +51,9 @@ class MetricsFile(JsonLinesWriter):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all steps, old names as new ones; none where there is no file.
+    """Read the metrics of all steps, with old names replaced; none if the file does not exist.
 
-    Damaged lines are left out with a warning.
+    Damaged lines are skipped with a warning.
     """
     lines, damaged = [], list[int]()
     for number, record in numbered_records(path, damaged) if path.exists() else ():
@@ -71,13 +71,13 @@ _TIMINGS = ("queue", "prefill", "decode", "tool", "env")
 def trajectory_metrics(
     trajectories: Sequence[Trajectory], *, version: int, adapters: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, float]:
-    """Reward, success, outcomes, lengths, staleness and measured seconds of a step's trajectories.
+    """Return reward, success, outcomes, lengths, staleness and measured seconds of a step's trajectories.
 
     Args:
-        trajectories: Everything that was delivered for the step, failed episodes too; their order decides the last
-            bits of means.
-        version: Version of the weights that the step starts from.
-        adapters: Those of several adapters.
+        trajectories: All trajectories of the step, including failed ones; their order determines the last bits of
+            means.
+        version: Version of the weights at the start of the step.
+        adapters: Versions of several adapters, by name.
     """
     trained = [t for t in trajectories if t.is_trainable]
     return {
@@ -90,7 +90,7 @@ def trajectory_metrics(
         **_tokens(trained),
         **_staleness(trained, version, adapters),
         **_counts(trained),
-        **_repaired(trained),
+        **_repaired_calls(trained),
         **_roles(trained),
         **_seconds(trajectories),
     }
@@ -113,7 +113,7 @@ def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _identical(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Share of the groups, of two or more, whose members sampled the same tokens."""
+    """Return the share of groups with several members whose members all sampled the same tokens."""
     groups: dict[str, list[bytes]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.group_id, []).append(sampled_bytes(trajectory))
@@ -122,7 +122,7 @@ def _identical(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def sampled_bytes(trajectory: Trajectory) -> bytes:
-    """Return all tokens that the policy sampled in an episode, as bytes that are equal where they are."""
+    """Return the sampled tokens of an episode as bytes, for comparisons."""
     return b"".join(sequence.token_ids[sequence.loss_mask].tobytes() + b"|" for sequence in trajectory.sequences)
 
 
@@ -149,7 +149,7 @@ def _staleness(trajectories: Sequence[Trajectory], version: int, adapters: Mappi
 
 
 def _counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means of what episodes counted themselves (invalid answers, tool calls, …)."""
+    """Return means of the episodes' own metrics (invalid answers, tool calls, …) and reward components."""
     counts = {}
     for name, value in _means(t.metrics for t in trajectories).items():
         if name == REPAIRED_CALLS:
@@ -160,21 +160,21 @@ def _counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return counts
 
 
-def _repaired(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the number of repaired tool calls, where tools were offered."""
+def _repaired_calls(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the number of repaired tool calls, if there were tools."""
     counts = [t.metrics[REPAIRED_CALLS] for t in trajectories if REPAIRED_CALLS in t.metrics]
     return {REPAIRED_CALLS: math.fsum(counts)} if counts else {}
 
 
 def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Mean over all records of every name; a record without it counts as 0."""
+    """Return the mean over all records of each name; a record without the name counts as 0."""
     rows = list(records)
     names = sorted({name for row in rows for name in row})
     return {name: math.fsum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
 
 
 def _roles(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Return of each role, and how often it spoke, in episodes of several agents."""
+    """Return the returns and the numbers of turns of each role, in episodes with several agents."""
     spoken: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for role, count in Counter(turn.role for turn in trajectory.turns).items():
@@ -187,7 +187,7 @@ def _roles(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _seconds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Seconds that episodes spent on the engine, on tools and in the environment, and the shares of them."""
+    """Return the seconds and shares of the engine, tools and environments in the episodes."""
     sums = {name: math.fsum(getattr(t.timings, name) for x in trajectories for t in x.turns) for name in _TIMINGS}
     engine = sums["queue"] + sums["prefill"] + sums["decode"]
     whole = engine + sums["tool"] + sums["env"]
@@ -199,25 +199,25 @@ def _seconds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 class Tracker(ABC):
-    """Receives the metrics of a run. Made by its class with the run's folder, name and config."""
+    """Receiver of a run's metrics, constructed with the run's folder, name and config."""
 
     package: ClassVar[str | None] = None
-    """The package that it needs besides agentrl; its name is the same for ``pip install`` and for ``import``."""
+    """Required package, with the same name for ``pip install`` and for ``import``."""
 
     @abstractmethod
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None: ...
 
     @abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The numbers of one training step."""
+        """Record the metrics of one training step."""
 
     @abstractmethod
     def close(self) -> None:
-        """Flush and end."""
+        """Flush and close."""
 
 
 class TensorBoardTracker(Tracker):
-    """Scalars as TensorBoard event files in the run's ``logs``; needs the package tensorboard (not torch)."""
+    """TensorBoard event files in the run's ``logs``; needs the package tensorboard (but not torch)."""
 
     package = "tensorboard"
 
@@ -231,7 +231,7 @@ class TensorBoardTracker(Tracker):
         self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One event with all scalars."""
+        """Write one event with all scalars."""
         values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
         summary = self._summary(value=values)
         self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=summary))
@@ -251,7 +251,7 @@ class WandbTracker(Tracker):
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
-        identity = folder / "run_id"  # a resumed run goes on in the same history
+        identity = folder / "run_id"  # a resumed run continues the same history
         if not identity.is_file():
             identity.write_text(uuid.uuid4().hex)
         self._run = wandb.init(
@@ -264,7 +264,7 @@ class WandbTracker(Tracker):
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One history row."""
+        """Write one history row."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
@@ -273,11 +273,11 @@ class WandbTracker(Tracker):
 
 
 def check_trackers(chosen: Sequence[str]) -> None:
-    """Check that every named tracker can be made.
+    """Check that every named tracker can be created.
 
     Raises:
-        UnknownNameError: no tracker of this name.
-        UsageError: its package is missing, or the name stands for something else.
+        UnknownNameError: no tracker has this name.
+        UsageError: the tracker's package is missing, or the name is not that of a tracker.
     """
     for name in chosen:
         found = lookup(Kind.TRACKER, name)
@@ -291,14 +291,14 @@ def check_trackers(chosen: Sequence[str]) -> None:
         if package is not None and package not in sys.modules and importlib.util.find_spec(package) is None:
             raise UsageError(
                 f"tracker {name} needs the package {package}",
-                got="no such package here",
+                got="it is not installed",
                 expected=f"{package} installed, or trackers without {name}",
                 hint=f"to install it: pip install {package}",
             )
 
 
 def tracker_states() -> dict[str, str]:
-    """Return each registered tracker with ``present``, or with what is missing and how to install it."""
+    """Return each registered tracker with ``present``, or with the reason why it cannot be used."""
     states = {}
     for name in names(Kind.TRACKER):
         try:
@@ -310,7 +310,7 @@ def tracker_states() -> dict[str, str]:
 
 
 class Trackers:
-    """All configured trackers, kept apart from the run: when one fails, this is said once, and the run goes on.
+    """All configured trackers; a tracker that fails is disabled with a warning, and the run continues.
 
     Args:
         chosen: Registry names.
@@ -319,7 +319,7 @@ class Trackers:
         config: The resolved config as plain data.
 
     Raises:
-        UnknownNameError: no tracker of this name.
+        UnknownNameError: no tracker has this name.
         UsageError: a tracker cannot be imported.
     """
 
@@ -337,7 +337,7 @@ class Trackers:
                 self._give_up(kind, error)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand one step's numbers to every tracker that still works."""
+        """Send the metrics of one step to every tracker that has not failed."""
         for kind, tracker in list(self._trackers.items()):
             try:
                 tracker.log(step, metrics)
@@ -355,6 +355,4 @@ class Trackers:
         self._trackers.clear()
 
     def _give_up(self, kind: str, error: Exception) -> None:
-        _log.warning(
-            "tracker %s failed and is off; the run goes on without it: %s: %s", kind, type(error).__name__, error
-        )
+        _log.warning("tracker %s failed; the run continues without it: %s: %s", kind, type(error).__name__, error)

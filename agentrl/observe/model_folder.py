@@ -1,4 +1,4 @@
-"""Lookup of a model by path: a Hugging Face folder or name, a run, a checkpoint; unreachable names fail quickly."""
+"""Lookup of models: Hugging Face folders and names, runs, checkpoints; unreachable names fail quickly."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from agentrl.observe.run_folder import LATEST, RunDirectory, find_run
 MODEL = "model"
 """Name of the Hugging Face folder inside a checkpoint."""
 MODELS_FOLDER = "AGENTRL_MODELS"
-"""Environment variable that names the folder of the models that `agentrl model add` keeps."""
+"""Environment variable with the folder of the models of `agentrl model add`."""
 
 
 def models_folder() -> Path:
-    """Return the folder of the models that have a name on this machine."""
+    """Return the folder of the models of `agentrl model add`."""
     return Path(os.environ.get(MODELS_FOLDER) or "~/.cache/agentrl/models").expanduser()
 
 
 def added_models() -> list[Path]:
-    """Return the folders of the models that have a name on this machine, by name."""
+    """Return the folders of the models of `agentrl model add`, by name."""
     return sorted(file.parent for file in models_folder().glob("[!.]*/config.json"))
 
 
 def find_model(path: str) -> str:
-    """Return a Hugging Face folder (absolute) or name, for what the user gave.
+    """Return a Hugging Face folder (absolute) or name for a user's path.
 
     Args:
-        path: A folder with a model, a checkpoint, a run (its newest checkpoint, else the model it started from), a
-            name given by `agentrl model add`, or a name on the Hugging Face hub.
+        path: A folder with a model, a checkpoint, a run (of which the newest checkpoint is used, or the initial model),
+            a name from `agentrl model add`, or a name on the Hugging Face hub.
 
     Raises:
         UsageError: a folder without a model, a damaged checkpoint, a run whose checkpoints are all damaged, or a path
@@ -45,7 +45,7 @@ def find_model(path: str) -> str:
         return str((models_folder() / path).resolve())
     if path.startswith((".", "/", "~", "runs/")) or path.count("/") > 1:
         raise UsageError(
-            f"there is no model in {path}",
+            f"no model found in {path}",
             got="no such folder",
             expected="a model folder, a run such as runs/latest, or a name on the Hugging Face hub",
         )
@@ -63,16 +63,16 @@ def _inside(folder: Path) -> Path:
         assert run is not None
         return _of_run(run)
     raise UsageError(
-        f"there is no model in {folder}",
+        f"no model found in {folder}",
         got="neither config.json nor a run's config.yaml",
         expected="a Hugging Face folder, a checkpoint, or a run",
     )
 
 
 def _check_whole(checkpoint: Path) -> None:
-    """Check the files of a checkpoint that was named itself; a copy without its manifest is taken as it is."""
+    """Check the files of a checkpoint that the user named; a copy without a manifest is not checked."""
     if (checkpoint / MANIFEST).is_file() and (problem := damage(checkpoint)) is not None:
-        raise UsageError(f"checkpoint {checkpoint} is damaged", got=problem, hint="take another checkpoint of the run")
+        raise UsageError(f"checkpoint {checkpoint} is damaged", got=problem, hint="use another checkpoint of the run")
 
 
 def _of_run(run: RunDirectory) -> Path:
@@ -81,11 +81,11 @@ def _of_run(run: RunDirectory) -> Path:
     for candidate in (*candidates, run.model):
         if (candidate / "config.json").is_file():
             return candidate
-    raise UsageError(f"run {run.path} has no model yet", got="no checkpoint", expected="a run that has saved one")
+    raise UsageError(f"run {run.path} has no model yet", got="no checkpoint", expected="a run with a checkpoint")
 
 
 CHECK_S = 10.0
-"""Most seconds until the hub answers."""
+"""Seconds before a request to the hub times out."""
 _CONFIG = "config.json"
 
 
@@ -96,20 +96,20 @@ def check_fetchable(model: str) -> None:
         model: A folder, or a name on the hub.
 
     Raises:
-        UsageError: none of them.
+        UsageError: the model is not found.
     """
     if Path(model).is_dir():
         return
     try:
         if not isinstance(try_to_load_from_cache(model, _CONFIG), str):
             get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=CHECK_S)
-    except Exception as error:  # the library has many, and those of its network library
+    except Exception as error:  # the library raises many types, and those of its HTTP library
         raise UsageError(
-            f"there is no model {model}",
+            f"model {model} not found",
             got=f"no such folder, and not from the Hugging Face hub: {_first_line(error)}",
             expected="a model folder, a run such as runs/latest, or a name on the hub that can be reached",
             hint="with servers, too, --model is the folder or name of the weights that they serve; only engine openai "
-            "takes a service's own name of a model",
+            "accepts a service's name of a model",
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""The most important problems of a run or an evaluation, with counts, file and line, and the evidence for them.
+"""The worst problems of a run or an evaluation, with counts, file and line.
 
-`Evidence` is gathered from episodes, `agentrl.observe.incidents` counts failures of the user's code, and
-`agentrl.observe.signs` reads the metrics of the steps. `top_problems` puts the worst three first.
+`Evidence` counts over episodes, `agentrl.observe.incidents` counts failures of the user's code, and
+`agentrl.observe.signs` reads the metrics of the steps. `top_problems` returns the worst three.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from agentrl.observe.metrics import sampled_bytes
 from agentrl.trajectory import Trajectory
 
 SHOWN = 3
-"""Problems that are shown."""
+"""Maximum number of problems that are shown."""
 MANY = 0.2
-"""Share of episodes, answers or calls from which on a problem is reported."""
+"""Minimum share of episodes, answers or calls for reporting a problem."""
 FEW = 0.01
-"""Share of failures from which on they are reported."""
+"""Minimum share of failures for reporting them."""
 OFTEN = 0.05
-"""Share of failures from which on they are listed before problems of the episodes themselves."""
+"""Minimum share of failures for listing them before problems of the episodes themselves."""
 CERTAIN = 4.0
-"""Standard errors between two means that are certainly different."""
+"""Minimum difference of two means, in standard errors, that counts as certain."""
 LEAST = 8
 """Minimum number of episodes of each kind for a comparison."""
 LONGEST_CAUSE = 200
@@ -35,13 +35,13 @@ LONGEST_CAUSE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something that a person should look at."""
+    """A problem that the user should look at."""
 
     kind: str
     text: str
-    """What is wrong, with the counts in words, and what to do."""
+    """Description with counts, and a remedy."""
     count: int = 0
-    """Number of cases, out of `of`."""
+    """Number of cases among `of`."""
     of: int = 0
     file: str | None = None
     line: int | None = None
@@ -49,7 +49,7 @@ class Problem:
     """Severity, up to 1: problems are listed in descending order."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types; the weight only orders problems."""
+        """Return plain JSON types, without the weight, which only orders problems."""
         record = asdict(self)
         del record["weight"]
         return record
@@ -67,7 +67,7 @@ class Moments:
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """Take in a number."""
+        """Add a number."""
         self.count += 1
         step = value - self.mean
         self.mean += step / self.count
@@ -87,7 +87,7 @@ class Range:
     high: float = -math.inf
 
     def add(self, value: float) -> None:
-        """Take in a number."""
+        """Add a number."""
         self.low, self.high = min(self.low, value), max(self.high, value)
 
     @property
@@ -101,25 +101,25 @@ class Evidence:
     """Counts over the episodes of a run or an evaluation."""
 
     episodes: int = 0
-    """Without infrastructure failures."""
+    """Number of episodes without infrastructure failures."""
     solved: int = 0
     judged: int = 0
     """Episodes whose success is known."""
     turns: int = 0
     unusable: int = 0
-    """Turns whose answer was no usable action."""
+    """Turns whose answer was not a usable action."""
     outcomes: Counter[str] = field(default_factory=Counter)
     remarks: Counter[str] = field(default_factory=Counter)
     """Error messages about answers that could not be used."""
     rewards: dict[str, Range] = field(default_factory=dict)
-    """Of the whole reward (``""``) and of its components."""
+    """Ranges of the whole reward (``""``) and of its components."""
     by_success: dict[bool, Moments] = field(default_factory=lambda: {True: Moments(), False: Moments()})
     """Rewards of solved and of other episodes."""
     answers: set[int] = field(default_factory=set)
-    """Hashes of the sampled tokens of a few episodes, which show whether episodes differ at all."""
+    """Hashes of the sampled tokens of a few episodes, which show whether episodes differ."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """Take in an episode that has ended."""
+        """Add an episode that has ended."""
         if trajectory.outcome is None or not trajectory.outcome.is_trainable:
             return
         self.episodes += 1
@@ -146,12 +146,12 @@ def top_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def problem_lines(problems: Sequence[Problem]) -> list[str]:
-    """Write problems for people, one line each."""
+    """Format problems, one line each."""
     return [f"problem {number}: {problem}" for number, problem in enumerate(problems, 1)]
 
 
 def failures(incidents: Incidents) -> list[Problem]:
-    """Return the failures of rewards, environments and tools."""
+    """Return the problems from failures of rewards, environments and tools."""
     return [problem for one in incidents.worst() if (problem := _failure(one, incidents)) is not None]
 
 
@@ -180,30 +180,30 @@ def _effect(kind: str, share: float) -> tuple[str, str]:
         which = "" if share == 1 else " in these calls"
         return "calls", f"the policy reads only that it failed{which}"
     if kind == Outcome.REWARD_ERROR:
-        return "attempts", "these episodes are left out of training and results: fix the function"
-    return "attempts", "the episodes are played again or left out"
+        return "attempts", "these episodes are excluded from training and results: fix the function"
+    return "attempts", "the episodes are played again or dropped"
 
 
 CONSTANT = "constant_reward"
 
 
 def reward_problems(evidence: Evidence, definitions: Mapping[str, SourceLocation | None]) -> list[Problem]:
-    """Return what is wrong with the rewards themselves.
+    """Return problems of the rewards.
 
     Args:
-        evidence: Of all episodes.
-        definitions: The reward functions, by what messages call them; empty where the environment gives the rewards.
+        evidence: Counts over all episodes.
+        definitions: Reward functions by their names in messages; empty if the environment gives the rewards.
     """
     return [*_against_success(evidence, definitions), *_constant(evidence, definitions)]
 
 
 def names_of(definitions: Mapping[str, SourceLocation | None]) -> str:
-    """Return the names of reward functions, each with its file and line; empty where there are none."""
+    """Return the names of reward functions, each with its file and line; empty if there are none."""
     return " and ".join(with_location(name, place) for name, place in definitions.items())
 
 
 def _sole_place(definitions: Mapping[str, SourceLocation | None]) -> SourceLocation | None:
-    """Return where the rewards are defined, if one function gives them."""
+    """Return the place of the reward function, if there is exactly one."""
     return next(iter(definitions.values())) if len(definitions) == 1 else None
 
 
@@ -217,7 +217,7 @@ def _against_success(evidence: Evidence, definitions: Mapping[str, SourceLocatio
     return [
         Problem(
             kind="reward_against_success",
-            text=f"solved episodes are paid less than others: a mean reward of {solved.mean:.3g} in {solved.count} "
+            text=f"solved episodes get lower rewards than others: a mean of {solved.mean:.3g} in {solved.count} "
             f"solved ones, {failed.mean:.3g} in {failed.count} others, so training lowers success: check the sign "
             f"in {who}",
             count=solved.count,
@@ -234,9 +234,9 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
     if whole is None or not whole.is_constant or evidence.episodes < LEAST or len(evidence.answers) < 2:
         return []
     if not definitions and not (0 < evidence.solved < evidence.judged) and (evidence.solved or whole.high == 0):
-        return []  # an environment whose tasks are all solved, or all failed: it is not the reward
+        return []  # all tasks of an environment are solved, or all failed: the reward is not the cause
     if evidence.solved == evidence.judged > 0 and whole.high > 0:
-        return []  # all are solved, and paid for it
+        return []  # all episodes are solved and rewarded
     who, place = names_of(definitions) or "the environment", _sole_place(definitions)
     solved = f", {evidence.solved} of {evidence.judged} solved" if evidence.judged else ""
     unusable = min(1.0, evidence.unusable / evidence.turns) if evidence.turns else 0.0
@@ -249,8 +249,8 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
     return [
         Problem(
             kind=CONSTANT,
-            text=f"{who} gave the same reward, {whole.high:g}, to all {evidence.episodes} episodes{solved}, whatever "
-            f"the answers: nothing can be learned from it{answers}; {hint}",
+            text=f"{who} gave the same reward, {whole.high:g}, to all {evidence.episodes} episodes{solved}, although "
+            f"their answers differ: nothing can be learned from it{answers}; {hint}",
             count=evidence.episodes,
             of=evidence.episodes,
             file=None if place is None else place.file,
@@ -261,7 +261,7 @@ def _constant(evidence: Evidence, definitions: Mapping[str, SourceLocation | Non
 
 
 def episode_problems(evidence: Evidence) -> list[Problem]:
-    """Return what is wrong with the episodes themselves: answers that are no actions, budgets that are too small."""
+    """Return problems of the episodes: answers that are not actions, budgets that are too small."""
     if not evidence.episodes:
         return []
     found = []
@@ -270,7 +270,7 @@ def episode_problems(evidence: Evidence) -> list[Problem]:
         found.append(
             Problem(
                 kind="unusable_answers",
-                text=f"{evidence.unusable} of {evidence.turns} answers could not be used as actions{remark}; look at "
+                text=f"{evidence.unusable} of {evidence.turns} answers could not be used as actions{remark}; check "
                 "agent.loop and agent.max_answer_tokens, or try a warm start (agentrl sft)",
                 count=evidence.unusable,
                 of=evidence.turns,

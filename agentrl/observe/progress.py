@@ -1,4 +1,4 @@
-"""Watchers of a run: the default one is silent; the command line draws progress."""
+"""Status of a run, and watchers that receive it; the default watcher does nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Phase(enum.StrEnum):
-    """Phases of a training step; with stale rollouts, what the run waits for."""
+    """Phase of a run; with asynchronous rollouts, the part that the run waits for."""
 
     PREPARE = "prepare"
     DEMONSTRATE = "demonstrate"
@@ -24,56 +24,56 @@ class Phase(enum.StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class RunStatus:
-    """A reading of a run, changed in place while it goes on."""
+    """Status of a run, updated in place."""
 
     phase: Phase = Phase.PREPARE
     step: int = 0
-    """Training steps (or optimizer steps of a warm start) done."""
+    """Number of finished training steps, or of optimizer steps of a warm start."""
     steps: int = 0
-    """Of the whole run."""
+    """Number of steps of the whole run."""
     episodes_running: int = 0
     episodes_done: int = 0
-    """Since the last training step."""
+    """Episodes that ended since the last training step."""
     attempts_failed: int = 0
     """Attempts that failed because of the infrastructure or the environment, since the last training step."""
     latest_failure: str = ""
-    """Why the latest of them failed, on one line."""
+    """Reason of the latest failed attempt, on one line."""
     episodes_wanted: int = 0
-    """For the next training step."""
+    """Number of episodes that the next training step needs."""
     sampled_tokens: int = 0
-    """Since the run began."""
+    """Tokens sampled since the start of the run."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last training step."""
+    """Metrics of the last training step."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutProgress:
-    """What the episodes of an evaluation have come to by now, running ones included."""
+    """Progress of an evaluation's episodes, including running ones."""
 
     episodes: int = 0
-    """Running."""
+    """Number of running episodes."""
     turns: int = 0
     tokens: int = 0
-    """Of the policy's answers."""
+    """Tokens of the policy's answers."""
 
 
 class RunWatcher:
-    """Observer of a run. Methods are called in the run's event loop: they must be quick, and never raise."""
+    """Observer of a run. Methods are called in the run's event loop; they must be fast, and must not raise."""
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
-        """The run's folder exists; `status` is the object that will change."""
+        """Handle the creation of the run's folder; `status` will be updated in place."""
 
     def on_status(self, status: RunStatus) -> None:
-        """The status changed: a phase began, or an episode ended."""
+        """Handle a change of the status: a phase began, or an episode ended."""
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A training step's metrics are written."""
+        """Handle the metrics of a finished training step."""
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A periodic evaluation is done."""
+        """Handle the metrics of a periodic evaluation."""
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """A checkpoint is on disk."""
+        """Handle a saved checkpoint."""
 
     def on_message(self, text: str) -> None:
-        """A message for the user: a stall report, a warning."""
+        """Handle a message for the user, such as a stall report or a warning."""

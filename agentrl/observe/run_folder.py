@@ -1,13 +1,13 @@
-"""The folder of a run: where everything about it lies.
+"""The folder of a run and its files.
 
 runs/NAME/
   config.yaml           the resolved config
   metrics.jsonl         one line per training step
   trajectories/         every episode, turn by turn
   checkpoints/          step-000010/ …
-  model/                the model that the run started from, when it made its own
-  diagnosis.json        the worst problems, once it has ended
-  numerics/             what repeats updates that were left out, if any were
+  model/                the initial model, if the run created it
+  diagnosis.json        the worst problems, after the run has ended
+  numerics/             dump files that reproduce skipped updates, if any
   logs/                 trackers' files
   report.md …           written by evaluation
 
@@ -34,12 +34,12 @@ from agentrl.observe.files import first_free, read_json_lines, replace_file, wri
 
 LATEST = "latest"
 LOCK = ".lock"
-"""Held by the process that works in a run."""
+"""Lock file of the process that uses a run's folder."""
 RUN_LOG = "agentrl.log"
 
 
 def step_name(step: int, suffix: str = "") -> str:
-    """Name what belongs to a step.
+    """Return the name of a step's file or folder.
 
     >>> step_name(12, ".jsonl")
     'step-000012.jsonl'
@@ -48,7 +48,7 @@ def step_name(step: int, suffix: str = "") -> str:
 
 
 def step_of(name: str, suffix: str = "") -> int | None:
-    """Read the step out of a name that `step_name` gave; ``None`` for all other names, such as those of copies.
+    """Return the step of a name from `step_name`; ``None`` for all other names, such as those of copies.
 
     >>> step_of("step-000012.jsonl", ".jsonl"), step_of("step-000012-keep")
     (12, None)
@@ -58,15 +58,15 @@ def step_of(name: str, suffix: str = "") -> int | None:
 
 
 @contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Lock a folder against other processes; the system releases the lock however this process ends.
+def lock_folder(folder: Path, what: str) -> Iterator[None]:
+    """Lock a folder against other processes; the system releases the lock when this process ends.
 
     Args:
-        folder: Gets a file for the lock.
-        what: What the folder holds, for the message: ``run``.
+        folder: Folder in which the lock file is created.
+        what: Kind of the folder, for the message: ``run``.
 
     Raises:
-        UsageError: another process holds it.
+        UsageError: another process holds the lock.
     """
     with writing(folder):
         descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -76,8 +76,8 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         except BlockingIOError:
             raise UsageError(
                 f"{what} {folder} is in use",
-                got="another process that works in it",
-                hint="wait until it has ended, or stop it; what is finished is kept",
+                got="another process that uses it",
+                hint="wait until that process has ended, or stop it; finished work is kept",
             ) from None
         yield
     finally:
@@ -94,52 +94,52 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
-        """The resolved config."""
+        """Resolved config."""
         self.metrics_file = path / "metrics.jsonl"
         """One JSON line per training step."""
         self.diagnosis_file = path / "diagnosis.json"
-        """The worst problems of a run that has ended."""
+        """Worst problems of a run that has ended."""
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
-        """The model that this run made for itself."""
+        """Initial model, if the run created it."""
         self.numerics = path / "numerics"
-        """What repeats updates that were left out."""
+        """Dump files that reproduce skipped updates."""
         self.logs = path / "logs"
-        """The trackers' files."""
+        """Files of trackers."""
         self.run_log = self.logs / RUN_LOG
         self._made: list[Path] = []
-        """The folders that `create` made, innermost first; empty for a run that was there already."""
+        """Folders that `create` made, innermost first; empty for an existing run."""
         self._latest_before: str | None = None
-        """Where ``latest`` pointed before."""
+        """Previous target of ``latest``."""
         self._identity: os.stat_result | None = None
         """Status of the folder that `create` made."""
 
     @classmethod
     def create(cls, parent: Path, name: str | None, *, prefix: str = "run") -> RunDirectory:
-        """Make a new run's folder and point ``latest`` at it.
+        """Create a new run's folder and point ``latest`` to it.
 
         Args:
             parent: Folder of all runs.
-            name: The run's name; `prefix` and the time when left out.
-            prefix: What the made-up name starts with.
+            name: The run's name; default: `prefix` and the time.
+            prefix: Prefix of the default name.
 
         Raises:
-            UsageError: the folder holds a run already, or cannot be made, or the name leads out of `parent`.
+            UsageError: the folder exists and is not empty, or cannot be created, or is not inside `parent`.
         """
         if name and (Path(name).is_absolute() or ".." in Path(name).parts):
             raise UsageError(
-                "run.name leads elsewhere",
+                "run.name is a path outside run.directory",
                 got=repr(name),
                 expected="a name",
-                hint="run.directory says where runs lie",
+                hint="set run.directory to the folder of runs",
             )
         path = parent / (name or _free_name(parent, prefix))
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(
-                f"{path} exists already",
+                f"{path} already exists",
                 expected="a new folder",
-                hint="choose another run.name, remove it, or go on with: "
+                hint="choose another run.name, remove it, or resume it with: "
                 f"agentrl train --resume {shlex.quote(str(path))}",
             )
         run = cls(path)
@@ -161,7 +161,7 @@ class RunDirectory:
         """Return an existing run's folder; ``runs/latest`` is followed.
 
         Raises:
-            UsageError: no run lies there.
+            UsageError: the folder is not a run.
         """
         run = cls(Path(path).resolve())
         if not run.config_file.is_file():
@@ -174,14 +174,14 @@ class RunDirectory:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lock the run against other processes; the system releases the lock however this process ends.
+        """Lock the run against other processes; the system releases the lock when this process ends.
 
-        When the block fails and leaves nothing finished, a run that this process made is removed: see `undo_start`.
+        If the block fails without finishing anything, a run that this process created is removed: see `undo_start`.
 
         Raises:
-            UsageError: another process works in it.
+            UsageError: another process uses the run.
         """
-        with locked(self.path, "run"):
+        with lock_folder(self.path, "run"):
             try:
                 yield
             except BaseException:
@@ -189,17 +189,17 @@ class RunDirectory:
                 raise
 
     def undo_start(self) -> None:
-        """Remove what `create` made and let ``latest`` point where it pointed before, unless something is finished.
+        """Remove the folders from `create` and restore ``latest``, unless a step, checkpoint or episode is finished.
 
-        Finished is a training step, a checkpoint or an episode. Logs of servers and ranks are kept too, because error
-        messages refer to them; ``latest`` is put back all the same. A run that was there already is left alone, and so
-        is everything when the folder was moved away: another one may lie in its place.
+        Logs of servers and ranks are kept, because error messages refer to them; ``latest`` is restored nevertheless.
+        Nothing is changed for an existing run, or if the folder was moved, because another one may have taken its
+        place.
         """
         if not self._made or self._is_elsewhere() or self._holds_results():
             return
         link = self.path.parent / LATEST
         if link.is_symlink() and (link.parent / os.readlink(link)) == self.path:
-            _put_back(link, self._latest_before)
+            _restore_link(link, self._latest_before)
         if self._holds_foreign_logs():
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -214,14 +214,14 @@ class RunDirectory:
         return not self.path.exists() or not os.path.samestat(self.path.stat(), self._identity)
 
     def _holds_results(self) -> bool:
-        """Return True if a step, a checkpoint or an episode is finished; what cannot be read may be one."""
+        """Return True if a step, a checkpoint or an episode is finished, or a file cannot be read."""
         has_metrics = self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
         if has_metrics or any(self.checkpoints.glob("step-*")):
             return True
         return any(_holds_an_episode(file) for file in self.trajectories.glob("step-*.jsonl"))
 
     def _holds_foreign_logs(self) -> bool:
-        """Return True if other processes than this one have written logs."""
+        """Return True if other processes have written logs."""
         return any(log.name != RUN_LOG and log.stat().st_size for log in self.logs.glob("*.log"))
 
     def save_config(self, text: str) -> None:
@@ -230,7 +230,7 @@ class RunDirectory:
 
 
 def _holds_an_episode(file: Path) -> bool:
-    """Return True if an episode in a file of the trajectory store ended by itself, or the file cannot be read."""
+    """Return True if an episode in a file of the trajectory store is finished, or the file cannot be read."""
     try:
         ends = (record["trajectory"]["outcome"] for record in read_json_lines(file) if record["kind"] == "end")
         return any(outcome is not None and Outcome(outcome).is_trainable for outcome in ends)
@@ -239,10 +239,10 @@ def _holds_an_episode(file: Path) -> bool:
 
 
 def find_run(path: str | Path) -> RunDirectory | None:
-    """The run that a folder is or lies in, such as ``runs/latest`` or a checkpoint; else the latest of the runs in it.
+    """Return the run that contains a folder, such as ``runs/latest`` or a checkpoint, or the latest run in the folder.
 
     Returns:
-        ``None`` where there is no run.
+        The run, or ``None`` if there is none.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -255,21 +255,21 @@ def find_run(path: str | Path) -> RunDirectory | None:
 
 
 def _free_name(parent: Path, prefix: str) -> str:
-    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", prefix).lstrip(".-")  # not a hidden folder, nor one like an option
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", prefix).lstrip(".-")  # not a hidden folder or an option
     stem = f"{words}-{datetime.now():%Y%m%d-%H%M%S}"
     numbered = (parent / f"{stem}-{number}" for number in count(2))
     return first_free(chain([parent / stem], numbered)).name
 
 
 def _point(link: Path, target: Path) -> None:
-    """Let the symbolic link `link` point at its neighbour `target`, without a moment in which it is absent."""
+    """Atomically point the symbolic link `link` to its sibling `target`."""
     if link.exists() and not link.is_symlink():
         return
-    _put_back(link, os.path.relpath(target, link.parent))
+    _restore_link(link, os.path.relpath(target, link.parent))
 
 
-def _put_back(link: Path, target: str | None) -> None:
-    """Let `link` point at `target` again; remove it where there was none."""
+def _restore_link(link: Path, target: str | None) -> None:
+    """Point `link` to `target`; remove it for ``None``."""
     if target is None:
         link.unlink(missing_ok=True)
         return
@@ -280,20 +280,20 @@ def _put_back(link: Path, target: str | None) -> None:
 
 
 OBSERVED = "agentrl.observe"
-"""Logger of damaged records on disk and of trackers that failed."""
+"""Logger of damaged records and failed trackers."""
 
 
 @contextmanager
 def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Append what agentrl logs inside the block to `file`, whatever else happens to it.
+    """Append agentrl's log records inside the block to `file`, in addition to other handlers.
 
     Args:
-        file: The log.
-        say: Shows the user warnings about damaged records and failed trackers.
+        file: The log file.
+        say: Shows warnings about damaged records and failed trackers to the user.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     log = logging.FileHandler(file, encoding="utf-8", delay=True)
-    log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may be gone, and its log with it
+    log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may have been removed
     log.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen = _Screen(say)
     logger, observed = logging.getLogger("agentrl"), logging.getLogger(OBSERVED)
@@ -308,7 +308,7 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Screen(logging.Handler):
-    """Shows warnings to the user by calling `say`."""
+    """Log handler that shows warnings to the user by calling `say`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)

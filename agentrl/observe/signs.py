@@ -1,13 +1,13 @@
-"""Signs that training goes wrong, read from the metrics of the newest steps while the run goes on.
+"""Signs of failing training in the metrics of the newest steps.
 
-sign              the newest step against the ones before
+sign              condition on the newest step
 ----------------  -------------------------------------------------------------------------------------------
-entropy_rises     entropy is `RISE` times the lowest of the last five steps or more
-entropy_falls     entropy is a third of the highest of the last five steps or less, and success has not risen
+entropy_rises     entropy is at least `RISE` times the lowest of the last five steps
+entropy_falls     entropy is at most a third of the highest of the last five steps, and success has not risen
 members_alike     the members of most groups give the same answers, token by token
-groups_alike      no group differs any more, in two steps in a row or after a jump of the entropy
-gradient_jumps    the gradient is `SPIKE` times the median of the steps before, before the alarm can know it
-success_falls     success is lower than in the first steps while the reward is higher, both beyond chance
+groups_alike      no group differs any more, in two consecutive steps or after a jump of the entropy
+gradient_jumps    the gradient is over `SPIKE` times the median of earlier steps, too few for the trainer's alarm
+success_falls     success is significantly lower, but the reward significantly higher than in the first steps
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from typing import Any, TypeAlias
 from agentrl.observe.learning import share_that_differs
 
 Line: TypeAlias = Mapping[str, Any]
-"""The metrics of a step."""
+"""Metrics of a step."""
 BACK = 5
-"""Steps before the newest one that it is compared with."""
+"""Number of earlier steps with which the newest one is compared."""
 RISE, FALL = 3.0, 1 / 3
 LEAST_CHANGE = 0.5
-"""Nats by which an entropy must have moved: small ones change by large factors, and nothing is wrong."""
+"""Minimum change of the entropy, in nats; small entropies change by large factors without a problem."""
 ALIKE = 0.5
-"""Share of groups whose members are alike from which on that is a sign."""
+"""Minimum share of groups with identical members for a sign."""
 SOLVED = 0.95
-"""Success from which on groups whose members are alike are no wonder."""
+"""Success rate from which groups with identical members are expected."""
 SPIKE = 20.0
 EARLY_NORMS = (2, 8)
-"""Numbers of known gradient norms with which a spike is looked for here; from then on the trainer's alarm does."""
+"""Range of the number of earlier gradient norms for this check; with more norms, the trainer's alarm takes over."""
 WINDOW = 5
-"""Steps whose mean success and reward are compared."""
+"""Number of steps whose mean success and reward are compared."""
 CERTAIN = 3.0
-"""Standard errors between two windows that are certainly different."""
+"""Minimum difference of two windows, in standard errors, that counts as certain."""
 LOWER_RATE = "lower trainer.learning_rate{rate} or add a warm-up (trainer.warmup_steps)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """Something that the newest step shows."""
+    """A sign of failing training in the newest step."""
 
     kind: str
     text: str
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
-    """Return what the newest of some steps shows; `lines` are in order, the newest last."""
+    """Return the signs in the newest step; `lines` are in order, the newest last."""
     if not lines:
         return []
     return [Sign(kind=kind, text=text) for kind, look in SIGNS.items() if (text := look(lines)) is not None]
 
 
 def _recent(lines: Sequence[Line], name: str) -> list[float]:
-    """Return the known values of the last steps, at most `BACK` and the newest one; none where that is unknown."""
+    """Return the known values of at most `BACK` earlier steps and the newest one; empty if the newest is unknown."""
     now = _value(lines[-1], name)
     if now is None:
         return []
@@ -76,7 +76,7 @@ def _lower_rate(line: Line) -> str:
 
 
 def _success_change(lines: Sequence[Line], back: int) -> str:
-    """Say how success has moved over some steps, if it has fallen."""
+    """Describe the change of success over some steps, if it has fallen."""
     now, before = _value(lines[-1], "success/mean"), _value(lines[-1 - back], "success/mean")
     if now is None or before is None or now >= before:
         return ""
@@ -91,7 +91,7 @@ def _entropy_rises(lines: Sequence[Line]) -> str | None:
     if now < RISE * lowest or now - lowest < LEAST_CHANGE:
         return None
     back = len(values) - 1 - max(i for i, value in enumerate(values[:-1]) if value == lowest)
-    times = f"{now / lowest:.1f}-fold" if lowest > 0 else "from nothing"
+    times = f"{now / lowest:.1f}-fold" if lowest > 0 else "from 0"
     return (
         f"entropy rose {times} within {_steps(back)} (train/entropy {lowest:.3g} to {now:.3g})"
         f"{_success_change(lines, min(back, len(lines) - 1))}: {_lower_rate(lines[-1])}"
@@ -136,7 +136,7 @@ def _groups_alike(lines: Sequence[Line]) -> str | None:
     if (shares[-2] > 0 and not jumped) or before < ALIKE / 2:
         return None
     return (
-        f"no group differs any more: all members of every group earned the same, where {before:.0%} of the groups "
+        f"no group differs any more: all members of every group had the same return, while {before:.0%} of the groups "
         f"differed a few steps ago{_success_change(lines, min(BACK, len(lines) - 1))}; {_lower_rate(lines[-1])}"
     )
 
@@ -156,7 +156,7 @@ def _gradient_jumps(lines: Sequence[Line]) -> str | None:
 
 
 def _success_falls(lines: Sequence[Line]) -> str | None:
-    """Compare the first steps with the newest ones, by the deviations within steps."""
+    """Compare the first steps with the newest ones, by the standard deviations within steps."""
     known = [
         line for line in lines if _value(line, "success/mean") is not None and _value(line, "reward/mean") is not None
     ]
@@ -172,7 +172,7 @@ def _success_falls(lines: Sequence[Line]) -> str | None:
     before, now = _mean(first, "success/mean"), _mean(last, "success/mean")
     return (
         f"success fell from {before:.0%} to {now:.0%} while the reward rose from {_mean(first, 'reward/mean'):.3g} to "
-        f"{_mean(last, 'reward/mean'):.3g}: the reward pays for something other than success, or its sign is wrong"
+        f"{_mean(last, 'reward/mean'):.3g}: the reward depends on something other than success, or its sign is wrong"
     )
 
 
@@ -189,14 +189,14 @@ def _episodes(line: Line) -> float:
 
 
 def _success_error(lines: Sequence[Line]) -> float:
-    """Squared standard error of the mean success, with one success and one failure more than there were."""
+    """Return the squared standard error of the mean success, with one success and one failure added."""
     episodes = sum(map(_episodes, lines))
     share = (_mean(lines, "success/mean") * episodes + 1) / (episodes + 2)
     return share * (1 - share) / episodes
 
 
 def _reward_error(lines: Sequence[Line]) -> float:
-    """Squared standard error of the mean reward."""
+    """Return the squared standard error of the mean reward."""
     return fmean((_value(line, "reward/std") or 0.0) ** 2 for line in lines) / sum(map(_episodes, lines))
 
 

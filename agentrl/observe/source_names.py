@@ -1,7 +1,7 @@
-"""What a Python source names as text: modules, files, patterns of files, environment variables and commands.
+"""Modules, files, file patterns, environment variables and commands that a Python source names.
 
-Paths and names that the source puts together are computed as far as they are constant; ``*`` stands for each part that
-is not, so ``open(name + ".val")`` gives ``*.val``.
+Composed paths and names are computed as far as they are constant; ``*`` stands for each variable part, so
+``open(name + ".val")`` gives ``*.val``.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 ANY = "*"
-"""Stands for a part of a text that the source does not tell."""
+"""Placeholder for a part of a text that is not constant."""
 _LONGEST_NAME = 240
-"""Maximum length of a text that is tried as the name of a file."""
+"""Maximum length of a file name."""
 _PATHS = ("join", "joinpath", "Path", "PurePath", "PosixPath", "PurePosixPath")
 _SAME = ("str", "fspath", "abspath", "realpath", "normpath", "expanduser", "resolve", "absolute", "as_posix", "strip")
-"""Calls whose result names the same file as what they are given."""
+"""Calls whose result names the same file as their argument."""
 _GLOBS = ("glob", "iglob", "rglob")
 _LISTINGS = {"listdir": ANY, "iterdir": ANY, "scandir": ANY, "walk": f"**/{ANY}"}
-"""Calls that list a folder, and the pattern of what they list."""
+"""Calls that list a folder, and the pattern of their results."""
 _IMPORTS = ("import_module", "__import__", "run_module")
 _COMMANDS = (
     *("run", "Popen", "popen", "call", "check_call", "check_output", "system", "getoutput", "getstatusoutput"),
     *("create_subprocess_shell", "create_subprocess_exec", "split"),
 )
-"""Calls that take a command."""
+"""Calls whose argument is a command."""
 _PLACEHOLDER = re.compile(r"%[-+# 0]*\d*(?:\.\d+)?[a-z]|\{[^{}]*\}")
-"""Of ``%`` and of ``str.format``."""
+"""Placeholders of ``%`` and ``str.format``."""
 
 
 @dataclass(slots=True)
 class NamedInSource:
-    """What a source names."""
+    """Names in a source."""
 
     modules: set[str] = field(default_factory=set)
-    """Dotted names of imported modules; those that the source computes may hold ``*``."""
+    """Dotted names of imported modules; computed names may contain ``*``."""
     files: set[str] = field(default_factory=set)
-    """Paths and patterns of files that it may read."""
+    """Paths and patterns of files that the source may read."""
     written: set[str] = field(default_factory=set)
-    """Paths and patterns of files that it opens in order to write."""
+    """Paths and patterns of files that the source opens for writing."""
     variables: set[str] = field(default_factory=set)
-    """Environment variables that it reads."""
+    """Environment variables that the source reads."""
     commands: list[list[str]] = field(default_factory=list)
 
 
 def names_in(tree: ast.AST, file: Path, package: str) -> NamedInSource:
-    """Collect what a source names.
+    """Collect the names in a source.
 
     Args:
-        tree: The source.
-        file: Where it is.
-        package: Dotted name of the package that it belongs to; empty if there is none.
+        tree: The parsed source.
+        file: Path of the source.
+        package: Dotted name of its package; empty if there is none.
     """
     source = _Source(tree, file, package)
     try:
         source.visit(tree)
-    except RecursionError:  # a source whose expressions nest deeply: constants alone
+    except RecursionError:  # deeply nested expressions: only constants are collected
         source.found.files |= {text for node in ast.walk(tree) if (text := _constant(node))}
     found = source.found
     found.written.add(str(file))
@@ -73,7 +73,7 @@ def _may_name_file(text: str) -> bool:
 
 
 def _holds(text: str, file: Path) -> bool:
-    """Return whether a path is that of a folder that holds the source itself: such a folder is not data."""
+    """Return True if a path is that of a folder that contains the source, which is not data."""
     return text.endswith("..") or (text.startswith("/") and file.is_relative_to(text))
 
 
@@ -81,12 +81,12 @@ def _constant(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _called(function: ast.expr) -> str:
+def _call_name(function: ast.expr) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def _is_environ(node: ast.expr) -> bool:
-    return _called(node) == "environ"
+    return _call_name(node) == "environ"
 
 
 class _Source:
@@ -96,7 +96,7 @@ class _Source:
         """Environment variables that the source sets."""
         self._package = package
         self._values: dict[str, ast.expr | None] = {}
-        """Expressions of variables; ``None`` for those with several values."""
+        """Expressions of variables; ``None`` for variables with several values."""
         self._texts: dict[str, str] = {"__file__": str(file)}
         for node in ast.walk(tree):
             match node:
@@ -107,7 +107,7 @@ class _Source:
                     self._values[name] = None if name in self._values else value
 
     def visit(self, node: ast.AST, *, is_part: bool = False) -> None:
-        """Collect what a node and its children name; a part of a longer path is no path of its own."""
+        """Collect the names in a node and its children; parts of a longer path are not paths themselves."""
         self._note(node)
         parts = self._parts(node)
         if not is_part and (parts or _constant(node)):
@@ -119,7 +119,7 @@ class _Source:
 
     def _note_file(self, text: str) -> None:
         if ANY in text and not (re.search(r"\w", text) and re.search(r"[./]", text)):
-            return  # it would stand for any file
+            return  # matches any file
         self.found.files.add(text)
 
     def _note(self, node: ast.AST) -> None:
@@ -139,7 +139,7 @@ class _Source:
                 self._note_call(node)
 
     def _note_call(self, call: ast.Call) -> None:
-        name, arguments = _called(call.func), call.args
+        name, arguments = _call_name(call.func), call.args
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         first = self.text(arguments[0]) if arguments else ""
         if name in _IMPORTS and first:
@@ -157,19 +157,19 @@ class _Source:
                 self._note_command(arguments[0].elts)
             else:
                 self.found.commands.append(split_command(first))
-        self.found.written |= set(self._written(call))
+        self.found.written |= set(self._written_files(call))
 
     def _note_command(self, words: Sequence[ast.expr]) -> None:
         self.found.commands.append([self.text(word) for word in words])
 
     def _absolute(self, name: str) -> str:
-        """Return the dotted name that a name with leading dots stands for."""
+        """Return the absolute dotted name for a relative one."""
         level = len(name) - len(name.lstrip("."))
         above = self._package.split(".")[: len(self._package.split(".")) - level + 1] if level else []
         return ".".join([*filter(None, above), *filter(None, [name.lstrip(".")])])
 
-    def _written(self, call: ast.Call) -> Iterator[str]:
-        name = _called(call.func)
+    def _written_files(self, call: ast.Call) -> Iterator[str]:
+        name = _call_name(call.func)
         owner = call.func.value if isinstance(call.func, ast.Attribute) else None
         modes = [word.value for word in call.keywords if word.arg == "mode"]
         if name == "open" and owner is not None and not (isinstance(owner, ast.Name) and owner.id in ("io", "gzip")):
@@ -185,7 +185,7 @@ class _Source:
             yield self.text(target)
 
     def _parts(self, node: ast.AST) -> Sequence[ast.expr]:
-        """Return the parts of an expression that puts a text together; none of any other."""
+        """Return the parts of an expression that composes a text; none for other expressions."""
         match node:
             case ast.BinOp(op=ast.Add() | ast.Div(), left=left, right=right):
                 return [left, right]
@@ -193,7 +193,7 @@ class _Source:
                 return [left]
             case ast.JoinedStr(values=values):
                 return values
-            case ast.Call(func=function, args=arguments) if _called(function) in (
+            case ast.Call(func=function, args=arguments) if _call_name(function) in (
                 *_PATHS,
                 *_GLOBS,
                 "with_suffix",
@@ -204,7 +204,7 @@ class _Source:
         return []
 
     def text(self, node: ast.expr | ast.AST) -> str:
-        """Return the text of an expression, with ``*`` for what is not constant."""
+        """Return the text of an expression, with ``*`` for parts that are not constant."""
         match node:
             case ast.Constant(value=str(text)):
                 return text
@@ -233,14 +233,14 @@ class _Source:
 
     def _variable(self, name: str) -> str:
         if name not in self._texts:
-            self._texts[name] = ANY  # of one that refers to itself
+            self._texts[name] = ANY  # for a variable that refers to itself
             value = self._values.get(name)
             self._texts[name] = ANY if value is None else self.text(value)
         return self._texts[name]
 
     def _result(self, call: ast.Call) -> str:
-        """Return the text that a call gives."""
-        name = _called(call.func)
+        """Return the text of a call's result."""
+        name = _call_name(call.func)
         owner = "" if not isinstance(call.func, ast.Attribute) else self.text(call.func.value)
         arguments = list(map(self.text, call.args))
         if name == "home":
@@ -260,7 +260,7 @@ class _Source:
             return _PLACEHOLDER.sub(ANY, owner)
         if name == "dirname":
             return _parent(arguments[0])
-        if name == "files":  # of importlib.resources
+        if name == "files":  # importlib.resources.files
             return arguments[0].replace(".", "/")
         return arguments[0] if name in _SAME else ANY
 
@@ -278,7 +278,7 @@ def _parent(text: str) -> str:
 
 
 def split_command(text: str) -> list[str]:
-    """Split a command into its words, as a shell does; none of a text with an open quotation mark."""
+    """Split a command into words like a shell; none for a text with an unclosed quotation mark."""
     try:
         return shlex.split(text)
     except ValueError:
@@ -288,11 +288,11 @@ def split_command(text: str) -> list[str]:
 _SEPARATORS = re.compile(r"""[\s"'`,;:=()\[\]{}<>|&]+""")
 _QUOTED = re.compile(r""""([^"\n]+)"|'([^'\n]+)'""")
 _REFERENCE = re.compile(r"\$\w+|\$\{[^}]*\}|\$\([^()]*\)")
-"""Of a shell."""
+"""Variables and substitutions of a shell."""
 
 
 def listed_words(text: str) -> Iterator[list[str]]:
-    """List the words of each line of a script, or of a file of settings, that may name files."""
+    """Yield the words of each line of a script or settings file that may name files."""
     for line in text.splitlines():
         plain = _REFERENCE.sub("", line)
         words = [word for word in _SEPARATORS.split(plain) if word]

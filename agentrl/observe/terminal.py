@@ -1,4 +1,4 @@
-"""Progress of a run or an evaluation for people: a live panel in a terminal, plain lines elsewhere."""
+"""Progress display of a run or an evaluation: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -25,47 +25,47 @@ from agentrl.observe.progress import RolloutProgress, RunStatus, RunWatcher
 from agentrl.trajectory import Trajectory
 
 QUIET_S = 15.0
-"""Seconds without a line after which one is printed."""
+"""Seconds without output after which a status line is printed."""
 
 
 class Heartbeat:
-    """Prints a line after `quiet_s` seconds without one.
+    """Printer of a status line after `quiet_s` seconds without output.
 
     Args:
-        words: Makes the line; called in a thread of its own, so that a busy event loop does not delay it.
-        quiet_s: Seconds without a line.
+        words: Returns the line; called in a separate thread, so that a busy event loop does not delay it.
+        quiet_s: Seconds without output.
     """
 
     def __init__(self, words: Callable[[], str], *, quiet_s: float = QUIET_S) -> None:
         self._words = words
         self._quiet_s = quiet_s
-        self._began = self._said = time.monotonic()
+        self._began = self._last_output = time.monotonic()
 
-    def heard(self) -> None:
-        """Note that another line was printed just now."""
-        self._said = time.monotonic()
+    def reset(self) -> None:
+        """Restart the interval, after other output."""
+        self._last_output = time.monotonic()
 
     def beat(self, now: float) -> float:
         """Print the line if it is due at `now` (monotonic clock, in seconds); return the seconds until the next."""
-        if now - self._said >= self._quiet_s:
-            self._said = now
+        if now - self._last_output >= self._quiet_s:
+            self._last_output = now
             note(f"{self._words()}, {now - self._began:.0f} s")
-        return self._said + self._quiet_s - now
+        return self._last_output + self._quiet_s - now
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Watch the clock inside the block."""
+        """Print status lines during the block."""
         with repeating("heartbeat", lambda: self.beat(time.monotonic())):
             yield
 
 
 @contextmanager
 def repeating(name: str, work: Callable[[], float]) -> Iterator[None]:
-    """Call `work` again and again while the block runs, at least once, in a thread of its own.
+    """Call `work` repeatedly in a separate thread while the block runs, at least once.
 
     Args:
-        name: Of the thread.
-        work: Returns the seconds until the next call.
+        name: Name of the thread.
+        work: Function that returns the seconds until its next call.
     """
     ended = threading.Event()
 
@@ -83,21 +83,21 @@ def repeating(name: str, work: Callable[[], float]) -> Iterator[None]:
 
 
 WINDOW_S = 20.0
-"""Seconds over which speed is measured; more where it is asked for less often."""
+"""Seconds over which speed is measured; longer if it is read less often."""
 
 
 class Speed:
-    """Units per second, of a total that grows, over the last seconds.
+    """Growth of a total per second, over the last `WINDOW_S` seconds.
 
     Args:
-        now: Monotonic clock, in seconds; the present when left out.
+        now: Monotonic clock, in seconds; default: the current time.
     """
 
     def __init__(self, now: float | None = None) -> None:
         self._readings = deque([(time.monotonic() if now is None else now, 0.0)])
 
     def at(self, total: float, now: float | None = None) -> float:
-        """Return the speed as of `now`, when `total` was reached; 0 without a clock's tick.
+        """Return the speed at `now`, when `total` was reached; 0 if no time has passed.
 
         >>> speed = Speed(now=0.0)
         >>> speed.at(500, now=10.0), speed.at(500, now=20.0), speed.at(500, now=30.0)
@@ -112,48 +112,48 @@ class Speed:
 
 
 RECENT = 8
-"""Steps that the live panel shows."""
+"""Number of steps in the live panel."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A metric that is shown at every step."""
+class MetricColumn:
+    """A metric in the line or row of a step."""
 
     metric: str
     title: str
     format: str
     is_trouble: bool = False
-    """Shown where it is not 0 only."""
+    """True for a metric that is shown only if it is not 0."""
 
 
 COLUMNS = (
-    Shown("success/mean", "success", "{:.1%}"),
-    Shown("reward/mean", "reward", "{:.3f}"),
-    Shown("groups/differ", "groups that differ", "{:.0%}"),
-    Shown("curriculum/turns", "horizon", "{:.0f}"),
-    Shown("sft/loss", "loss", "{:.3f}"),
-    Shown("preferences/loss", "loss", "{:.3f}"),
-    Shown("preferences/accuracy", "accuracy", "{:.1%}"),
-    Shown("reward_model/loss", "loss", "{:.3f}"),
-    Shown("reward_model/accuracy", "accuracy", "{:.1%}"),
-    Shown("eval/success", "evaluated", "{:.1%}"),
-    Shown("rollout/retries", "retries", "{:.0f}", is_trouble=True),
-    Shown("rollout/groups_failed", "failed groups", "{:.0f}", is_trouble=True),
-    Shown("train/loss", "loss", "{:.4f}"),
-    Shown("train/kl_reference", "KL to reference", "{:.4f}"),
-    Shown("train/kl_old", "KL", "{:.4f}"),
-    Shown("train/entropy", "entropy", "{:.3f}"),
-    Shown("train/grad_norm", "gradient norm", "{:.3g}"),
-    Shown("turns/mean", "turns", "{:.1f}"),
-    Shown("time/tokens_per_s", "tokens/s", "{:,.0f}"),
-    Shown("staleness/mean", "staleness", "{:.2f}"),
-    Shown("time/share/rollout", "waiting for episodes", "{:.0%}"),
-    Shown("time/step_s", "seconds", "{:.1f}"),
+    MetricColumn("success/mean", "success", "{:.1%}"),
+    MetricColumn("reward/mean", "reward", "{:.3f}"),
+    MetricColumn("groups/differ", "groups that differ", "{:.0%}"),
+    MetricColumn("curriculum/turns", "horizon", "{:.0f}"),
+    MetricColumn("sft/loss", "loss", "{:.3f}"),
+    MetricColumn("preferences/loss", "loss", "{:.3f}"),
+    MetricColumn("preferences/accuracy", "accuracy", "{:.1%}"),
+    MetricColumn("reward_model/loss", "loss", "{:.3f}"),
+    MetricColumn("reward_model/accuracy", "accuracy", "{:.1%}"),
+    MetricColumn("eval/success", "evaluated", "{:.1%}"),
+    MetricColumn("rollout/retries", "retries", "{:.0f}", is_trouble=True),
+    MetricColumn("rollout/groups_failed", "failed groups", "{:.0f}", is_trouble=True),
+    MetricColumn("train/loss", "loss", "{:.4f}"),
+    MetricColumn("train/kl_reference", "KL to reference", "{:.4f}"),
+    MetricColumn("train/kl_old", "KL", "{:.4f}"),
+    MetricColumn("train/entropy", "entropy", "{:.3f}"),
+    MetricColumn("train/grad_norm", "gradient norm", "{:.3g}"),
+    MetricColumn("turns/mean", "turns", "{:.1f}"),
+    MetricColumn("time/tokens_per_s", "tokens/s", "{:,.0f}"),
+    MetricColumn("staleness/mean", "staleness", "{:.2f}"),
+    MetricColumn("time/share/rollout", "waiting for episodes", "{:.0%}"),
+    MetricColumn("time/step_s", "seconds", "{:.1f}"),
 )
 
 
-def columns_of(metrics: Iterable[str]) -> list[Shown]:
-    """Choose the columns of a step: the fixed ones, and the success in each of several environments after the first.
+def columns_of(metrics: Iterable[str]) -> list[MetricColumn]:
+    """Choose the columns of a step: fixed ones, and after the success, that in each of several environments.
 
     >>> [column.title for column in columns_of(["reward/mean", "env/maze/success", "success/mean"])]
     ['success', 'maze', 'reward']
@@ -161,24 +161,24 @@ def columns_of(metrics: Iterable[str]) -> list[Shown]:
     names = sorted(metrics)
     found = [column for column in COLUMNS if column.metric in names]
     labels = [name for name in names if name.startswith(ENVIRONMENT_PREFIX) and name.endswith("/success")]
-    environments = [Shown(name, name.split("/")[1], "{:.1%}") for name in labels]
+    environments = [MetricColumn(name, name.split("/")[1], "{:.1%}") for name in labels]
     first = sum(column.metric == "success/mean" for column in found)
     return [*found[:first], *environments, *found[first:]]
 
 
 def _worth_showing(metrics: Mapping[str, float]) -> set[str]:
-    """Return all metrics but those of troubles that did not occur."""
+    """Return all metrics except troubles that did not occur."""
     return set(metrics) - {column.metric for column in COLUMNS if column.is_trouble and not metrics.get(column.metric)}
 
 
 def with_share(metrics: Mapping[str, float]) -> Mapping[str, float]:
-    """Return a step's metrics, and the share of its groups in which some episodes did better than others."""
+    """Return a step's metrics with the share of its groups in which some episodes did better than others."""
     share = share_that_differs(metrics)
     return metrics if share is None else {**metrics, "groups/differ": share}
 
 
 def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """Return one training step on one line.
+    """Describe a training step in one line.
 
     >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
     'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'
@@ -189,7 +189,7 @@ def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 
 
 def status_words(status: RunStatus, tokens_per_s: float = 0.0) -> str:
-    """Describe on one line what a run is doing.
+    """Describe the status of a run in one line.
 
     >>> status_words(RunStatus(step=3, steps=60, episodes_running=16, episodes_done=2), 1234.5)
     'prepare, step 3/60, 16 episodes running, 2 done, 1,234 tokens/s'
@@ -217,7 +217,7 @@ def failed_words(status: RunStatus) -> str:
 
 
 class LineWatcher(RunWatcher):
-    """Plain lines, for logs; between them `heartbeat` reports what the run is doing."""
+    """Watcher that prints plain lines, for logs; between them `heartbeat` prints the status."""
 
     def __init__(self) -> None:
         self._status = RunStatus()
@@ -225,35 +225,35 @@ class LineWatcher(RunWatcher):
         self.heartbeat = Heartbeat(lambda: status_words(self._status, self._speed.at(self._status.sampled_tokens)))
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Say where the run lies."""
+        """Print the run's folder."""
         self._status, self._speed = status, Speed()
         self._say(f"run {folder}")
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line; of the many short steps of a warm start only some."""
+        """Print one line; for the many short steps of a warm start only sometimes."""
         self._speed.at(self._status.sampled_tokens)
         every = max(1, self._status.steps // 20) if "sft/loss" in metrics else 1
         if step % every == 0 or step == self._status.steps:
             self._say(step_words(step, self._status.steps, metrics))
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
-        """Say where it is."""
+        """Print the checkpoint's folder."""
         self._say(f"saved {folder}")
 
     def on_message(self, text: str) -> None:
-        """Pass it on."""
+        """Print the message."""
         self._say(text)
 
     def _say(self, text: str) -> None:
         note(text)
-        self.heartbeat.heard()
+        self.heartbeat.reset()
 
 
 class LiveWatcher(RunWatcher):
-    """A panel that is drawn again a few times per second.
+    """Watcher that shows a panel, redrawn a few times per second.
 
     Args:
-        live: Where it is drawn.
+        live: Live display of the panel.
     """
 
     def __init__(self, live: Live) -> None:
@@ -264,20 +264,20 @@ class LiveWatcher(RunWatcher):
         self._recent: list[tuple[int, Mapping[str, float]]] = []
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Keep the status, which changes from now on; a second run begins with an empty table."""
+        """Keep the status, which is updated in place; a second run starts with an empty table."""
         self._folder, self._status, self._speed, self._recent = folder, status, Speed(), []
         self._live.update(self)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a row."""
+        """Add a row to the table."""
         self._recent = [*self._recent[-(RECENT - 1) :], (step, with_share(metrics))]
 
     def on_message(self, text: str) -> None:
-        """Print it above the panel."""
+        """Print the message above the panel."""
         self._live.console.print(Text(text))
 
     def __rich__(self) -> Group:
-        """The panel as it is now."""
+        """Return the current panel."""
         status = self._status
         head = Text(f"{self._folder}  {status.phase.value}  step {status.step}/{status.steps}", style="bold")
         episodes = Text(f"{status.episodes_running} episodes running, {status.episodes_done} done for the next step")
@@ -300,7 +300,7 @@ class LiveWatcher(RunWatcher):
 
 @contextmanager
 def watching() -> Iterator[RunWatcher]:
-    """A watcher that suits where standard error goes: a panel in terminals and notebooks that can draw one."""
+    """Yield a watcher for standard error: a panel in terminals and notebooks that support it, otherwise plain lines."""
     if not (err.is_terminal or (err.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)):
         lines = LineWatcher()
         with lines.heartbeat.beating():
@@ -311,16 +311,16 @@ def watching() -> Iterator[RunWatcher]:
 
 
 LINES = 10
-"""Lines that a quick evaluation prints where there is no terminal; a slow one says now and then how far it is."""
+"""Number of lines that a fast evaluation prints without a terminal; a slow one also prints status lines."""
 
 
 @dataclass(slots=True)
 class EpisodeCounter:
-    """Counter of episodes, which shows each one as it ends."""
+    """Counter of episodes, which updates the display when one ends."""
 
     total: int
     playing: Callable[[], RolloutProgress] = RolloutProgress
-    """Gives what goes on at the moment."""
+    """Returns the current progress."""
     done: int = 0
     failed: int = 0
     judged: int = 0
@@ -349,30 +349,30 @@ class EpisodeCounter:
             self.on_line()
 
     def line(self) -> str:
-        """Describe the progress on one line."""
+        """Describe the progress in one line."""
         return ", ".join(filter(None, (f"{self.done}/{self.total} episodes", self.words())))
 
     def words(self) -> str:
-        """Describe the results so far, and what goes on."""
-        said = []
+        """Describe the results so far, and the running episodes."""
+        parts = []
         if self.judged:
-            said.append(f"success {self.solved / self.judged:.1%}")
+            parts.append(f"success {self.solved / self.judged:.1%}")
         elif self.rewards:
-            said.append(f"reward {sum(self.rewards) / len(self.rewards):.3f}")
+            parts.append(f"reward {sum(self.rewards) / len(self.rewards):.3f}")
         if self.failed:
-            said.append(f"{self.failed} failed")
+            parts.append(f"{self.failed} failed")
         playing = self.playing()
         if playing.episodes:
-            said.append(f"{playing.episodes} running")
+            parts.append(f"{playing.episodes} running")
         if playing.turns:
-            said.append(f"{playing.turns:,} turns")
+            parts.append(f"{playing.turns:,} turns")
         if speed := self._speed.at(playing.tokens):
-            said.append(f"{speed:,.0f} tokens/s")
-        return ", ".join(said)
+            parts.append(f"{speed:,.0f} tokens/s")
+        return ", ".join(parts)
 
 
 class _Words(ProgressColumn):
-    """What a counter says, each time that the bar is drawn."""
+    """Progress column with the counter's description."""
 
     def __init__(self, counter: EpisodeCounter) -> None:
         super().__init__()
@@ -387,13 +387,13 @@ def counting(total: int, playing: Callable[[], RolloutProgress] = RolloutProgres
     """Show progress over `total` episodes on standard error.
 
     Args:
-        total: Episodes that will end.
-        playing: Gives what goes on at the moment; called in a thread of its own.
+        total: Number of episodes.
+        playing: Returns the current progress; called in a separate thread.
     """
     counter = EpisodeCounter(total, playing)
     if not err.is_terminal:
         heartbeat = Heartbeat(counter.line)
-        counter.on_line = heartbeat.heard
+        counter.on_line = heartbeat.reset
         with heartbeat.beating():
             yield counter
         return

@@ -1,16 +1,16 @@
-"""Every episode on disk, turn by turn, while it runs.
+"""Storage of every episode, turn by turn, during rollouts.
 
-Files are append-only JSON lines, ``trajectories/step-000012.jsonl`` for what happened during training step 12. Three
-kinds of records with the trajectory's ``id``:
+Files are append-only JSON Lines, ``trajectories/step-000012.jsonl`` for everything during training step 12. Three kinds
+of records have the trajectory's ``id``:
 
-- ``start``: an attempt begins: task, seed, group, attempt. What was written for the same id before is void.
-- ``turn``: a turn is complete: the tokens that each sequence has gained since the last record.
+- ``start``: start of an attempt: task, seed, group, attempt. Earlier records with the same id are void.
+- ``turn``: a complete turn: the new tokens of each sequence since the last record.
 - ``end``: outcome, reward, metrics, the table of turns, and the tokens after the last turn.
 
-An ``image`` record has the image's checksum as ``id`` and stands once in a file, before the tokens that stand for it.
+An ``image`` record has the image's checksum as ``id``. It occurs once in a file, before the image's tokens.
 
-An id has one episode: that of its last ``start``. A run that is interrupted ends its episodes as ``cancelled``, and
-plays them again under the same ids when it is resumed; readers then get the new ones only.
+An id has one episode, which begins with its last ``start``. An interrupted run ends its episodes as ``cancelled``, and
+plays them again under the same ids after it is resumed; readers then get only the new ones.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from agentrl.trajectory import TokenSequence, Trajectory, Turn
 _log = logging.getLogger(__name__)
 _SUFFIX = ".jsonl"
 _MOST_NEW = 10_000
-"""Branches that one record may begin."""
+"""Maximum number of new branches in one record."""
 
 
 class TrajectoryStore:
-    """Writes trajectories. A record reaches the operating system before the call returns, and the disk at `rotate`.
+    """Writer of trajectories. Records are passed to the operating system immediately, and synced to disk at `rotate`.
 
-    As a context manager it closes itself; an error that is on its way already is not replaced by one of closing.
+    As a context manager it closes itself; an error from closing does not replace another exception.
 
     Args:
         folder: The run's ``trajectories``.
-        step: The training step that begins.
+        step: The current training step.
 
     Raises:
-        UsageError: every method, when the disk is full.
+        UsageError: from every method, if the disk is full.
     """
 
     def __init__(self, folder: Path, *, step: int) -> None:
@@ -64,7 +64,7 @@ class TrajectoryStore:
         self._file = JsonLinesWriter(step_file(folder, step))
 
     def start(self, trajectory: Trajectory) -> None:
-        """Write that an attempt begins."""
+        """Write the start of an attempt."""
         self._written[trajectory.id] = []
         self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _header(trajectory.to_record())})
 
@@ -74,7 +74,7 @@ class TrajectoryStore:
         self._file.append({"kind": "turn", "id": trajectory.id, "turn": turn.index, "sequences": tokens})
 
     def end(self, trajectory: Trajectory) -> None:
-        """Write that an attempt ended."""
+        """Write the end of an attempt."""
         tokens = self._new_tokens(trajectory)
         del self._written[trajectory.id]
         record = trajectory.to_record()
@@ -84,19 +84,19 @@ class TrajectoryStore:
         self._file.append({"kind": "end", "id": trajectory.id, **end})
 
     def rotate(self, step: int) -> None:
-        """Go on in the file of another training step; the old one is made durable."""
+        """Continue in the file of another training step; the old file is synced to disk."""
         self.sync()
         finished, self._file = self._file, JsonLinesWriter(step_file(self._folder, step))
         finished.close()
         self._images.clear()
 
     def sync(self) -> None:
-        """Make everything written so far survive a power cut."""
+        """Sync the file to disk, so that it survives a power failure."""
         self._file.sync()
 
     @property
     def position(self) -> int:
-        """Bytes in the current step's file."""
+        """Size of the current step's file in bytes."""
         return self._file.position
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class TrajectoryStore:
             _log.exception("the trajectories could not be made durable")
 
     def _new_tokens(self, trajectory: Trajectory) -> list[dict[str, Any]]:
-        """Collect the tokens of each sequence that no record holds yet, and advance the written counts."""
+        """Return the unwritten tokens of each sequence, and advance the written counts."""
         written = self._written.setdefault(trajectory.id, [])
         written.extend([0] * (len(trajectory.sequences) - len(written)))
         pieces = []
@@ -146,7 +146,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def step_files(folder: Path) -> list[Path]:
-    """Find the files of all training steps, in the order of steps; files of other names are not the store's."""
+    """Return the files of all training steps, in the order of steps; files with other names are ignored."""
     if not folder.is_dir():
         return []
     numbered = ((step_of(path.name, _SUFFIX), path) for path in folder.iterdir() if path.is_file())
@@ -154,20 +154,20 @@ def step_files(folder: Path) -> list[Path]:
 
 
 def void_after(folder: Path, step: int, position: int) -> None:
-    """Set aside what a killed run wrote after its checkpoint, before those episodes are played again.
+    """Move the records that a killed run wrote after its checkpoint into the folder ``void``.
 
-    It moves into the folder ``void``, where `read_trajectories` does not look.
+    Their episodes will be played again. `read_trajectories` does not read ``void``.
 
     Args:
         folder: The run's ``trajectories``.
-        step: The step that was running at the checkpoint.
-        position: Bytes in that step's file at the checkpoint; later files are void as a whole.
+        step: Training step at the checkpoint.
+        position: Size of that step's file in bytes at the checkpoint; later files are void.
     """
     for file in step_files(folder):
         number, size = _step_of(file), file.stat().st_size
         keep = position if number == step else 0
         if size < keep:
-            _log.warning("%s has lost its end: %d of %d bytes are there", file, size, keep)
+            _log.warning("%s has lost its end: only %d of %d bytes are left", file, size, keep)
         if number < step or size <= keep:
             continue
         with writing(file):
@@ -198,30 +198,30 @@ def _header(record: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class StoredTrajectory:
-    """A trajectory as read back."""
+    """A trajectory from the store."""
 
     trajectory: Trajectory
     step: int
     """Training step during which its last record was written."""
     complete: bool
-    """It ended; otherwise this is what was known when its process died, without the table of turns."""
+    """True if the episode ended; otherwise the trajectory holds its last state, without the table of turns."""
 
 
 def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[StoredTrajectory]:
-    """Read the trajectories of a store, in the order in which they ended; then, if asked for, the unfinished ones.
+    """Read the trajectories of a store, in the order in which they ended; unfinished ones come last.
 
-    Episodes with damaged records are left out with a warning.
+    Episodes with damaged records are skipped with a warning.
 
     Args:
         source: The store's folder, or one of its files.
-        unfinished: Whether to give episodes without an end, too.
+        unfinished: True to include unfinished episodes.
     """
     files = step_files(source) if source.is_dir() else [source]
     reader = _Reader(_last_starts(files))
     for file in files:
         yield from reader.read(file)
     if unfinished:
-        yield from reader.unfinished(_step_of(files[-1]) if files else 0)
+        yield from reader.read_unfinished(_step_of(files[-1]) if files else 0)
 
 
 _Position: TypeAlias = tuple[int, int]
@@ -229,7 +229,7 @@ _Position: TypeAlias = tuple[int, int]
 
 
 def _last_starts(files: Sequence[Path]) -> dict[str, _Position]:
-    """Find where the last attempt under each id begins: earlier records of the id are void."""
+    """Return the start of the last attempt of each id; earlier records of the id are void."""
     found: dict[str, _Position] = {}
     for number, file in enumerate(files):
         for line, record in numbered_records(file, [], containing=b'"start"'):
@@ -239,7 +239,7 @@ def _last_starts(files: Sequence[Path]) -> dict[str, _Position]:
 
 
 class _Reader:
-    """Puts episodes together from the records of all files, which it is given in order."""
+    """Reader that assembles episodes from the records of all files, which must be read in order."""
 
     def __init__(self, last_starts: Mapping[str, _Position]) -> None:
         self._last_starts = last_starts
@@ -248,7 +248,7 @@ class _Reader:
         self._files = 0
 
     def read(self, file: Path) -> Iterator[StoredTrajectory]:
-        """Read one file; gives the episodes that end in it."""
+        """Read one file, and yield the episodes that end in it."""
         damaged: list[int] = []
         for line, record in numbered_records(file, damaged):
             try:
@@ -262,17 +262,17 @@ class _Reader:
         self._files += 1
         warn_damaged(file, sorted(damaged))
 
-    def unfinished(self, step: int) -> Iterator[StoredTrajectory]:
-        """Give what is known of the episodes that have not ended."""
+    def read_unfinished(self, step: int) -> Iterator[StoredTrajectory]:
+        """Yield the episodes that have not ended."""
         for parts in self._running.values():
             try:
                 known = parts.restore(parts.header, [])
-            except UNREADABLE:  # an image of it was damaged, which has been said
+            except UNREADABLE:  # a damaged image, which was already reported
                 continue
             yield StoredTrajectory(known, step, complete=False)
 
     def _take(self, record: Mapping[str, Any], place: _Position) -> Trajectory | None:
-        """Take note of a record; the episode, if the record ends it."""
+        """Process a record; return the episode if the record ends it."""
         identity = record["id"]
         match record["kind"]:
             case "start":
@@ -300,7 +300,7 @@ class _Parts:
     def add(self, pieces: list[dict[str, Any]]) -> None:
         for piece in pieces:
             if not 0 <= piece["sequence"] < len(self._sequences) + _MOST_NEW:
-                raise ValueError("no record begins so many branches")
+                raise ValueError("a record has too many new branches")
             while piece["sequence"] >= len(self._sequences):
                 self._sequences.append(
                     {"parent": None, "shared": 0, "token_ids": [], "sources": [], "logprobs": [], "versions": []}
@@ -317,8 +317,8 @@ class _Parts:
 
     def finish(self, end: Mapping[str, Any]) -> Trajectory:
         lengths = [len(row["token_ids"]) for row in self._sequences]
-        told = end.get("lengths", lengths)
-        if told[: len(lengths)] != lengths or any(told[len(lengths) :]):
+        written = end.get("lengths", lengths)
+        if written[: len(lengths)] != lengths or any(written[len(lengths) :]):
             raise ValueError("a record of this episode is missing")
         return self.restore(end["trajectory"], end["turns"])
 

@@ -26,8 +26,8 @@ def quickstart(*overrides):
     ("override", "message"),
     [
         ("cluster=slurm", "cluster.type.*'ray'"),
-        ("cluster.address=here", "here is no address of a cluster: write auto, HOST:PORT or ray://HOST:PORT"),
-        ("cluster.rank={CPU: 1.5}", "1.5 CPU cannot be had: write a whole number, or a share below 1"),
+        ("cluster.address=here", "here is not a cluster address: write auto, HOST:PORT or ray://HOST:PORT"),
+        ("cluster.rank={CPU: 1.5}", "1.5 CPU cannot be reserved: write a whole number, or a share below 1"),
         ("cluster.rank={cpu: 1}", "cpu is written CPU"),
         ("cluster.engine={GPU: 0}", "no resources"),
         ("cluster.engines=0", "at least 1"),
@@ -83,7 +83,7 @@ def test_a_dry_run_shows_where_everything_will_be():
     config = quickstart("cluster={address: auto, engine: {CPU: 2, engine: 1}}", "trainer.processes=3")
     found = {name: (value, how) for name, value, how in rows(config)}
     assert found["cluster"] == ("Ray at auto", "cluster.address; pack (cluster.strategy)")
-    assert found["rank 0"] == ("this process, with CPU 1, and GPUs where there are some", "cluster.rank")
+    assert found["rank 0"] == ("this process, with CPU 1, and GPUs if there are any", "cluster.rank")
     assert found["rank 1 to rank 2"][0].startswith("an actor each, with CPU 1")
     assert found["server-0"] == ("an actor each, with CPU 2, engine 1", "cluster.engine")
     assert "cluster" not in {name for name, _, _ in rows(quickstart())}

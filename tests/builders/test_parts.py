@@ -304,7 +304,7 @@ def test_a_change_that_no_step_would_see_is_refused(tiny_run, override):
 def test_an_absent_tokenizer_is_named(tmp_path):
     with pytest.raises(UsageError, match="cannot load the tokenizer"):
         load_tokenizer(str(tmp_path))
-    with pytest.raises(UsageError, match="there is no model in"):
+    with pytest.raises(UsageError, match="no model found in"):
         resolve_model(load_config(None, ["environment=a", f"model.path={tmp_path / 'none'}"]))
 
 

@@ -36,8 +36,8 @@ def test_names_and_options_stand_side_by_side(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["agent.tools=[5]"], "agent.tools: 5 names no tool"),
-        (["agent.tools=[{database: a.db}]"], r"agent.tools: {'database': 'a.db'} names no tool"),
+        (["agent.tools=[5]"], "agent.tools: 5 does not name a tool"),
+        (["agent.tools=[{database: a.db}]"], r"agent.tools: {'database': 'a.db'} does not name a tool"),
         (["agent.tools=[submit, submit]"], "names submit more than once"),
         (["agent.tools=[submit, {name: submit}]"], "two tools of one name: got submit"),
         (["agent.tools=[calcuator]"], "Did you mean 'calculator'"),

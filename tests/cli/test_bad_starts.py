@@ -59,7 +59,7 @@ def contents(folder: Path) -> dict[str, str]:
         (("train", "--env", "guess_number", "--model", "empty"), "no model"),
         (("train", "--env", "guess_number", "--model", "torn"), "tokenizer"),
         (("train", *SCRATCH, "evaluation={every: 1, tasks: 999999999}"), "exceeds the split"),
-        (("train", *SCRATCH, "run.name=../elsewhere"), "leads elsewhere"),
+        (("train", *SCRATCH, "run.name=../elsewhere"), "a path outside"),
         (("train", *SCRATCH, "run.directory=occupied"), "occupied"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,

@@ -44,7 +44,7 @@ def test_a_pretrained_model_is_measured_as_it_comes_and_needs_no_warm_start(
     words = ["--model", str((tmp_path / "runs" / "latest").resolve()), "--recipe", str(recipe), "--folder", str(folder)]
     ended = agentrl("demo", *words, *rest)
     assert ended.code == 1, ended.err
-    assert "success of the model as it comes: 0.0 %" in ended.out
+    assert "success of the unchanged model: 0.0 %" in ended.out
     assert "before training" not in ended.out
     found = json.loads((folder / "demo.json").read_text())
     assert found["as_it_comes"]["n_tasks"] == found["after"]["n_tasks"] == 3

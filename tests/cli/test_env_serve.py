@@ -39,7 +39,7 @@ def test_it_serves_until_a_signal(ending: signal.Signals, tmp_path: Path, capfd:
     assert server.returncode == 0
     assert said[0] == ""
     assert said[1].splitlines() == [
-        f"household is served: agentrl env play {url}; Ctrl-C ends it",
+        f"household is served: agentrl env play {url}; stop with Ctrl-C",
         "closing the sessions",
     ]
     with pytest.raises(UsageError, match="no environment server answers"):
@@ -51,7 +51,7 @@ def test_an_address_that_others_reach_without_a_token_is_pointed_out(capfd: pyte
         main(["env", "serve", "household", "size=huge", "--host", "0.0.0.0"])
     assert end.value.code == 2
     said = capfd.readouterr().err
-    assert "without --token-file, everybody who reaches 0.0.0.0 can use this server" in said
+    assert "without --token-file, anyone who can reach 0.0.0.0 can use this server" in said
     assert "huge" in said
 
 

@@ -124,7 +124,7 @@ def test_a_service_that_is_not_there_is_told_before_any_episode(agentrl: Cli, wo
 def test_an_address_that_is_none_is_told(url: str, agentrl: Cli, workplace: Path) -> None:
     ended = agentrl(*OPENAI, "--url", url)
     assert ended.code == 2, ended.err
-    assert f"{url} is no address: write http://HOST:PORT" in ended.err
+    assert f"{url} is not an address: write http://HOST:PORT" in ended.err
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
@@ -178,7 +178,7 @@ def test_an_environment_that_fails_every_episode_is_to_be_checked(
     ended = agentrl(*words, "environment.isolation=inline")
     assert ended.code == 1
     assert "(environment_error)" in ended.err
-    assert "try: agentrl env check guess_number" in ended.err
+    assert "run: agentrl env check guess_number" in ended.err
 
 
 REWARDS = """
@@ -226,7 +226,7 @@ def test_a_reward_function_that_raises_is_named_with_its_line(agentrl: Cli, work
     assert ended.code == 1
     assert "no episode could be scored (reward_error): reward function raising:bad (" in ended.err
     assert "raising.py line 2: return 1 / 0" in ended.err
-    assert "Fix what the message names; the same command then plays these episodes" in ended.err
+    assert "Fix the error in the message; the same command then plays these episodes" in ended.err
     assert "env check" not in ended.err
 
 

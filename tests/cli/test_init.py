@@ -90,7 +90,7 @@ def test_the_command_says_what_it_made_and_never_overwrites(agentrl: Cli, workpl
     assert "other_quest/environment.py" in made.out
     again = agentrl("init", "other_quest")
     assert again.code == 2
-    assert "is there already" in again.err
+    assert "already exists" in again.err
 
 
 def test_a_place_that_cannot_be_written_is_named(agentrl: Cli, workplace: Path) -> None:

@@ -47,9 +47,9 @@ def test_what_cannot_be_added_is_named(agentrl: Cli, workplace: Path, trained_ru
     folder = workplace / "notes.gguf"
     folder.write_text("no model")
     for words, message in (
-        ((str(trained_run), added), "there is a model small already"),
+        ((str(trained_run), added), "model small already exists"),
         ((str(trained_run), "a/b"), "this is not a valid name for a model: got 'a/b'"),
-        (("nothing-here", "new"), "there is no model in nothing-here"),
+        (("nothing-here", "new"), "no model found in nothing-here"),
         (("notes.gguf", "new"), "notes.gguf is not a GGUF file"),
         (("absent.gguf", "new"), "file not found"),
     ):

@@ -28,7 +28,7 @@ def test_a_heartbeat_speaks_only_after_silence(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err == ""
     assert heartbeat.beat(now + 20) == pytest.approx(15)
     assert capsys.readouterr().err == "still here, 20 s\n"
-    heartbeat.heard()
+    heartbeat.reset()
     assert heartbeat.beat(now + 10) <= 5.1
     assert capsys.readouterr().err == ""
 
@@ -87,7 +87,7 @@ def test_an_interrupted_evaluation_says_that_the_same_command_goes_on(
         signal.signal(signal.SIGINT, before)
     assert ended.code == 130
     assert "stopped after 3/8 episodes" in ended.err
-    assert "finished episodes are kept, and the same command goes on from there" in ended.err
+    assert "finished episodes are kept, and the same command resumes the evaluation" in ended.err
     (stored,) = workplace.glob("runs/evaluations/*/episodes.jsonl")
     kept = stored.read_bytes()
     assert kept.count(b"\n") == 3
@@ -105,7 +105,7 @@ def test_an_interrupted_warm_start_says_that_nothing_is_saved(
     monkeypatch.setattr("agentrl.cli.learn.warm_start", interrupted)
     ended = agentrl("sft", "--env", "household/train", "--model", "scratch", "environment.options={size: tiny}")
     assert ended.code == 130
-    assert "has no model, for a warm start saves it at its end; begin again" in ended.err
+    assert "has no model, because a warm start saves the model at its end; start again" in ended.err
 
 
 def test_a_counter_tells_what_running_episodes_sample_per_second() -> None:

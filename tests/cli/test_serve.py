@@ -174,11 +174,11 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
     [
         ("--gpus 0", "cannot use any GPU"),
         ("engine.servers=[http://a]", "ignored with addresses in engine.servers"),
-        ("engine=local", "nothing is to be launched"),
+        ("engine=local", "no server to launch"),
         ("engine.max_runing=3", "did you mean engine.max_running?"),
         ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is empty"),
         ("--python nowhere", "engine.python is not a program"),
-        ("--model ./nowhere", "there is no model in ./nowhere"),
+        ("--model ./nowhere", "no model found in ./nowhere"),
     ],
 )
 def test_what_cannot_be_served_is_told_before_anything_starts(

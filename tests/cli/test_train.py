@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.cli.reports import curve_kept_up, write_run_report
+from agentrl.cli.reports import updated_curve, write_run_report
 
 Cli = Callable[..., Any]
 
@@ -25,7 +25,7 @@ def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, 
     assert ended.code == 0
     config, _, arithmetic = ended.out.partition("\nwhat ")
     assert yaml.safe_load(config)["trainer"]["steps"] == 7
-    assert "episodes in all" in arithmetic
+    assert "episodes in total" in arithmetic
     assert f"{3 * 8 * 7}" in arithmetic
     assert list(workplace.iterdir()) == []
 
@@ -95,7 +95,7 @@ def test_a_report_shows_the_newest_step_and_no_copies_of_files(trained_run: Path
 
 def test_the_learning_curve_of_a_run_that_goes_on_is_drawn(trained_run: Path, tmp_path: Path) -> None:
     shutil.copy(trained_run / "metrics.jsonl", tmp_path)
-    with curve_kept_up(tmp_path):
+    with updated_curve(tmp_path):
         pass
     assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "learning_curve.png"}
 
@@ -148,7 +148,7 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path, small: tuple[str,
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert process.returncode == 130, rest
-    assert "go on with: agentrl train --resume" in rest
+    assert "resume with: agentrl train --resume" in rest
     assert (tmp_path / "runs" / "latest" / "report.html").is_file()
     assert "Traceback" not in rest
     assert list((tmp_path / "runs" / "latest" / "checkpoints").glob("step-*"))
@@ -162,7 +162,7 @@ def test_a_crowded_folder_is_not_overwritten(
     (workplace / "runs" / "mine" / "notes.txt").write_text("keep me")
     ended = agentrl(command, "--env", "household", "--model", "scratch", "run.name=mine", *small)
     assert ended.code == 2
-    assert "exists already" in ended.err
+    assert "already exists" in ended.err
     assert (workplace / "runs" / "mine" / "notes.txt").read_text() == "keep me"
 
 

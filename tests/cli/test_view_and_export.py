@@ -54,7 +54,7 @@ def test_view_and_eval_find_the_same_run(agentrl: Cli, trained_run: Path) -> Non
         ended = agentrl("view", str(folder), "--terminal", "--count", "1")
         assert ended.code == 0, ended.err
     two = agentrl("eval", str(latest), "--model", "other")
-    assert "two models are named" in two.err
+    assert "two models were given" in two.err
 
 
 def test_an_evaluation_outside_a_run_can_be_viewed(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
@@ -66,7 +66,7 @@ def test_an_evaluation_outside_a_run_can_be_viewed(agentrl: Cli, trained_run: Pa
     shown = agentrl("view", str(folder), "--count", "1")
     assert shown.code == 0, shown.err
     assert 'class="sampled' in (folder / "episodes.html").read_text()
-    assert "--step chooses episodes of a training run" in agentrl("view", str(folder), "--step", "3").err
+    assert "--step needs a training run" in agentrl("view", str(folder), "--step", "3").err
 
 
 def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path) -> None:
@@ -85,15 +85,15 @@ def test_episodes_without_tokens_are_shown_as_text(agentrl: Cli, workplace: Path
         assert agentrl("view", *([name] if name else []), "--terminal").out == shown
     stored = folder / "episodes.jsonl"
     stored.write_bytes(b"")
-    assert f"no episode in {folder} is finished" in agentrl("view", str(folder)).err
+    assert f"no finished episode in {folder}" in agentrl("view", str(folder)).err
 
 
 def test_an_empty_folder_has_nothing_to_view(agentrl: Cli, workplace: Path) -> None:
     alone = agentrl("view")
-    assert (alone.code, "there are no episodes in" in alone.err, "agentrl eval" in alone.err) == (2, True, True)
+    assert (alone.code, "no episodes found in" in alone.err, "agentrl eval" in alone.err) == (2, True, True)
     named = agentrl("view", str(workplace))
     assert named.code == 2
-    assert f"neither a run nor an evaluation in {workplace}: got no config.yaml and no episodes.jsonl" in named.err
+    assert f"{workplace} is neither a run nor an evaluation: got no config.yaml and no episodes.jsonl" in named.err
     assert "got no such folder" in agentrl("view", "nowhere").err
 
 
@@ -120,7 +120,7 @@ def test_an_exported_model_is_a_folder_of_its_own(agentrl: Cli, trained_run: Pat
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3"
     again = agentrl("export", str(trained_run), "my-model")
     assert again.code == 2
-    assert "is there already" in again.err
+    assert "already exists" in again.err
 
 
 def test_a_whole_model_is_exported_in_another_format_and_in_parts(
@@ -197,9 +197,9 @@ def test_an_export_may_go_to_the_hub(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("hub://my-model",), "hub://my-model names no repository of the hub, expected hub://OWNER/NAME"),
-        (("hub://a/b/c",), "names no repository"),
-        (("folder", "--public"), "--public is for a repository of the hub"),
+        (("hub://my-model",), "hub://my-model is not a repository on the hub, expected hub://OWNER/NAME"),
+        (("hub://a/b/c",), "is not a repository"),
+        (("folder", "--public"), "--public needs a repository on the hub"),
     ],
 )
 def test_what_is_no_repository_is_refused(words: tuple[str, ...], said: str, agentrl: Cli, trained_run: Path) -> None:

@@ -62,7 +62,7 @@ async def test_a_game_is_played_to_its_end_and_again(open_game: Open) -> None:
 async def test_what_is_no_action_is_refused(sent: bytes) -> None:
     spec = resolve_environment("guess_number")
     async with TestClient(TestServer(make_application(spec, spec.make(), spec.tasks("test")[0]))) as client:
-        assert "no episode has begun" in (await (await client.post("/act", json={"action": "5"})).json())["problem"]
+        assert "no episode has started" in (await (await client.post("/act", json={"action": "5"})).json())["problem"]
         assert (await client.post("/start")).status == 200
         answer = await client.post("/act", data=sent)
         assert (answer.status, "action" in (await answer.json())["problem"]) == (400, True)
@@ -81,7 +81,7 @@ def test_a_port_that_is_taken_is_named() -> None:
     spec = resolve_environment("guess_number")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"cannot listen on port {port}.*--port 0 takes any"):
+        with pytest.raises(UsageError, match=f"cannot listen on port {port}.*--port 0 takes a free one"):
             play_in_browser(spec, spec.make(), spec.tasks("test")[0], port=port)
 
 

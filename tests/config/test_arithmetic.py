@@ -70,11 +70,11 @@ def test_a_critic_of_its_own_is_a_model_more_and_a_shared_one_is_next_to_nothing
 def test_the_dry_run_shows_a_critic():
     row = table("trainer.critic={kind: own, pretrain_steps: 3}")["critic"]
     assert row[0].endswith("parameters")
-    assert row[1].startswith("a model of its own, 3 steps alone; ")
+    assert row[1].startswith("a separate model, pretrained for 3 steps; ")
     assert "hidden states" in table("trainer.critic={kind: shared}")["critic"][1]
     assert table("trainer.critic={path: Qwen/none}")["critic"][0] == "size unknown"
     assert "critic" not in table()
-    assert "and its frozen start" in table("trainer.process_reward={}")["process reward"][1]
+    assert "and a frozen reference" in table("trainer.process_reward={}")["process reward"][1]
     assert table("trainer.process_reward={path: Qwen/none}")["process reward"][0] == "size unknown"
 
 
@@ -109,16 +109,16 @@ def test_launched_servers_are_named_and_no_key_of_another_engine():
     found = table("engine={type: vllm, replicas: 2, max_running: 32, max_context: 4096}")
     assert "key-value cache" not in found
     assert found["servers"][0] == "2 vllm launched"
-    assert found["weights reach them by"][0] == "shared_memory"
-    assert found["sampled at once"][0] == "32 sequences per server"
-    assert found["servers' context"][0] == "4,096 tokens"
+    assert found["weight transport"][0] == "shared_memory"
+    assert found["decoded together"][0] == "32 sequences per server"
+    assert found["context of servers"][0] == "4,096 tokens"
     assert not any("cache_tokens" in how for _, how in found.values())
 
 
 def test_attached_servers_are_named_by_their_addresses():
     found = table("engine={type: sglang, servers: [http://a:1, http://b:2], transport: tensor}")
     assert (found["servers"][0], found["servers"][1]) == ("2 attached", "http://a:1, http://b:2")
-    assert (found["weights reach them by"][0], found["servers' context"][0]) == (
+    assert (found["weight transport"][0], found["context of servers"][0]) == (
         "tensor",
         "the model's own limit",
     )

@@ -44,7 +44,7 @@ def test_smaller_models_take_more():
 
 def test_ten_times_the_usual_without_a_warm_up_is_named(half_billion):
     (said,) = rate_warnings(config_of(half_billion, "trainer.learning_rate=1e-5"))
-    assert "trainer.learning_rate 1e-05 is 10 times what is usual" in said
+    assert "trainer.learning_rate 1e-05 is 10 times the usual rate" in said
     assert "no warm-up (trainer.warmup_steps 0)" in said
     assert "full fine-tuning of 494M parameters is about 1e-06 (3e-07 to 3e-06)" in said
 
@@ -65,7 +65,7 @@ def test_adapters_take_ten_times_as_much(half_billion):
     (high,) = rate_warnings(config_of(half_billion, lora, "trainer.learning_rate=1e-4"))
     assert "LoRA training of 494M parameters is about 1e-05" in high
     (low,) = rate_warnings(config_of(half_billion, lora, "trainer.learning_rate=1e-6"))
-    assert "1/10 of what is usual" in low
+    assert "1/10 of the usual rate" in low
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_numbers_among_a_servers_arguments_are_words():
 
 def test_a_damaged_config_is_named(tmp_path):
     (tmp_path / "config.yaml").write_bytes(b"environment: a\xba\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml is no text file"):
+    with pytest.raises(ConfigError, match=r"config\.yaml is not a text file"):
         load_config(tmp_path / "config.yaml")
 
 
@@ -125,7 +125,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ),
         ("environment: a\ntrainer:\n  steps: 0\n", [], "trainer.steps: got 0, expected at least 1"),
         ("environment: a\n", ["trainer.tasks_per_step=1e11"], "tasks_per_step: got 100,000,000,000, expected at most"),
-        ("environment: a\n", ["trainer.tasks_per_step=200000"], "are 1,600,000 episodes in each training step"),
+        ("environment: a\n", ["trainer.tasks_per_step=200000"], "are 1,600,000 episodes per training step"),
         ("environment: a\n", ["trainer.learning_rate=1e30"], "got 1e+30, expected at most 1: an update moves each"),
         ("environment: a\n", ["sft.learning_rate=1.5"], "sft.learning_rate: got 1.5, expected at most 1"),
         ("environment: a\n", ["engine.timeout_s=1e30"], "engine.timeout_s: got 1e+30 seconds, expected at most"),
@@ -139,7 +139,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         (
             "environment: a\ntrainer: {steps: 100}\n",
             ["trainer.steps.x=1"],
-            "goes through steps, which is no section: got 100",
+            "sets a key of steps, which is not a section: got 100",
         ),
         ("trainer:\n  steps: 3\n", [], "no environment is named"),
         ("environment: a\nenvironment: b\n", [], "my.yaml line 2: environment is given twice"),
@@ -171,32 +171,35 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["environment.isolation=inline", "environment.workers=2"], "environment.workers is ignored"),
         (["sft.check_every=5"], "sft.check_every is ignored without sft.stop_at"),
         (["engine={type: vllm, servers: []}"], "engine.servers is empty"),
-        (["engine={type: vllm, servers: ['localhost:8000']}"], "localhost:8000 is no address: write http://HOST:PORT"),
-        (["engine={type: openai, url: localhost, model: m}"], "localhost is no address"),
-        (["engine={type: vllm, transport: tensor}"], "engine.transport tensor is SGLang's"),
+        (
+            ["engine={type: vllm, servers: ['localhost:8000']}"],
+            "localhost:8000 is not an address: write http://HOST:PORT",
+        ),
+        (["engine={type: openai, url: localhost, model: m}"], "localhost is not an address"),
+        (["engine={type: vllm, transport: tensor}"], "engine.transport tensor needs SGLang"),
         (["engine={type: vllm, transport: cuda_ipc, tensor_parallel: 2}"], "with engine.tensor_parallel 2"),
         (["engine={type: sglang, transport: cuda_ipc, replicas: 2}"], "with 2 engine.replicas"),
-        (["engine.transport=disk"], "unknown key engine.transport for this engine: it belongs to another type of it"),
+        (["engine.transport=disk"], "unknown key engine.transport for this type of engine: another type has it"),
         (["engine={type: vllm, bucket_mib: 8}"], "engine.bucket_mib is ignored with engine.transport shared_memory"),
-        (["engine={type: sglang, sleep: true}", "rollout.max_staleness=1"], "engine.sleep puts the servers to sleep"),
+        (["engine={type: sglang, sleep: true}", "rollout.max_staleness=1"], "engine.sleep suspends the servers"),
         (["engine={type: vllm, servers: [http://a:1], replicas: 2}"], "engine.replicas is ignored with addresses"),
-        (["engine={type: sglang, adapter_rank: 8}"], "engine.adapter_rank is vLLM's"),
+        (["engine={type: sglang, adapter_rank: 8}"], "engine.adapter_rank needs vLLM"),
         (["engine={type: vllm, adapter_rank: 8, transport: collective}"], "servers read adapters from files"),
         (["engine={type: vllm, adapter_rank: 8, sleep: true}"], "engine.adapter_rank is set with engine.sleep"),
-        (["engine.lanes=9"], "engine.lanes is 9 with 64 engine.slots: a lane needs 8 of them, so at most 8 lanes"),
+        (["engine.lanes=9"], "engine.lanes is 9 with 64 engine.slots: each lane needs 8 slots; set at most 8 lanes"),
         (["agent.tools=[a, b, a]"], "agent.tools names a more than once"),
         (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
         (
             ["trainer.gradient_checkpointing=half"],
             "trainer.gradient_checkpointing: got 'half', expected true or false, or 'full', 'selective' or 'offload'",
         ),
-        (["trainer.processes=2", "trainer.lanes=2"], "are threads of one process"),
+        (["trainer.processes=2", "trainer.lanes=2"], "needs a single process"),
         (["trainer.processes=3", "trainer.fsdp={replicas: 2}"], "must divide trainer.processes"),
         (["trainer.critic={kind: shared, path: a}"], "trainer.critic.path is ignored with kind shared"),
         (["trainer.critic={coef: 0.1}"], "trainer.critic.coef is ignored with kind own"),
         (["trainer.critic={pretrain_steps: 100}"], "leaves none of the 100 trainer.steps to the policy"),
         (["trainer.max_kl=0.1"], "trainer.max_kl is ignored with one update per step"),
-        (["algorithm={dynamic_sampling: true, group_size: 1}"], "a group of one is never anything else"),
+        (["algorithm={dynamic_sampling: true, group_size: 1}"], "always true of a group of one"),
         (["trainer.processes=3", "trainer.context_parallel=2"], "trainer.context_parallel (2) times"),
         (
             ["trainer.processes=4", "trainer.tensor_parallel=2", "trainer.fsdp={replicas: 4}"],
@@ -251,7 +254,7 @@ def test_naming_one_environment_takes_the_place_of_several_and_back():
     config = load_config(None, ["environments=[a, b]", "environment=c"])
     assert (config.sole_environment.name, config.environments) == ("c", {})
     config = load_config(None, ["environment=c", "environments=[x]", "environments=[a, b]"])
-    with pytest.raises(ConfigError, match="this needs one environment: got the environments a, b"):
+    with pytest.raises(ConfigError, match="this needs exactly one environment: got the environments a, b"):
         _ = config.sole_environment
 
 
@@ -261,14 +264,14 @@ def test_naming_one_environment_takes_the_place_of_several_and_back():
         ("environment: a\nenvironments: {b: {}, c: {}}", "environment (a) and environments (b, c) are both given"),
         ("environments:\n  a: {}\n  a: {}\n", "my.yaml line 3: environments.a is given twice"),
         ("environments: [a, a]", "environments names a twice"),
-        ("environments: [a, {name: b}]", "is a list of more than names: got {'name': 'b'}"),
+        ("environments: [a, {name: b}]", "is a list that holds more than names: got {'name': 'b'}"),
         (
             "environments:\n  a:\n    weight: 0\n",
             "my.yaml line 3: environments.a.weight: got 0, expected greater than 0",
         ),
         ("environments: {a: {weight: -1}}", "environments.a.weight: got -1, expected greater than 0"),
         ("environments: {a: {weight: .inf}}", "environments.a.weight: got inf, expected a finite number"),
-        ("environments: {'a/b': {}}", "'a/b' is no label"),
+        ("environments: {'a/b': {}}", "'a/b' is not a label"),
         ("environments: {a: {wieght: 1}}", "unknown key environments.a.wieght; did you mean environments.a.weight?"),
         ("environments: {a: {splt: x}}", "did you mean environments.a.split?"),
         ("environments: {a: {agent: {max_turn: 1}}}", "did you mean environments.a.agent.max_turns?"),
@@ -290,15 +293,15 @@ def test_mistakes_in_environments_are_named(config_file, text, message):
         ("curriculum.pools={revisit: 0}", "curriculum.pools.revisit: got 0, expected greater than 0"),
         ("curriculum.pools={by: tasks}", "curriculum.pools.by: got 'tasks', expected 'task', 'type' or 'environment'"),
         ("curriculum.horizon={at_steps: [0, 1]}", "curriculum.horizon.turns is missing"),
-        ("curriculum.horizon={turns: [5, 5], at_steps: [0, 1]}", "give numbers that grow"),
+        ("curriculum.horizon={turns: [5, 5], at_steps: [0, 1]}", "expected increasing numbers"),
         ("curriculum.horizon={turns: [0, 5], at_steps: [0, 1]}", "from at least 1"),
         ("curriculum.horizon={turns: [5], at_steps: [0]}", "curriculum.horizon.turns"),
         ("curriculum.horizon={turns: [5, 6]}", "set one of them"),
         ("curriculum.horizon={turns: [5, 6], at_steps: [0, 9], success_above: 0.5}", "set one of them"),
         ("curriculum.horizon={turns: [5, 6], at_steps: [0, 9], over_steps: 3}", "over_steps is ignored"),
         ("curriculum.horizon={turns: [5, 6], at_steps: [0]}", "has 1 steps for 2 stages"),
-        ("curriculum.horizon={turns: [5, 6], at_steps: [1, 9]}", "give 0 first"),
-        ("curriculum.horizon={turns: [5, 6], at_steps: [0, 0]}", "numbers that grow"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [1, 9]}", "the first one 0"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [0, 0]}", "expected increasing numbers"),
         ("curriculum.horizn={}", "did you mean curriculum.horizon?"),
     ],
 )
@@ -332,7 +335,7 @@ def test_another_engine_drops_the_settings_of_the_old_one():
         (["environment=household/valid_seen"], None),
         (
             ["engine=vllm"],
-            "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; give",
+            "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; repeat",
         ),
         (["engine=local"], None),
         (["agent.loop=tool_calling"], "drops the settings of agent react_text: agent.options={'format': 'plain'"),
@@ -352,7 +355,7 @@ def test_defaults_of_a_saved_config_are_not_told_as_dropped(tmp_path, caplog):
     assert load_config(saved, ["environment=b", "engine=vllm"]).environment.workers == 4
     assert [record.getMessage() for record in caplog.records] == [
         "override 'environment=b' drops the settings of environment a: environment.workers=2; "
-        "give them after it if b takes them"
+        "repeat them after it if b accepts them"
     ]
 
 

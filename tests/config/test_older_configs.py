@@ -54,7 +54,7 @@ def test_old_names_mix_with_new_ones_from_elsewhere(tmp_path, caplog):
 def test_an_old_default_is_renamed_silently_and_both_names_are_refused(caplog):
     assert config_from({"environment": "a", "trainer": {"mixture": None}}) == config_from({"environment": "a"})
     assert not caplog.messages
-    with pytest.raises(ConfigError, match=r"trainer.mixture is the old name of trainer.moe, and both are given"):
+    with pytest.raises(ConfigError, match=r"trainer.mixture is the old name of trainer.moe, and both are set"):
         config_from({"environment": "a", "trainer": {"mixture": {}, "moe": {}}})
 
 

@@ -62,11 +62,11 @@ def test_a_failed_write_leaves_nothing(checkpoints, error):
         (lambda folder: (folder / "state").write_text("x"), "state is damaged"),
         (lambda folder: (folder / "model" / "weights").unlink(), "model/weights is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest is missing"),
-        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest is missing or broken"),
-        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest is missing or broken"),
-        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest is missing or broken"),
-        (lambda folder: (folder / "manifest.json").write_text('{"files": {}}'), "manifest is missing or broken"),
-        (lambda folder: (folder / "manifest.json").write_text('{"a": {"bytes": 1}}'), "manifest is missing or broken"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "manifest is missing or damaged"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest is missing or damaged"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest is missing or damaged"),
+        (lambda folder: (folder / "manifest.json").write_text('{"files": {}}'), "manifest is missing or damaged"),
+        (lambda folder: (folder / "manifest.json").write_text('{"a": {"bytes": 1}}'), "manifest is missing or damaged"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog, damage, problem):
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog,
         assert checkpoints.newest().step == 1
     assert problem in caplog.text
     damage(checkpoints.folder / "step-000001")
-    with pytest.raises(UsageError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(UsageError, match=r"all checkpoints in .* are damaged"):
         checkpoints.newest()
 
 

@@ -148,7 +148,7 @@ def test_a_checkpoint_with_any_damage_is_passed_over_on_the_screen(tmp_path, nam
             assert (newest.step, said) == (2, [])
         else:
             assert newest.step == 1
-            assert [text.partition(":")[0] for text in said] == [f"checkpoint {file.parent} is passed over"]
+            assert [text.partition(":")[0] for text in said] == [f"skipped checkpoint {file.parent}"]
 
     check()
 
@@ -163,7 +163,7 @@ def test_a_line_of_something_else_is_left_out(tmp_path, kind, line, caplog):
         file.write_bytes(line + b"\n" + file.read_bytes())
     with caplog.at_level(logging.WARNING):
         assert read(tmp_path) == whole
-    assert "1 damaged record is left out (line 1)" in caplog.text
+    assert "skipped 1 damaged record (line 1)" in caplog.text
 
 
 def test_records_without_checksums_are_read(tmp_path):
@@ -179,7 +179,7 @@ def test_a_record_that_lost_its_checksum_is_left_out(tmp_path, caplog):
     lines[1] = lines[1].partition(b"3333,")[0] + b"}\n"
     file.write_bytes(b"".join(lines))
     assert [line["step"] for line in read_metrics(file)] == [0, 2, 3]
-    assert "1 damaged record is left out (line 2)" in caplog.text
+    assert "skipped 1 damaged record (line 2)" in caplog.text
 
 
 def test_a_metrics_file_that_is_too_short_is_not_filled_up(tmp_path, caplog):
@@ -207,9 +207,9 @@ def test_a_folder_that_is_moved_while_it_is_written_is_noticed(tmp_path, writer,
     if again:
         write_metrics_like = MetricsFile(folder / "metrics.jsonl")
         write_metrics_like.close()
-    with pytest.raises(AgentRLError, match="was moved or removed while"):
+    with pytest.raises(AgentRLError, match="was moved or removed during"):
         metrics.append_step(2, {}) if writer == "metrics" else store.start(episode(0))
-    with pytest.raises(AgentRLError, match="was moved or removed while"):
+    with pytest.raises(AgentRLError, match="was moved or removed during"):
         metrics.sync() if writer == "metrics" else store.rotate(2)
     metrics.close()
     assert not (folder / "trajectories").exists()

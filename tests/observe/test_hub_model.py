@@ -29,16 +29,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_name_that_cannot_be_fetched_is_asked_for_once(asked: list[str]) -> None:
     with pytest.raises(
-        UsageError, match=r"no model nosuch/model-xyz: got no such folder.*no network, expected"
+        UsageError, match=r"model nosuch/model-xyz not found: got no such folder.*no network, expected"
     ) as told:
         check_fetchable("nosuch/model-xyz")
     assert "second line" not in str(told.value)
-    assert "only engine openai takes a service's own name of a model" in str(told.value)
+    assert "only engine openai accepts a service's name of a model" in str(told.value)
     assert len(asked) == 1
 
 
 def test_a_name_that_no_model_can_have_is_told() -> None:
-    with pytest.raises(UsageError, match="there is no model a b"):
+    with pytest.raises(UsageError, match="model a b not found"):
         check_fetchable("a b")
 
 
@@ -54,10 +54,10 @@ def test_a_folder_and_a_cached_model_are_not_asked_for(
 def test_runs_and_servers_ask_before_they_begin(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UsageError, match="there is no model nosuch/model"):
+    with pytest.raises(UsageError, match="model nosuch/model not found"):
         resolve_model(load_config(None, ["environment=a", "model.path=nosuch/model"]))
     with pytest.raises(SystemExit) as end:
         main(["serve", "--engine", "vllm", "--model", "nosuch/model", "--folder", str(tmp_path / "serve")])
     assert end.value.code == 2
-    assert "there is no model nosuch/model" in capsys.readouterr().err
+    assert "model nosuch/model not found" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -43,7 +43,7 @@ def test_a_run_without_checkpoints_means_the_model_it_made(run):
 @pytest.mark.parametrize("path", ["runs/latest", "./none", "/none/at/all", "a/b/c"])
 def test_an_absent_folder_is_named(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="there is no model in"):
+    with pytest.raises(UsageError, match="no model found in"):
         find_model(path)
 
 
@@ -57,5 +57,5 @@ def test_folders_without_a_model_are_named(run, tmp_path):
 def test_a_run_whose_checkpoints_are_all_damaged_is_not_its_untrained_model(run):
     write_model(run.model)
     (run.checkpoints / "step-000003" / "model").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"no checkpoint in .* is whole: got step-000003"):
+    with pytest.raises(UsageError, match=r"all checkpoints in .* are damaged: got step-000003"):
         find_model(str(run.path))

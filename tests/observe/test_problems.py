@@ -129,7 +129,7 @@ def test_a_reward_against_success_is_named_with_the_function():
     (problem,) = reward_problems(evidence, RULE)
     assert problem.kind == "reward_against_success"
     assert (problem.count, problem.of, problem.file, problem.line) == (9, 29, "/home/me/rewards.py", 7)
-    assert "a mean reward of -0.96 in 9 solved ones, 0.19 in 20 others" in problem.text
+    assert "a mean of -0.96 in 9 solved ones, 0.19 in 20 others" in problem.text
     assert "check the sign in reward function rule (/home/me/rewards.py line 7)" in problem.text
 
 

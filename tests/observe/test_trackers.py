@@ -54,7 +54,7 @@ def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp
             trackers.log(step, {"a": 1.0})
         trackers.close()
     assert said == [
-        "tracker broken failed and is off; the run goes on without it: RuntimeError: service is down",
+        "tracker broken failed; the run continues without it: RuntimeError: service is down",
     ]
 
 

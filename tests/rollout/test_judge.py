@@ -146,7 +146,7 @@ async def test_a_prompt_may_read_nothing_but_what_there_is():
     [
         ({"low": 5, "high": 5}, r"agent\.judge\.low \(5\) must be below"),
         ({"pattern": "score"}, "has no group"),
-        ({"pattern": "(score"}, "is no regular expression"),
+        ({"pattern": "(score"}, "is not a regular expression"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):

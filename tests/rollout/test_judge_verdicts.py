@@ -229,8 +229,8 @@ def test_a_class_that_is_not_there_is_named(user_module):
     ("settings", "message"),
     [
         ({"verdict": VERDICT, "low": 1.0}, r"agent\.judge\.low is ignored with agent\.judge\.verdict"),
-        ({"reward": "score"}, r"agent\.judge\.reward is ignored by a judge whose answers are not typed"),
-        ({"verdict": VERDICT, "compare": "pairwise"}, "verdict and compare: a judge answers one kind"),
+        ({"reward": "score"}, r"agent\.judge\.reward is ignored by a judge without typed answers"),
+        ({"verdict": VERDICT, "compare": "pairwise"}, "verdict and compare: set only one"),
         ({"guided": "never"}, "guided is ignored"),
         ({"rubric_requests": "each"}, "rubric_requests is ignored"),
         ({"verdict": "missing.json"}, "cannot read missing.json"),

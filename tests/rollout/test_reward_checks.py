@@ -102,7 +102,7 @@ def test_what_is_no_reward_function_is_refused_before_anything_runs(entry, words
     [
         ("[]", "agent.reward is empty"),
         ("[a, a]", "names a more than once"),
-        ("{weight: 1}", "names no function"),
+        ("{weight: 1}", "does not name a function"),
         ("[{name: a, weight: heavy}]", "weight of a is 'heavy'"),
         ("[{name: a, weight: .nan}]", "weight of a is nan"),
         ("3", "agent.reward"),

@@ -159,8 +159,8 @@ async def test_a_key_that_is_missing_is_named():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"servers": ["http://h:1"], "engine": "openai"}, "does not tell the log-probabilities of given tokens"),
-        ({"servers": ["h:1"]}, "is no address"),
+        ({"servers": ["http://h:1"], "engine": "openai"}, "does not return log-probabilities of given tokens"),
+        ({"servers": ["h:1"]}, "is not an address"),
         ({"engine": "sglang"}, r"teacher\.engine is ignored without algorithm\.teacher\.servers"),
     ],
 )

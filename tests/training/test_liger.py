@@ -60,5 +60,5 @@ def test_a_model_on_the_cpu_is_refused(model):
 
 
 def test_parts_of_norms_have_no_kernels():
-    with pytest.raises(ValueError, match=r"trainer\.kernels liger has some for whole norms"):
+    with pytest.raises(ValueError, match=r"trainer\.kernels liger needs whole layers"):
         TrainerConfig(kernels="liger", processes=2, tensor_parallel=2)

@@ -210,12 +210,12 @@ def test_the_command_refuses_what_cannot_fit_and_says_what_would(tmp_path, capsy
     code, told = run(capsys, *words, "--memory", f"{found['total_bytes'] - 1}B")
     assert code == 2
     assert "error: this run does not fit into the memory of a rank: got" in told.err
-    assert "It takes" in told.err
+    assert "It needs" in told.err
     assert "with engine.cache_tokens=" in told.err
     code, told = run(capsys, *words, "--memory", "1MiB")
     assert code == 2
     assert "trainer.gradient_checkpointing=true" in told.err
-    assert "share the model over more processes" in told.err
+    assert "shard the model over more processes" in told.err
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_amounts_of_memory_are_read(text, size):
 
 @pytest.mark.parametrize("text", ["much", "80 apples", "80", "-3GiB", "0GiB", ""])
 def test_what_is_no_amount_is_refused(text):
-    with pytest.raises(UsageError, match="is no amount of memory"):
+    with pytest.raises(UsageError, match="is not an amount of memory"):
         parse_memory(text)
 
 

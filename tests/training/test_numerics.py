@@ -110,7 +110,7 @@ def test_the_command_shows_what_was_found(overflowing, trajectories, tmp_path, c
     told = capsys.readouterr()
     assert not end.value.code
     assert "first output that is not finite: model.layers.1.mlp.down_proj" in told.out.replace("\n", " ")
-    assert "bit for bit" in told.err
+    assert "bitwise equal" in told.err
     with pytest.raises(SystemExit):
         main(["replay-step", str(file), "--json"])
     assert json.loads(capsys.readouterr().out)["repeats"] is True

@@ -200,7 +200,7 @@ def test_ranks_replay_what_one_does(trajectories, tmp_path, context):
 def test_what_cannot_be_replayed_is_refused(trajectories):
     with pytest.raises(ConfigError, match=r"routed experts: got Qwen3ForCausalLM.*moe.router_replay=false"):
         Trainer(tiny_model(), AlgorithmConfig(), TrainerConfig(moe={"router_replay": True}), seed=0, max_tokens=9)
-    with pytest.raises(ValueError, match=r"moe.router_replay looks into layers"):
+    with pytest.raises(ValueError, match=r"moe.router_replay needs access to layers"):
         TrainerConfig(moe={"router_replay": True}, kernels="compiled")
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
         sequence.extend_routed_experts(np.full((len(sequence) - 1 - sequence.routed, 6), 1, dtype=np.uint8))
