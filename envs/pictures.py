@@ -103,7 +103,7 @@ def observation_form(value: str, *, of: str, has_pictures: bool = True) -> Obser
 
 
 def shows_images(*, observation: str = ObservationForm.TEXT, **_: Any) -> bool:
-    """Whether an environment with the option ``observation`` shows pictures under its options."""
+    """Return True if an environment with the option ``observation`` shows pictures under its options."""
     return observation == ObservationForm.IMAGE
 
 

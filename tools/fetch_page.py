@@ -145,7 +145,7 @@ class FetchPage:
             raise ToolError(f"{host} is at an address that is not allowed")
 
     def allows(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-        """Whether an address is public, or in a network that the config lists."""
+        """Return True if an address is public, or in a network that the config lists."""
         mapped = getattr(address, "ipv4_mapped", None) or address
         listed = any(mapped in network for network in self._networks if network.version == mapped.version)
         return listed or (mapped.is_global and not mapped.is_multicast)

@@ -113,7 +113,7 @@ class Sql:
         return int(time.monotonic() > self._deadline)
 
     def _judge(self, action: int, first: str | None, second: str | None, *_: Any) -> int:
-        """Whether a statement may do something: other files are closed to it, settings too."""
+        """Return True if a statement may do something: other files are closed to it, settings too."""
         if action == sqlite3.SQLITE_PRAGMA:
             return sqlite3.SQLITE_OK if first in _READ_PRAGMAS else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN_FUNCTIONS:

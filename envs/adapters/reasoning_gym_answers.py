@@ -25,7 +25,7 @@ _INERT = (
 
 
 def may_be_scored(answer: str, dataset: type) -> bool:
-    """Whether a dataset's score function can be given an answer without that it runs code.
+    """Return True if a dataset's score function can be given an answer without that it runs code.
 
     Args:
         answer: What the policy answered.
@@ -45,12 +45,12 @@ def _source(dataset: type) -> str:
 
 
 def _is_formula(answer: str) -> bool:
-    """Whether it has nothing but numbers, names, operators and calls of known functions."""
+    """Return True if it has nothing but numbers, names, operators and calls of known functions."""
     return _FORMULA.fullmatch(answer) is not None and FUNCTIONS.issuperset(_CALL.findall(answer))
 
 
 def _is_inert(answer: str) -> bool:
-    """Whether `eval` gives a name, a constant or a list of them, or fails before it runs anything."""
+    """Return True if `eval` gives a name, a constant or a list of them, or fails before it runs anything."""
     try:
         nodes = list(ast.walk(ast.parse(answer.lstrip(" \t"), mode="eval")))
     except (SyntaxError, ValueError):

@@ -117,13 +117,13 @@ class TextArena(gymnasium.Env[str, str]):
         return int(self._game.state.current_player_id) if self.all_act else 0
 
     def _let_others_play(self, *, is_over: bool) -> bool:
-        """Whether the game is over when it is the policy's turn again."""
+        """Return True if the game is over when it is the policy's turn again."""
         while not self.all_act and not is_over and (player := self._game.state.current_player_id) != 0:
             is_over, _ = self._game.step(action=self._opponent(self._told(player), self._rng))
         return is_over
 
     def _was_refused(self, player: int) -> bool:
-        """Whether what the player is told next is that the move was not allowed."""
+        """Return True if what the player is told next is that the move was not allowed."""
         return any(
             "invalid move" in text for _, text, kind in self._game.state.observations[player] if "ADMIN" in str(kind)
         )

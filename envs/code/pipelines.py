@@ -170,7 +170,7 @@ def _cases(plan: Plan, random: Random) -> Sequence[Case]:
 
 
 def is_varied(plan: Plan) -> bool:
-    """Whether a planned function's value depends on its argument, and not only here and there."""
+    """Return True if a planned function's value depends on its argument, and not only here and there."""
     function, random = _function(plan), Random(plan.text)
     return len({repr(function(_items(plan.start, random))) for _ in range(HIDDEN)}) >= VARIED
 

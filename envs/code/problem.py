@@ -37,7 +37,7 @@ class Problem:
 
     @property
     def has_examples(self) -> bool:
-        """Whether there is something to try a solution on."""
+        """True if there is something to try a solution on."""
         return bool(self.examples or self.shown_tests)
 
     def complete(self, code: str) -> str:

@@ -73,7 +73,7 @@ def _second_steps(first: Line, is_loose: bool, operands: tuple[str, str]) -> Ite
 
 
 def _is_constant(first: str, x: str, then: str, y: str) -> bool:
-    """Whether nothing is left to choose, as in ``max(min(a, 3), 5)``."""
+    """Return True if nothing is left to choose, as in ``max(min(a, 3), 5)``."""
     if x in PARAMETERS or y in PARAMETERS:
         return False
     clipped = first[:3], then[:3]

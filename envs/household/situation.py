@@ -43,20 +43,20 @@ class Situation:
         return self.at_pose.get(self.state.pose, [])
 
     def is_accessible(self, receptacle: int) -> bool:
-        """Whether things can be put into a receptacle and taken out."""
+        """Return True if things can be put into a receptacle and taken out."""
         return self.state.opened[receptacle] or not self.facts.openable[receptacle]
 
     def is_held(self, name: str) -> bool:
-        """Whether the thing of this name is in the hand."""
+        """Return True if the thing of this name is in the hand."""
         return self.state.held != NOTHING and self.house.objects[self.state.held] == name
 
     def is_near(self, thing: int) -> bool:
-        """Whether a thing lies in a receptacle at the agent's pose, open or not."""
+        """Return True if a thing lies in a receptacle at the agent's pose, open or not."""
         poses, pose = self.house.poses, self.state.pose
         return any(poses[place] == pose for place in self.state.places[thing])
 
     def can_take(self, thing: int, receptacle: int) -> bool:
-        """Whether a thing can be taken out of a receptacle, which is within reach."""
+        """Return True if a thing can be taken out of a receptacle, which is within reach."""
         return (
             self.state.held == NOTHING
             and receptacle in self.state.places[thing]
@@ -65,21 +65,21 @@ class Situation:
         )
 
     def can_put(self, receptacle: int) -> bool:
-        """Whether the held thing can be put into a receptacle, which is within reach."""
+        """Return True if the held thing can be put into a receptacle, which is within reach."""
         accepted = self.facts.accepts.get(self.house.receptacle_types[receptacle], ())
         return self.is_accessible(receptacle) and self.house.object_types[self.state.held] in accepted
 
     def can_treat(self, verb: str, receptacle: int) -> bool:
-        """Whether the held thing can be cleaned, heated or cooled at a receptacle, which is within reach."""
+        """Return True if the held thing can be cleaned, heated or cooled at a receptacle, which is within reach."""
         at_appliance = self.house.receptacle_types[receptacle] == TREATMENT_OF[verb].appliance
         return at_appliance and self.facts.abilities[self.state.held] & _TREATABLE[verb] > 0
 
     def can_use(self, thing: int) -> bool:
-        """Whether a thing can be turned on."""
+        """Return True if a thing can be turned on."""
         return self.facts.abilities[thing] & TOGGLEABLE > 0 and self.is_near(thing)
 
     def can_slice(self, thing: int) -> bool:
-        """Whether the held thing can slice another one."""
+        """Return True if the held thing can slice another one."""
         with_knife = self.house.object_types[self.state.held] in KNIVES
         sliceable = self.facts.abilities[thing] & SLICEABLE > 0
         return with_knife and sliceable and self.state.pose in self.state.spots[thing]
@@ -109,7 +109,7 @@ class Situation:
         ]
 
     def is_goal_reached(self) -> bool:
-        """Whether the state is what the goal asks for."""
+        """Return True if the state is what the goal asks for."""
         if self.house.goal.task_type is TaskType.LOOK:
             return self._is_held_in_light()
         goal, house, state = self.house.goal, self.house, self.state

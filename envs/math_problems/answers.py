@@ -91,7 +91,7 @@ def number_of(text: str) -> Fraction | None:
 
 
 def same_answer(said: str, right: str) -> bool:
-    r"""Whether two answers are the same number, or the same text but for its typesetting.
+    r"""Return True if two answers are the same number, or the same text but for its typesetting.
 
     >>> same_answer("0.75", r"\frac{3}{4}"), same_answer("(1, 2)", r"\left(1,2\right)"), same_answer("3", "4")
     (True, True, False)

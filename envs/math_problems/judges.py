@@ -80,7 +80,7 @@ def _math_verify() -> Callable[[str, str], bool]:
 
 
 def is_small(formula: str) -> bool:
-    r"""Whether a formula may be worked out: it is short, and has no tower of powers and no exponent above 9,999.
+    r"""Return True if a formula may be worked out: it is short, and has no tower of powers and no exponent above 9,999.
 
     >>> is_small("x^{2} + 2^{10}"), is_small("9^{9^{9}}"), is_small("10^{100000}")
     (True, False, False)

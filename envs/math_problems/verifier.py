@@ -29,7 +29,7 @@ class Verifier:
         self._alone = threading.Lock()
 
     def is_same(self, right: str, said: str) -> bool:
-        """Whether two formulas are the same; no where that takes too long to find out.
+        """Return True if two formulas are the same; no where that takes too long to find out.
 
         Raises:
             EnvironmentFailure: the process does not start, or died of something else.

@@ -18,7 +18,7 @@ MOST_BYTES = 2 << 30
 
 
 def is_same(right: str, said: str) -> bool:
-    """Whether two formulas are the same."""
+    """Return True if two formulas are the same."""
     from math_verify import parse, verify
 
     try:

@@ -1,4 +1,4 @@
-"""Whether a value that a sandbox told is the right one, without making it: text is compared with text."""
+"""True if a value that a sandbox told is the right one, without making it: text is compared with text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SETS = ("set", "frozenset")
 
 
 def is_same(told: Any, expected: Any) -> bool:
-    """Whether a told value is equal to `expected`, as Python sees it: 1, 1.0 and True are.
+    """Return True if a told value is equal to `expected`, as Python sees it: 1, 1.0 and True are.
 
     Args:
         told: What came out of a sandbox, whatever it is.

@@ -18,7 +18,7 @@ class Value(NamedTuple):
     under: int = 1
 
     def equals(self, number: int) -> bool:
-        """Whether the fraction is this whole number."""
+        """Return True if the fraction is this whole number."""
         return self.over == number * self.under
 
     def __str__(self) -> str:

@@ -77,7 +77,7 @@ class Blackjack(ChancePuzzle):
 
 
 def is_soft(cards: list[int]) -> bool:
-    """Whether an ace counts as 11."""
+    """Return True if an ace counts as 11."""
     return 1 in cards and sum(cards) + 10 <= BEST
 
 

@@ -120,7 +120,7 @@ class Minesweeper(Puzzle):
         return self.shown.count(HIDDEN) + self.shown.count(FLAG) == self.mines
 
     def _needs_no_guess(self) -> bool:
-        """Whether deduction leads from what is shown to the end; what is shown is then as before."""
+        """Return True if deduction leads from what is shown to the end; what is shown is then as before."""
         before = self.shown.copy()
         while not self._is_clear():
             safe = deduce(self.shown, self.near)

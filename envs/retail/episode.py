@@ -32,7 +32,7 @@ class ToolAction(NamedTuple):
     result: str = ""
     """What the tool answered."""
     valid: bool = True
-    """Whether the call was understood, and allowed."""
+    """True if the call was understood, and allowed."""
 
 
 class RetailEpisode:

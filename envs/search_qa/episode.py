@@ -39,7 +39,7 @@ class SearchEpisode:
 
     @property
     def is_over(self) -> bool:
-        """Whether the question was answered, or no step is left."""
+        """True if the question was answered, or no step is left."""
         return self.answer is not None or self.steps >= self.options.max_steps
 
     def read(self, action: str) -> Move:

@@ -89,7 +89,7 @@ def find_tagger(wanted: NounTagger) -> Tagger:
 
 
 def is_spacy_installed() -> bool:
-    """Whether spaCy and the model that WebShop uses can be imported."""
+    """Return True if spaCy and the model that WebShop uses can be imported."""
     return all(importlib.util.find_spec(name) is not None for name in ("spacy", SPACY_MODEL))
 
 

@@ -15,7 +15,7 @@ KNOWN_PICTURES = 256
 
 
 def shows_pictures(*, pictures: bool = False, **_: Any) -> bool:
-    """Whether the environment shows pictures under its options."""
+    """Return True if the environment shows pictures under its options."""
     return pictures
 
 

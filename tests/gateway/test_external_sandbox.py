@@ -161,7 +161,7 @@ async def test_a_lost_sandbox_is_not_the_policys_fault(run_loop, agent, monkeypa
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sandbox": {"network": "none"}}, "does not reach the policy"),
+        ({"sandbox": {"network": "none"}}, "cannot reach the policy"),
         ({"sandbox": {"network": ["example.org"]}}, "a list in which gateway stands"),
         ({"sandbox": "local"}, "expected {type: local}"),
         ({"sandbox": {"type": "http", "url": "http://127.0.0.1:1"}}, "cannot be reached from an http sandbox"),
