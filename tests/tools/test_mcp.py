@@ -94,7 +94,7 @@ async def test_a_server_over_standard_input_and_output(program, monkeypatch):
             assert await said(session, tools, "fail") == "Error: Error executing tool fail"
             told = await said(session, tools, "add", a="x", c=1)
             assert told == (
-                "Error: wrong arguments for add: c is no argument; a: 'x' is not of type 'integer'. It takes a, b"
+                "Error: wrong arguments for add: c is not an argument; a: 'x' is not of type 'integer'. It takes a, b"
             )
     await toolset.close()
 
@@ -175,9 +175,9 @@ async def test_an_address_without_a_server():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "reached in one way"),
+        ({}, "needs one address"),
         ({"command": "python x.py", "url": "http://x"}, "expected a list"),
-        ({"command": ["a"], "headers": {"a": "b"}}, "option headers of tools mcp is ignored"),
+        ({"command": ["a"], "headers": {"a": "b"}}, "option headers of tool mcp has no effect here"),
         ({"command": ["a"], "env": {"A": "$NO_SUCH_VARIABLE"}}, "is not set: NO_SUCH_VARIABLE"),
         ({"comand": ["a"]}, r"comand is no argument \(did you mean command"),
     ],

@@ -28,7 +28,7 @@ async def test_queries_show_rows(desk, shop):
             "name | price | picture\nthing 0 | 0.0 | NULL\nthing 1 | 0.5 | [2 bytes]"
         )
         assert (await tools.text(entry, query="select name from goods")).endswith(
-            "thing 1\n[more than 2 rows; the rest is left out]"
+            "thing 1\n[more than 2 rows; the rest is not shown]"
         )
         assert await tools.text(entry, query="select name from goods where price > 99") == "name\n[no rows]"
         assert "price" in await tools.text(entry, query="pragma table_info(goods)")
