@@ -34,7 +34,7 @@ class GuessNumber(gym.Env[str, str]):
 
 @agentrl.tool
 def midpoint(low: int, high: int) -> int:
-    """The middle of a range.
+    """Return the middle of a range.
 
     Args:
         low: Smallest candidate.

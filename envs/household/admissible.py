@@ -9,7 +9,7 @@ from .vocabulary import KNIVES
 
 
 def admissible_commands(situation: Situation, put_syntax: PutSyntax) -> list[str]:
-    """Every admissible command, sorted."""
+    """Return every admissible command, sorted."""
     house, state = situation.house, situation.state
     commands = ["help", "inventory", "look"]
     commands += [

@@ -61,7 +61,7 @@ class World(Situation):
         self.solved = self.is_goal_reached()
 
     def introduction(self) -> str:
-        """The first observation."""
+        """Return the first observation."""
         view = self._view() if self.here() else room_view(self.house.receptacles)
         return introduction(view, self.facts.goal_text)
 
@@ -182,7 +182,7 @@ class World(Situation):
         return None if rest else help_text(f"{self.put_syntax} (object){self.put_syntax.separator}(receptacle)")
 
     def admissible(self) -> list[str]:
-        """Every command that `step` answers now, sorted."""
+        """Return every command that `step` answers now, sorted."""
         return admissible_commands(self, self.put_syntax)
 
 

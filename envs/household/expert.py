@@ -28,7 +28,7 @@ _WRONG_TAKES = 0.7
 
 
 def kind_of(name: str) -> str:
-    """The type in a name.
+    """Return the type in a name.
 
     >>> kind_of("cabinet 8")
     'cabinet'
@@ -49,7 +49,7 @@ class HouseholdExpert:
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
             UsageError: the first observation states no goal, or nothing is left to do.
@@ -71,7 +71,7 @@ class HouseholdExpert:
 
 
 def _one_of(kind: str | None, names: Iterable[str]) -> str:
-    """The first name of a kind.
+    """Return the first name of a kind.
 
     Raises:
         UsageError: there is none.
@@ -118,7 +118,7 @@ class _Plan:
             self.contents[target].append(name)
 
     def mistake(self, rng: random.Random) -> str | None:
-        """An action that the world refuses here, wherever "here" is known."""
+        """Return an action that the world refuses here, wherever "here" is known."""
         if self.here is None:
             return None
         names = [f"{self.goal.object_type} {number}" for number in (1, 2, 3)]
@@ -146,7 +146,7 @@ class _Plan:
         return name
 
     def _find(self, wanted: str, *, outside: str | None) -> Generator[str, str, str]:
-        """The receptacle that holds a thing of the kind wanted, looked for as long as none is known."""
+        """Return the receptacle that holds a thing of the kind wanted, looked for as long as none is known."""
         while True:
             for place, names in self.contents.items():
                 if place != outside and any(kind_of(name) == wanted for name in names):

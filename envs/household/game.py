@@ -76,21 +76,21 @@ class HouseGame(gymnasium.Env[str, str]):
         return answer or NOTHING_HAPPENS, float(world.solved), world.solved, truncated, info
 
     def admissible_actions(self) -> list[str]:
-        """The commands that do something now, sorted."""
+        """Return the commands that do something now, sorted."""
         return self.world.admissible()
 
     def expert(self) -> HouseholdExpert:
-        """A policy that reads the texts; it solves every generated task within 50 steps."""
+        """Return a policy that reads the texts; it solves every generated task within 50 steps."""
         return HouseholdExpert(self.put_syntax)
 
     def state_key(self) -> str:
-        """Key of the full state of the house, whatever number of steps led to it."""
+        """Return a key of the full state of the house, whatever number of steps led to it."""
         if self._house_key is None:
             self._house_key = _digest(self.world.house.to_plain())
         return _digest(self._house_key, self.world.state.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"house": self.world.house.to_plain(), "state": self.world.state.to_plain(), "steps": self._steps}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:

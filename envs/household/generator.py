@@ -38,7 +38,7 @@ class _Placed:
 
 
 def generate(scene: int, task_type: TaskType, seed: int, size: Size) -> House:
-    """A house in which the task can be done, and is not done yet.
+    """Return a house in which the task can be done, and is not done yet.
 
     Raises:
         UsageError: the room does not allow the task.
@@ -71,7 +71,7 @@ def _draw_goal(scene: int, task_type: TaskType, size: Size, random: Random) -> G
 
 
 def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_Placed]:
-    """The things the goal asks for, outside its target, up to `_MOST_COPIES`; and the lamp it needs."""
+    """Return the things the goal asks for, outside its target, up to `_MOST_COPIES`; and the lamp it needs."""
     homes = _homes(scene, size)[goal.object_type]
     outside = {kind: places for kind, places in homes.items() if kind != goal.target_type}
     count = goal.needed + int(random.random() * (_MOST_COPIES - goal.needed + 1))
@@ -118,7 +118,7 @@ def _homes(scene: int, size: Size) -> dict[str, _Homes]:
 
 @functools.cache
 def _goal_choices(scene: int, task_type: TaskType, size: Size) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The kinds of things a goal of this type can be about, each with its possible targets."""
+    """Return the kinds of things a goal of this type can be about, each with its possible targets."""
     treatment = task_type.treatment
     choices = []
     for kind, homes in _homes(scene, size).items():

@@ -103,7 +103,7 @@ class Goal:
 
 
 def parse_goal(text: str) -> Goal | None:
-    """The goal that `text` states, or ``None`` when it is none of the twelve wordings.
+    """Return the goal that `text` states, or ``None`` when it is none of the twelve wordings.
 
     >>> goal = parse_goal("put a hot potato in fridge")
     >>> goal.task_type.value, goal.object_type, goal.target_type

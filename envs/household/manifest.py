@@ -20,7 +20,7 @@ HASHED_TASKS = 512
 
 
 def build_manifest() -> dict[str, Any]:
-    """The manifest as the code makes it: per split its scenes, counts, seeds, and SHA-256 of rows and observations.
+    """Return the manifest as the code makes it: per split its scenes, counts, seeds, and SHA-256 of rows and observations.
 
     Rows of splits that are hashed whole are written out: task id, scene, task type and seed in a line each.
     """

@@ -129,7 +129,7 @@ class Layout:
 
 
 def room_of(scene: int) -> Room:
-    """The kind of room that a scene is.
+    """Return the kind of room that a scene is.
 
     Raises:
         KeyError: no such scene.
@@ -138,7 +138,7 @@ def room_of(scene: int) -> Room:
 
 
 def scenes(room: Room) -> range:
-    """The numbers of a room's scenes."""
+    """Return the numbers of a room's scenes."""
     return range(FIRST_SCENE[room], FIRST_SCENE[room] + SCENES_PER_ROOM)
 
 
@@ -146,7 +146,7 @@ _ROOM_OF = {scene: room for room in Room for scene in scenes(room)}
 
 
 def layout_of(scene: int, size: Size) -> Layout:
-    """The furniture of a scene."""
+    """Return the furniture of a scene."""
     return _layouts(room_of(scene), size)[scene]
 
 

@@ -34,12 +34,12 @@ class Situation:
             self.at_pose[pose].append(receptacle)
 
     def reachable(self, name: str) -> int | None:
-        """The receptacle of this name, if it is at the agent's pose."""
+        """Return the receptacle of this name, if it is at the agent's pose."""
         receptacle = self.receptacle_named.get(name)
         return receptacle if receptacle is not None and self.house.poses[receptacle] == self.state.pose else None
 
     def here(self) -> list[int]:
-        """The receptacles at the agent's pose."""
+        """Return the receptacles at the agent's pose."""
         return self.at_pose.get(self.state.pose, [])
 
     def is_accessible(self, receptacle: int) -> bool:

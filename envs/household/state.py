@@ -54,7 +54,7 @@ class House:
 
 
 def vocabulary_facts(house: House) -> Facts:
-    """The facts of a house that follows the vocabulary: all is closed and untouched, and each thing is in one place."""
+    """Return the facts of a house that follows the vocabulary: all is closed and untouched, and each thing is in one place."""
     return Facts(
         accepts=CONTENTS,
         openable=tuple(kind in OPENABLE for kind in house.receptacle_types),
@@ -88,7 +88,7 @@ class State:
 
     @classmethod
     def initial(cls, facts: Facts) -> State:
-        """The state at the start of an episode; the hand is empty."""
+        """Return the state at the start of an episode; the hand is empty."""
         left: list[tuple[int, ...]] = [()] * len(facts.places)
         at_first = (list(facts.places), list(facts.spots), left, list(facts.opened), list(facts.conditions))
         return cls(facts.start, NOTHING, *at_first)

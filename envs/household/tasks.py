@@ -95,7 +95,7 @@ class HouseholdTasks:
 
 
 def row_of(task_id: str) -> Row:
-    """The row of a task id such as ``valid_unseen-17``.
+    """Return the row of a task id such as ``valid_unseen-17``.
 
     Raises:
         UsageError: there is no such task.
@@ -106,7 +106,7 @@ def row_of(task_id: str) -> Row:
 
 @functools.cache
 def allowed_rows(split: str, options: HouseholdOptions) -> tuple[Row, ...]:
-    """The rows of a split whose task type and room the options allow."""
+    """Return the rows of a split whose task type and room the options allow."""
     rows = tuple(
         row for row in rows_of(split) if row.task_type in options.task_types and room_of(row.scene) in options.rooms
     )
@@ -138,7 +138,7 @@ def rows_of(split: str) -> tuple[Row, ...]:
 
 @functools.cache
 def scenes_of(split: str, task_type: TaskType) -> tuple[int, ...]:
-    """The scenes in which a split has tasks of a type, rooms taking turns."""
+    """Return the scenes in which a split has tasks of a type, rooms taking turns."""
     is_held_out = split in UNSEEN
     return tuple(
         scenes(room)[i]

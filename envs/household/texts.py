@@ -31,12 +31,12 @@ _HELP_TAIL = (
 
 
 def help_text(place_command: str) -> str:
-    """The list of commands; `place_command` is how an object is put down: ``"move (object) to (receptacle)"``."""
+    """Return the list of commands; `place_command` is how an object is put down: ``"move (object) to (receptacle)"``."""
     return f"{_HELP_HEAD}  {place_command}:  place an object in or on a receptacle\n{_HELP_TAIL}"
 
 
 def enumerate_things(names: Sequence[str]) -> str:
-    """A list with articles.
+    """Return a list with articles.
 
     >>> enumerate_things([]), enumerate_things(["fork 1"]), enumerate_things(["fork 2", "fork 1"])
     ('nothing', 'a fork 1', 'a fork 2, and a fork 1')
@@ -47,7 +47,7 @@ def enumerate_things(names: Sequence[str]) -> str:
 
 
 def introduction(view: str, goal: str) -> str:
-    """The first observation: what is seen from where the agent stands, and the task."""
+    """Return the first observation: what is seen from where the agent stands, and the task."""
     return f"{WELCOME}\n\n{view}\n\nYour task is to: {goal}."
 
 

@@ -150,7 +150,7 @@ ROOM_OBJECTS: dict[Room, tuple[str, ...]] = {
 
 
 def abilities_of(kind: str) -> int:
-    """The `Ability` flags of a kind of object."""
+    """Return the `Ability` flags of a kind of object."""
     return _ABILITIES.get(kind, Ability.PICKUPABLE.value)
 
 

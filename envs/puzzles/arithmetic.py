@@ -141,7 +141,7 @@ class Term(NamedTuple):
 
 
 def reach(target: int, numbers: list[int]) -> str | None:
-    """An expression of each of the numbers, once, that is the target; ``None`` when there is none.
+    """Return an expression of each of the numbers, once, that is the target; ``None`` when there is none.
 
     >>> reach(24, [1, 5, 5, 5])
     '(5*(5-(1/5)))'

@@ -95,7 +95,7 @@ class BanditExpert:
     """Weight of the bonus; smaller than the theorem's, because there are few pulls."""
 
     def act(self, observation: Content) -> str:
-        """The name of an arm."""
+        """Return the name of an arm."""
         arms = re.findall(r"(\w+) (\d+) of (\d+)", read(observation))
         pulls = sum(int(tried) for _, _, tried in arms)
 

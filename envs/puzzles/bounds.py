@@ -6,7 +6,7 @@ from agentrl.errors import UsageError
 
 
 def within(what: str, value: int, low: int, high: int) -> int:
-    """The value, when it lies in its range.
+    """Return the value, when it lies in its range.
 
     Raises:
         UsageError: it does not.

@@ -73,7 +73,7 @@ class Countdown(Puzzle):
         return f"Numbers: {_listed(self.numbers)}. Target: {self.target}."
 
     def guess(self, rng: Random) -> str:
-        """The numbers in some order, with some operators and no brackets."""
+        """Return the numbers in some order, with some operators and no brackets."""
         shuffled = rng.sample(self.numbers, self.count)
         return "".join(f"{number} {rng.choice('+-*/')} " for number in shuffled[:-1]) + str(shuffled[-1])
 
@@ -86,7 +86,7 @@ class CountdownExpert:
     """Tries all expressions in its head, and says one that is right."""
 
     def act(self, observation: Content) -> str:
-        """An expression that is the target.
+        """Return an expression that is the target.
 
         Raises:
             UsageError: the text states no problem that can be solved.
@@ -99,7 +99,7 @@ class CountdownExpert:
 
 
 def _combine(rng: Random, numbers: list[int]) -> int | None:
-    """The result of the numbers in some order with some operators; ``None`` when it is no whole number."""
+    """Return the result of the numbers in some order with some operators; ``None`` when it is no whole number."""
     values = [Value(number) for number in numbers]
     while len(values) > 1:
         (a, b), (c, d) = (values.pop(int(rng.random() * len(values))) for _ in range(2))

@@ -122,7 +122,7 @@ class Crafting(Puzzle):
 
 
 def recipe_line(thing: str, parts: dict[str, int]) -> str:
-    """A recipe as it is shown, which is also the action.
+    """Return a recipe as it is shown, which is also the action.
 
     >>> recipe_line("box", {"oak": 2, "nail": 1})
     'craft 1 box using 2 oak, 1 nail'

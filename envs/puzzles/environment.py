@@ -20,7 +20,7 @@ from agentrl.errors import UsageError, did_you_mean
 from agentrl.message import Content
 from agentrl.task import SeedTasks, seed_tasks
 
-from ..pictures import ObservationForm, legend, observation_form, pictured, shows_images
+from ..pictures import ObservationForm, legend, observation_form, shows_images, with_picture
 from ..splits import split_of_checksum, split_of_seed
 from .rules import Illegal, Played, Puzzle, share_gained
 
@@ -37,7 +37,7 @@ class ActionSpace(Text):
         self._game = game
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A random action of the situation that the puzzle is in."""
+        """Return a random action of the situation that the puzzle is in."""
         return self._game.guess(Random(int(self.np_random.integers(2**31))))
 
 
@@ -139,19 +139,19 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         return self._situation(turn.notes), reward, turn.last.over, truncated, info
 
     def admissible_actions(self) -> list[str] | None:
-        """The actions that can be played now; ``None`` where they are too many to list."""
+        """Return the actions that can be played now; ``None`` where they are too many to list."""
         return self.game.actions()
 
     def expert(self) -> Expert:
-        """A policy that plays well by the texts alone, one action a turn."""
+        """Return a policy that plays well by the texts alone, one action a turn."""
         return self.game.expert()
 
     def state_key(self) -> str:
-        """Key of the full state, whatever number of steps led to it."""
+        """Return a key of the full state, whatever number of steps led to it."""
         return hashlib.blake2b(orjson.dumps(self.game.state()), digest_size=16).hexdigest()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         state = {
             "game": self.game.state(),
             "steps": self._steps,
@@ -180,12 +180,12 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
     def _introduction(self) -> Content:
         if self.form is ObservationForm.TEXT:
             return self.game.introduction()
-        return pictured(legend(self.game.looks), self.game.text(), self.game.looks)
+        return with_picture(legend(self.game.looks), self.game.text(), self.game.looks)
 
     def _situation(self, notes: list[str]) -> Content:
         if self.form is ObservationForm.TEXT:
             return "\n".join([*notes, self.game.text()])
-        return pictured("\n".join(notes), self.game.text(), self.game.looks)
+        return with_picture("\n".join(notes), self.game.text(), self.game.looks)
 
     def _take(self, parts: list[str]) -> _Turn:
         reward, taken, notes, played = 0.0, 0, [], Played()
@@ -229,7 +229,7 @@ def puzzle_spec(
     scores: Mapping[str, float],
     version: int = 0,
 ) -> EnvironmentSpec:
-    """The registry's entry of a puzzle."""
+    """Return the registry's entry of a puzzle."""
     return EnvironmentSpec(
         name=rules.name,
         make=functools.partial(PuzzleEnv, rules),

@@ -69,16 +69,16 @@ class FifteenPuzzle(Puzzle):
         return Played()
 
     def progress(self) -> float:
-        """The share of the places that hold what belongs there."""
+        """Return the share of the places that hold what belongs there."""
         return sum(one == other for one, other in zip(self.tiles, self.goal, strict=True)) / len(self.goal)
 
     def text(self) -> str:
-        """The tiles, row by row."""
+        """Return the tiles, row by row."""
         cells = [f"{tile:2}" if tile else GAP for tile in self.tiles]
         return "\n".join([" ".join(cells[row : row + self.size]) for row in range(0, len(cells), self.size)])
 
     def actions(self) -> list[str]:
-        """The moves that some tile can make."""
+        """Return the moves that some tile can make."""
         return list(self.sources[self.gap])
 
     def expert(self) -> FifteenPuzzleExpert:
@@ -90,7 +90,7 @@ class FifteenPuzzle(Puzzle):
 
 
 def goal_of(size: int) -> list[int]:
-    """The tiles in order, the gap at the end."""
+    """Return the tiles in order, the gap at the end."""
     return [*range(1, size * size), 0]
 
 

@@ -82,7 +82,7 @@ class Game2048(ChancePuzzle):
         return f"Score: {self.score}\n" + "\n".join(["".join(cells[row : row + SIDE]) for row in range(0, CELLS, SIDE)])
 
     def actions(self) -> list[str]:
-        """The moves that slide something."""
+        """Return the moves that slide something."""
         return [move for move in LINES if slide(self.board, move)[0] != self.board]
 
     def introduction(self) -> str:
@@ -99,7 +99,7 @@ class Game2048(ChancePuzzle):
 
 
 def slide(board: list[int], move: str) -> tuple[list[int], int]:
-    """The board after a move, without a new tile, and what the move gains."""
+    """Return the board after a move, without a new tile, and what the move gains."""
     after, gained = [0] * CELLS, 0
     for line in LINES[move]:
         a, b, c, d = line
@@ -111,7 +111,7 @@ def slide(board: list[int], move: str) -> tuple[list[int], int]:
 
 @functools.cache
 def merge(line: tuple[int, int, int, int]) -> tuple[tuple[int, ...], int]:
-    """A line after its tiles slid to its front, and the sum of the tiles that came from merging.
+    """Return a line after its tiles slid to its front, and the sum of the tiles that came from merging.
 
     >>> merge((2, 0, 2, 4))
     ((4, 4, 0, 0), 4)
@@ -138,7 +138,7 @@ class Expert2048:
     """Takes the move after which the best next one leaves the largest tiles furthest along the winding way."""
 
     def act(self, observation: Content) -> str:
-        """A move.
+        """Return a move.
 
         Raises:
             UsageError: nothing can slide.

@@ -69,12 +69,12 @@ class Hanoi(Puzzle):
         return Played()
 
     def text(self) -> str:
-        """The disks of each peg, and where they belong."""
+        """Return the disks of each peg, and where they belong."""
         lines = [f"{name.upper()}: {' '.join(map(str, disks))}" for name, disks in zip(PEGS, self.pegs, strict=True)]
         return "\n".join([*lines, f"All disks belong on {PEGS[self.target].upper()}."])
 
     def actions(self) -> list[str]:
-        """The moves that are allowed."""
+        """Return the moves that are allowed."""
         tops = [disks[-1] if disks else self.disks + 1 for disks in self.pegs]
         numbers = range(len(PEGS))
         return [f"{PEGS[one]} {PEGS[other]}" for one in numbers for other in numbers if tops[one] < tops[other]]
@@ -101,7 +101,7 @@ class HanoiExpert(Planner):
 
 
 def solve(pegs: list[list[int]], target: int) -> list[str]:
-    """The shortest solution: the largest disk that is astray waits for all smaller ones on the third peg.
+    """Return the shortest solution: the largest disk that is astray waits for all smaller ones on the third peg.
 
     >>> solve([[2, 1], [], []], 2)
     ['a b', 'a c', 'b c']

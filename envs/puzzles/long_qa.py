@@ -104,17 +104,17 @@ class LongQA(Puzzle):
         return f"Where does {self.asked} live now?"
 
     def introduction(self) -> str:
-        """The question, if it comes first, and the first part, or all of them."""
+        """Return the question, if it comes first, and the first part, or all of them."""
         asked = f"You will be asked: {self.question}\n" if self.asks_first else ""
         story = "\n".join(self._part(number) for number in range(self.parts)) + "\n" if self.whole else ""
         return f"{asked}{story}{self.text()}"
 
     def restated(self) -> str:
-        """The question, if it comes first."""
+        """Return the question, if it comes first."""
         return self.question if self.asks_first else ""
 
     def text(self) -> str:
-        """A part of the story, or the question."""
+        """Return a part of the story, or the question."""
         if self.part < self.parts:
             return self._part(self.part)
         return f"The story is over. {self.question} Answer with the name of a place."

@@ -21,19 +21,19 @@ HASHED_TASKS = 16
 
 
 def puzzle_names() -> list[str]:
-    """The shipped environments that are puzzles, in the order of the alphabet."""
+    """Return the shipped environments that are puzzles, in the order of the alphabet."""
     table = PLUGINS[Kind.ENVIRONMENT]
     return sorted(name for name, reference in table.items() if reference.startswith(PACKAGES))
 
 
 def puzzle_spec_of(name: str) -> EnvironmentSpec:
-    """The entry of a shipped puzzle."""
+    """Return the entry of a shipped puzzle."""
     spec: EnvironmentSpec = load(PLUGINS[Kind.ENVIRONMENT][name])
     return spec
 
 
 def build_manifest() -> dict[str, Any]:
-    """The manifest as the code makes it: per split the tasks and SHA-256 of the first instances, hidden parts too."""
+    """Return the manifest as the code makes it: per split the tasks and SHA-256 of the first instances, hidden parts too."""
     splits = {}
     for number, split in enumerate(SeedTasks.SPLITS):
         first = number * SeedTasks.SPLIT_SIZE

@@ -68,7 +68,7 @@ class Mastermind(Puzzle):
         return share_gained(*map(self._closeness, (self.guesses[0], self.guesses[-1]))) if self.guesses else 0.0
 
     def _closeness(self, guess: str) -> float:
-        """The share of the digits that are in place; half for a digit in another place."""
+        """Return the share of the digits that are in place; half for a digit in another place."""
         placed, misplaced = compare(guess, self.code)
         return (placed + misplaced / 2) / self.length
 
@@ -82,7 +82,7 @@ class Mastermind(Puzzle):
         return f"Guesses so far: {len(self.guesses)}."
 
     def guess(self, rng: Random) -> str:
-        """A code that was not tried."""
+        """Return a code that was not tried."""
         known = "123456789"[: self.digits]
         while True:
             guess = "".join(rng.choices(known, k=self.length) if self.repeats else rng.sample(known, self.length))
@@ -109,7 +109,7 @@ class MastermindExpert:
         self._left = ["".join(code) for code in codes]
 
     def act(self, observation: Content) -> str:
-        """A code that may be right.
+        """Return a code that may be right.
 
         Raises:
             UsageError: none is left.

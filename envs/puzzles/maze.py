@@ -79,12 +79,12 @@ class Maze(Puzzle):
         return Played(1.0, "You are at the exit.", over=True, won=True) if won else Played()
 
     def text(self) -> str:
-        """The maze, row by row."""
+        """Return the maze, row by row."""
         cells, width = self.cells, self.width
         return "\n".join(["".join(cells[row : row + width]) for row in range(0, width * width, width)])
 
     def actions(self) -> list[str]:
-        """The moves that no wall stops."""
+        """Return the moves that no wall stops."""
         return [move for move, offset in self.moves.items() if self.cells[self.player + offset] != WALL]
 
     def expert(self) -> MazeExpert:
@@ -102,7 +102,7 @@ class MazeExpert(Planner):
     """Takes the shortest way."""
 
     def plan(self, text: str) -> list[str]:
-        """The moves of the shortest way."""
+        """Return the moves of the shortest way."""
         rows = [line for line in text.splitlines() if line.startswith(WALL)]
         cells, width = "".join(rows), len(rows)
         moves = {"up": -width, "down": width, "left": -1, "right": 1}

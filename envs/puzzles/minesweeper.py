@@ -86,12 +86,12 @@ class Minesweeper(Puzzle):
         return Played(MILESTONE_REWARD)
 
     def progress(self) -> float:
-        """The share of the places without a mine that is revealed."""
+        """Return the share of the places without a mine that is revealed."""
         hidden = self.shown.count(HIDDEN) + self.shown.count(FLAG)
         return (len(self.shown) - hidden) / (len(self.shown) - self.mines)
 
     def text(self) -> str:
-        """The field, with numbers of rows and columns."""
+        """Return the field, with numbers of rows and columns."""
         width, shown = self.columns, self.shown
         return self.heading + "\n".join(
             [f"{row:2} {'  '.join(shown[row * width : row * width + width])}" for row in range(self.rows)]

@@ -12,7 +12,7 @@ HIDDEN = ".F"
 
 @functools.cache
 def neighbours(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
-    """The up to eight neighbours of each place, places counted row by row."""
+    """Return the up to eight neighbours of each place, places counted row by row."""
     return tuple(
         tuple(
             other_row * columns + other_column
@@ -68,7 +68,7 @@ def _conclude(clues: _Clues, mines: dict[int, bool]) -> tuple[set[int], dict[int
 
 
 def _differences(clues: _Clues) -> _Clues:
-    """The clues, and what is left of each when another one lies within it."""
+    """Return the clues, and what is left of each when another one lies within it."""
     found = dict(clues)
     by_place: dict[int, list[frozenset[int]]] = {}
     for places in clues:
@@ -85,7 +85,7 @@ class MinesweeperExpert(Planner):
     """Reveals what cannot be a mine, one place at a time."""
 
     def plan(self, text: str) -> list[str]:
-        """An action that is safe now; none where only a guess is left."""
+        """Return an action that is safe now; none where only a guess is left."""
         lines = text.splitlines()
         first = next((number for number, line in enumerate(lines) if line.startswith("Mines:")), 0) + 2
         rows = [line.split()[1:] for line in lines[first:]]

@@ -9,7 +9,7 @@ from agentrl.message import Content, described
 
 
 def read(observation: Content) -> str:
-    """The text of an observation; of a picture, its alternative text.
+    """Return the text of an observation; of a picture, its alternative text.
 
     Raises:
         UsageError: there is none.
@@ -28,10 +28,10 @@ class Planner(ABC):
 
     @abstractmethod
     def plan(self, text: str) -> list[str]:
-        """The actions that solve what the text shows."""
+        """Return the actions that solve what the text shows."""
 
     def act(self, observation: Content) -> str:
-        """The next action of the plan.
+        """Return the next action of the plan.
 
         Raises:
             UsageError: there is nothing to do.

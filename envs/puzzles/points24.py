@@ -22,7 +22,7 @@ OPERATORS = ("+", "-", "*", "/", "(", ")")
 
 @functools.cache
 def formula_of(values: tuple[int, ...]) -> str | None:
-    """A formula of all the values that is 24; ``None`` when there is none."""
+    """Return a formula of all the values that is 24; ``None`` when there is none."""
     return reach(TARGET, list(values))
 
 
@@ -74,7 +74,7 @@ class Points24(Puzzle):
         return f"Cards: {cards}. Formula: {' '.join(self.formula) or 'empty'}."
 
     def actions(self) -> list[str]:
-        """The numbers of cards that are left, operators, and the end."""
+        """Return the numbers of cards that are left, operators, and the end."""
         left = self._values()
         for token in self.formula:
             if token.isdigit():
@@ -105,7 +105,7 @@ class Points24Expert(Planner):
     """Tries all formulas in its head, and writes one that is right."""
 
     def plan(self, text: str) -> list[str]:
-        """The whole formula.
+        """Return the whole formula.
 
         Raises:
             UsageError: the text shows no cards of which 24 can be made.

@@ -85,10 +85,10 @@ class Puzzle(ABC):
 
     @abstractmethod
     def expert(self) -> Expert:
-        """A policy that plays well by the texts alone."""
+        """Return a policy that plays well by the texts alone."""
 
     def introduction(self) -> str:
-        """The first observation: what the options decide about the rules, and what the player sees."""
+        """Return the first observation: what the options decide about the rules, and what the player sees."""
         return self.text()
 
     def restated(self) -> str:
@@ -96,11 +96,11 @@ class Puzzle(ABC):
         return self.introduction().removesuffix(self.text()).strip()
 
     def actions(self) -> list[str] | None:
-        """The actions that can be played now; ``None`` where they are too many to list."""
+        """Return the actions that can be played now; ``None`` where they are too many to list."""
         return None
 
     def guess(self, rng: Random) -> str:
-        """A random action: what the random policy plays where `actions` lists none."""
+        """Return a random action: what the random policy plays where `actions` lists none."""
         return rng.choice(self.actions() or [""])
 
     def progress(self) -> float:
@@ -117,7 +117,7 @@ class Puzzle(ABC):
         return self.name
 
     def state(self) -> dict[str, Any]:
-        """The whole state."""
+        """Return the whole state."""
         return {name: getattr(self, name) for name in self.fields}
 
     def identity(self) -> Any:
@@ -153,6 +153,6 @@ class ChancePuzzle(Puzzle):
         return {name: value for name, value in self.state().items() if name != "dice"}
 
     def roll(self, below: int) -> int:
-        """A random number from 0 to `below` - 1."""
+        """Return a random number from 0 to `below` - 1."""
         self.dice = (self.dice * 0x5DEECE66D + 11) & 0xFFFFFFFFFFFF
         return (self.dice >> 16) % below

@@ -95,12 +95,12 @@ class Sokoban(Puzzle):
         return Played(reward + SOLVED_REWARD, "All boxes are on targets.", over=True, won=True)
 
     def text(self) -> str:
-        """The room, row by row."""
+        """Return the room, row by row."""
         board, size = self.board, self.size
         return "\n".join([" ".join(board[row : row + size]) for row in range(0, size * size, size)])
 
     def actions(self) -> list[str]:
-        """The moves that change something."""
+        """Return the moves that change something."""
         return [name for name, offset in self.moves.items() if self._is_open(self.player + offset, offset)]
 
     def expert(self) -> SokobanExpert:

@@ -42,7 +42,7 @@ class SokobanRoom:
         self.distance = self._distances()
 
     def solve(self) -> list[str]:
-        """A* over single moves, with a weighted estimate (Pohl, 1970)."""
+        """Return a* over single moves, with a weighted estimate (Pohl, 1970)."""
         start: _State = (self.player, self.boxes)
         came: dict[_State, tuple[_State, str] | None] = {start: None}
         costs, order = {start: 0}, 0

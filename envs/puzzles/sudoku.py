@@ -32,7 +32,7 @@ def peers(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def picture(size: int) -> str:
-    """The frame of the grid, with a place for each digit."""
+    """Return the frame of the grid, with a place for each digit."""
     side = BOX_SIDES[size]
     line = " | ".join([" ".join(["{}"] * side)] * side)
     return "\n\n".join(["\n".join([line] * side)] * side)
@@ -106,7 +106,7 @@ class Sudoku(Puzzle):
         return Played(reward, "The grid is full and right.", over=True, won=True)
 
     def text(self) -> str:
-        """The grid, boxes apart."""
+        """Return the grid, boxes apart."""
         return self.picture.format(*[SHOWN[digit] for digit in self.grid])
 
     def actions(self) -> list[str]:
@@ -127,7 +127,7 @@ class Sudoku(Puzzle):
         return SudokuExpert()
 
     def _full_grid(self, rng: Random) -> list[int]:
-        """A pattern with its rows, columns and digits shuffled in the ways that keep it right."""
+        """Return a pattern with its rows, columns and digits shuffled in the ways that keep it right."""
         size, side = self.size, self.side
         digits = rng.sample(range(1, size + 1), size)
         rows, columns = (
@@ -138,7 +138,7 @@ class Sudoku(Puzzle):
 
 
 def candidates(grid: list[int], cell: int, near: tuple[tuple[int, ...], ...]) -> set[int]:
-    """The digits that a cell may hold by its row, column and box."""
+    """Return the digits that a cell may hold by its row, column and box."""
     size = 9 if len(grid) == 81 else 4
     return set(range(1, size + 1)).difference([grid[other] for other in near[cell]])
 

@@ -113,13 +113,13 @@ class TicTacToe(ChancePuzzle):
         return []
 
     def text(self) -> str:
-        """The board with the numbers of its free fields, and who reads it."""
+        """Return the board with the numbers of its free fields, and who reads it."""
         shown = [str(i + 1) if mark == EMPTY else mark for i, mark in enumerate(self.board)]
         rows = "\n".join(" ".join(shown[start : start + 3]) for start in range(0, SIZE, 3))
         return f"{rows}\nYou are {self.mine or self.to_move}. Which free field do you take?"
 
     def actions(self) -> list[str]:
-        """The free fields."""
+        """Return the free fields."""
         return [str(field + 1) for field in free(self.board)]
 
     def expert(self) -> TicTacToeExpert:
@@ -167,7 +167,7 @@ class TicTacToeExpert:
     """Looks at all moves that can follow."""
 
     def act(self, observation: Content) -> str:
-        """The best move.
+        """Return the best move.
 
         Raises:
             UsageError: the text shows no board.

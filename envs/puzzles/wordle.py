@@ -55,7 +55,7 @@ class Wordle(Puzzle):
         return share_gained(*map(self._closeness, (self.guesses[0], self.guesses[-1]))) if self.guesses else 0.0
 
     def _closeness(self, guess: str) -> float:
-        """The share of the letters that are in place; half for a letter in another place."""
+        """Return the share of the letters that are in place; half for a letter in another place."""
         marks = mark(guess, self.word)
         return (marks.count(PLACED) + marks.count(MISPLACED) / 2) / LENGTH
 
@@ -68,7 +68,7 @@ class Wordle(Puzzle):
         return f"Guesses so far: {len(self.guesses)}."
 
     def guess(self, rng: Random) -> str:
-        """A word of the list that was not tried."""
+        """Return a word of the list that was not tried."""
         while (guess := rng.choice(WORDS)) in self.guesses:
             pass
         return guess
@@ -88,7 +88,7 @@ class WordleExpert:
         self._left = list(WORDS)
 
     def act(self, observation: Content) -> str:
-        """A word that may be right.
+        """Return a word that may be right.
 
         Raises:
             UsageError: none is left.
@@ -115,7 +115,7 @@ def _most_telling(left: list[str], most: int) -> str:
 
 
 def mark(guess: str, word: str) -> str:
-    """A mark for each letter: G in place, Y in another place, X not in the word (or not so often).
+    """Return a mark for each letter: G in place, Y in another place, X not in the word (or not so often).
 
     >>> mark("allow", "label")
     'YYYXX'

@@ -8,7 +8,7 @@ import importlib.resources
 
 @functools.cache
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a list, in its order.
+    """Return the words of a list, in its order.
 
     Args:
         name: The list's file, without ending.

@@ -19,7 +19,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression, rounded to cents.
+    """Return the value of an expression, rounded to cents.
 
     >>> calculate("(19.99 + 5) * 2")
     '49.98'

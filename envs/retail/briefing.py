@@ -25,7 +25,7 @@ _USUAL_END = "It is done when the agent says that it has been done; agreeing tha
 
 
 def brief(scenario: Scenario) -> str:
-    """The system prompt of a customer. What the agent has to find out or to do does not stand in it."""
+    """Return the system prompt of a customer. What the agent has to find out or to do does not stand in it."""
     requests = scenario.requests
     noted = [_notes(scenario, request, f"Request {n} of {len(requests)}") for n, request in enumerate(requests, 1)]
     return _template().format(

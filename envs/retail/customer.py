@@ -54,7 +54,7 @@ class Customer:
         self.mood.told = list(self.mood.told)
 
     def to_plain(self) -> dict[str, Any]:
-        """The mood as JSON types."""
+        """Return the mood as JSON types."""
         return asdict(self.mood)
 
     @property
@@ -63,7 +63,7 @@ class Customer:
         return self.scenario.requests[self.mood.request]
 
     def open(self) -> str:
-        """The first words."""
+        """Return the first words."""
         greeting = "Hello there, I hope that you are well!" if self.scenario.persona is Persona.CHATTY else "Hello."
         words = [greeting, self.request.opening]
         if self.scenario.persona is Persona.DIRECT:
@@ -72,7 +72,7 @@ class Customer:
         return " ".join(words)
 
     def answer(self, text: str, database: Database) -> str:
-        """The reply to what the agent says; the last one ends with `STOP`."""
+        """Return the reply to what the agent says; the last one ends with `STOP`."""
         self.mood.replies += 1
         heard = hear(text)
         if database.transfers:
@@ -104,7 +104,7 @@ class Customer:
         return [] if len(outputs) == 1 or not figures.amounts else [phrases.NO_COUNT]
 
     def _go_on(self) -> str:
-        """The next request, or goodbye."""
+        """Return the next request, or goodbye."""
         was_refused = self.request.kind is RequestKind.REFUSED
         if self.mood.request + 1 == len(self.scenario.requests):
             return phrases.SERVED
@@ -158,7 +158,7 @@ class Customer:
         return self.scenario.wavers_about(self.request)
 
     def _volunteer(self, asked: list[Fact]) -> tuple[list[str], bool]:
-        """The next facts that were not told; what was told again, if that was asked for; the request again."""
+        """Return the next facts that were not told; what was told again, if that was asked for; the request again."""
         untold = self._untold()
         if untold:
             return self._tell(untold[: self.scenario.persona.facts_at_once]), True
@@ -173,7 +173,7 @@ class Customer:
         return [self._text(fact) for fact in facts]
 
     def _text(self, fact: Fact) -> str:
-        """A fact as it is seen now: a wavering customer starts with something else."""
+        """Return a fact as it is seen now: a wavering customer starts with something else."""
         is_first = fact is self._wavering_fact() and not self.mood.changed_mind
         return fact.at_first if is_first and fact.at_first is not None else fact.text
 

@@ -41,21 +41,21 @@ class Database:
         """Users that the agent has found by what only the customer could tell."""
 
     def user(self, user_id: str) -> Row | None:
-        """A user, to be read only."""
+        """Return a user, to be read only."""
         return self._users.get(user_id) or self.store.users.get(user_id)
 
     def order(self, order_id: str) -> Row | None:
-        """An order, to be read only."""
+        """Return an order, to be read only."""
         return self._orders.get(order_id) or self.store.orders.get(order_id)
 
     def edit_user(self, user_id: str) -> Row:
-        """A user that may be changed."""
+        """Return a user that may be changed."""
         if user_id not in self._users:
             self._users[user_id] = copy.deepcopy(self.store.users[user_id])
         return self._users[user_id]
 
     def edit_order(self, order_id: str) -> Row:
-        """An order that may be changed."""
+        """Return an order that may be changed."""
         if order_id not in self._orders:
             self._orders[order_id] = copy.deepcopy(self.store.orders[order_id])
         return self._orders[order_id]

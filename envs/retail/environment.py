@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def make_retail(**options: Any) -> AnyEnv:
-    """The environment that the options ask for: with a ``customer``, the runtime or a service plays it.
+    """Return the environment that the options ask for: with a ``customer``, the runtime or a service plays it.
 
     Raises:
         UsageError: an option is wrong.
@@ -78,7 +78,7 @@ class RetailDesk(gymnasium.Env[str, str]):
         return self.episode.case
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """A customer calls.
+        """Return a customer calls.
 
         Raises:
             UsageError: an option is unknown, or names no task.
@@ -102,19 +102,19 @@ class RetailDesk(gymnasium.Env[str, str]):
         return episode.hear(self._customer.answer(deed.words, episode.database))
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action by calling tools."""
+        """Return the assistant message that takes a text action by calling tools."""
         return tool_message(action)
 
     def expert(self) -> RetailExpert:
-        """A policy that serves every customer."""
+        """Return a policy that serves every customer."""
         return RetailExpert()
 
     def state_key(self) -> str:
-        """Key of the database, of the customer's mood, and of what was said."""
+        """Return a key of the database, of the customer's mood, and of what was said."""
         return self.episode.key(self._customer.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return self.episode.to_plain(self._customer.to_plain())
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -147,7 +147,7 @@ class LiveRetailDesk(AsyncEnv):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """A customer calls; without a seed, as with seed 0.
+        """Return a customer calls; without a seed, as with seed 0.
 
         Raises:
             UsageError: an option is unknown, or names no task; the service refuses the key, or the model's name.
@@ -174,15 +174,15 @@ class LiveRetailDesk(AsyncEnv):
         return episode.hear(await customer.answer(deed.words, episode.database))
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action by calling tools."""
+        """Return the assistant message that takes a text action by calling tools."""
         return tool_message(action)
 
     def state_key(self) -> str:
-        """Key of the database, of the conversation, and of what was said."""
+        """Return a key of the database, of the conversation, and of what was said."""
         return _begun(self._episode).key(_begun(self._customer).to_plain())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return _begun(self._episode).to_plain(_begun(self._customer).to_plain())
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:

@@ -81,12 +81,12 @@ class RetailEpisode:
             return ToolAction(result=f"Error: {error}", valid=False)
 
     def hear(self, reply: str) -> Step:
-        """The step that the customer answered."""
+        """Return the step that the customer answered."""
         self.gone = reply.endswith(STOP)
         return self.observe(reply)
 
     def observe(self, text: str, *, valid: bool = True) -> Step:
-        """The step that led to an observation."""
+        """Return the step that led to an observation."""
         self.steps += 1
         solved = self.gone and self._is_solved()
         truncated = not self.gone and self.steps >= self.options.max_steps
@@ -97,13 +97,13 @@ class RetailEpisode:
         return {"success": False, "task_type": self.case.scenario.task_type.value}
 
     def key(self, customer: Mapping[str, Any]) -> str:
-        """Key of the state: the database, the customer, and what was said."""
+        """Return a key of the state: the database, the customer, and what was said."""
         records = [self.database.key(), sorted(self.database.identified)]
         state = [self.case.task_id, records, customer, self.answers, self.gone]
         return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
 
     def to_plain(self, customer: Mapping[str, Any]) -> dict[str, Any]:
-        """The episode as JSON types, with its customer."""
+        """Return the episode as JSON types, with its customer."""
         return {
             "task_id": self.case.task_id,
             "changes": self.database.changes(),
@@ -115,7 +115,7 @@ class RetailEpisode:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], options: RetailOptions, toolbox: Toolbox) -> RetailEpisode:
-        """The episode that `to_plain` described."""
+        """Return the episode that `to_plain` described."""
         episode = cls(case_of(plain["task_id"], options.users), options, toolbox, plain["changes"])
         episode.answers = [tuple(answer) for answer in plain["answers"]]
         episode.steps, episode.gone = plain["steps"], plain["gone"]
@@ -146,7 +146,7 @@ class RetailEpisode:
 
 
 def begin(options: RetailOptions, toolbox: Toolbox, seed: int, reset_options: Mapping[str, Any]) -> RetailEpisode:
-    """The episode that a reset asks for: of its ``task_id``, or of a training task that the seed draws.
+    """Return the episode that a reset asks for: of its ``task_id``, or of a training task that the seed draws.
 
     Raises:
         UsageError: a reset option is unknown, or names no task.

@@ -53,7 +53,7 @@ class RetailExpert:
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
             UsageError: the customer wants something that the expert does not know.
@@ -147,7 +147,7 @@ class _Conversation:
         self.heard = yield "It is done. Is there anything else?"
 
     def _action(self, kind: RequestKind) -> _Reading:
-        """The call that does what the customer wants, as far as it was told."""
+        """Return the call that does what the customer wants, as far as it was told."""
         order_id = self.order["order_id"]
         if kind is RequestKind.CANCEL:
             wanted = str(self._last(_ANSWERS[Topic.REASON])[0])
@@ -190,7 +190,7 @@ class _Conversation:
         return self.user
 
     def _items(self) -> list[dict[str, Any]]:
-        """The items of the order that the customer described; all of them when that was said."""
+        """Return the items of the order that the customer described; all of them when that was said."""
         items: list[dict[str, Any]] = self.order["items"]
         if phrases.INSTEAD_RETURN in self.heard:
             return items
@@ -198,7 +198,7 @@ class _Conversation:
         return [item for item in items if (item["name"], item["options"]) in described]
 
     def _new_items(self, items: list[dict[str, Any]]) -> _Reading:
-        """The ids of what replaces items, by the options that the customer wished for."""
+        """Return the ids of what replaces items, by the options that the customer wished for."""
         wished, found = phrases.read_options(str(self._last(phrases.WISHED)[1])), []
         for item in items:
             product = yield from self._look("get_product_details", product_id=item["product_id"])

@@ -23,7 +23,7 @@ _SHARE_IN_STOCK = 0.8
 
 @functools.cache
 def store_of(split: str, users: int | None = None) -> Store:
-    """The records of a split, made once per process.
+    """Return the records of a split, made once per process.
 
     Args:
         split: Which one.
@@ -73,7 +73,7 @@ class _Maker:
         self._taken: set[str] = set()
 
     def products(self) -> dict[str, Row]:
-        """Each product with some of its possible options."""
+        """Return each product with some of its possible options."""
         products = {}
         for name, facts in _words()["products"].items():
             combinations = list(itertools.product(*facts["options"].values()))
@@ -157,7 +157,7 @@ class _Maker:
         }
 
     def _number(self, digits: int) -> str:
-        """A number that was not given before; its first digit tells the split."""
+        """Return a number that was not given before; its first digit tells the split."""
         least = FIRST_NUMBER[self._split] * 10 ** (digits - 1)
         while True:
             number = str(self._random.randrange(least, least + 2 * 10 ** (digits - 1)))

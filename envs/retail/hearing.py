@@ -91,7 +91,7 @@ class Figures(NamedTuple):
 
 
 def figures_in(text: str) -> Figures:
-    """The figures that are stated, however they are written.
+    """Return the figures that are stated, however they are written.
 
     >>> figures_in("7 options, the cheapest for $1,240.5 (item 5123456789).")
     Figures(amounts=('1240.50',), counts=('7',), is_record=False)

@@ -52,7 +52,7 @@ def _replacement(database: Database, item: Row, new_item_id: str) -> Row:
 
 
 def items_of(order: Row, item_ids: Sequence[str]) -> list[Row]:
-    """The items of an order with these ids.
+    """Return the items of an order with these ids.
 
     Raises:
         ToolError: there are none, one is named twice, or one is not in the order.
@@ -77,7 +77,7 @@ def require_status(order: Row, status: str) -> None:
 
 
 def method_of(user: Row, payment_method_id: str) -> Row:
-    """A payment method of a user.
+    """Return a payment method of a user.
 
     Raises:
         ToolError: the user has no such method.

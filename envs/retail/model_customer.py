@@ -52,11 +52,11 @@ class ModelCustomer:
         self._talk = list(talk)
 
     def to_plain(self) -> dict[str, Any]:
-        """The seed and the conversation as JSON types."""
+        """Return the seed and the conversation as JSON types."""
         return {"seed": self._seed, "talk": list(self._talk)}
 
     async def open(self) -> str:
-        """The first words.
+        """Return the first words.
 
         Raises:
             EnvironmentFailure: the service failed, or has nothing to say.
@@ -67,7 +67,7 @@ class ModelCustomer:
         return words
 
     async def answer(self, text: str, database: Database) -> str:
-        """The reply to what the agent says; the last one ends with `STOP`.
+        """Return the reply to what the agent says; the last one ends with `STOP`.
 
         It is the last one without asking the model once the customer was handed over, or is out of patience.
 

@@ -82,23 +82,23 @@ def describe_options(options: Mapping[str, str]) -> str:
 
 
 def read_options(text: str) -> dict[str, str]:
-    """The options that `describe_options` put into words."""
+    """Return the options that `describe_options` put into words."""
     return dict(part.split(": ", 1) for part in text.split(", "))
 
 
 def describe_item(item: Row) -> str:
-    """An item of an order in words."""
+    """Return an item of an order in words."""
     return f"{item['name']} ({describe_options(item['options'])})"
 
 
 def describe_method(method: Row) -> str:
-    """A payment method in words."""
+    """Return a payment method in words."""
     if method["source"] == "credit_card":
         return f"credit card ending in {method['last_four']}"
     return "PayPal account" if method["source"] == "paypal" else "gift card"
 
 
 def describe_address(address: Row) -> str:
-    """An address in one line."""
+    """Return an address in one line."""
     streets = [part for part in (address["address1"], address["address2"]) if part]
     return f"{', '.join(streets)}, {address['city']}, {address['state']} {address['zip']}"

@@ -78,7 +78,7 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
         return len(self._talk) % 2 == 0 and not self.episode.gone
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """A customer calls, and hears a greeting.
+        """Return a customer calls, and hears a greeting.
 
         Raises:
             UsageError: an option is unknown, or names no task.
@@ -144,19 +144,19 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
         return {**self.episode.info(), "player": USER if self.is_asked else AGENT}
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action by calling tools."""
+        """Return the assistant message that takes a text action by calling tools."""
         return tool_message(action)
 
     def expert(self) -> RoleRetailExpert:
-        """A policy that serves every customer, and plays the customer by the script."""
+        """Return a policy that serves every customer, and plays the customer by the script."""
         return RoleRetailExpert(self)
 
     def state_key(self) -> str:
-        """Key of the database, of the conversation, and of what was said."""
+        """Return a key of the database, of the conversation, and of what was said."""
         return self.episode.key(self._customer())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return self.episode.to_plain(self._customer())
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -181,7 +181,7 @@ class RoleRetailExpert:
         self._customer: Customer | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action of whoever is next.
+        """Return the next action of whoever is next.
 
         Raises:
             UsageError: the customer wants something that the expert does not know.

@@ -17,7 +17,7 @@ _SHARE_OF_TWO = 0.3
 
 
 def draw_scenario(store: Store, random: Random, kind: RequestKind) -> Scenario:
-    """A scenario whose first request is of a kind."""
+    """Return a scenario whose first request is of a kind."""
     while True:
         user = store.users[random.choice(list(store.users))]
         persona = random.choice(list(Persona))
@@ -178,7 +178,7 @@ class _Writer:
         *,
         opening: str | None = None,
     ) -> Request:
-        """A request about an order, which the customer names first."""
+        """Return a request about an order, which the customer names first."""
         product = self._random.choice(order["items"])["name"]
         known = phrases.FORGOTTEN_ORDER if self._forgetful else phrases.ORDER
         named = Fact(Topic.ORDER, known.format(order_id=order["order_id"], product=product))
@@ -200,7 +200,7 @@ class _Writer:
         return phrases.PAYMENT.format(method=phrases.describe_method(method))
 
     def _paying_methods(self, amount: float) -> list[str]:
-        """The methods that can pay an amount."""
+        """Return the methods that can pay an amount."""
         methods = self._user["payment_methods"]
         return [key for key, method in methods.items() if method.get("balance", amount) >= amount]
 

@@ -32,7 +32,7 @@ tool."""
 
 
 def tasks(split: str, **options: Any) -> RetailTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return RetailTasks(split, parse_options(**options))
 
 

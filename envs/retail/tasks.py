@@ -57,13 +57,13 @@ class RetailTasks(NumberedTasks):
         super().__init__(ENVIRONMENT, split, _numbers(check_split(split, ENVIRONMENT), options))
         self._users = options.users
 
-    def _told(self, task_id: str) -> Mapping[str, Any]:
+    def _task_fields(self, task_id: str) -> Mapping[str, Any]:
         return {"type": case_of(task_id, self._users).scenario.task_type.value}
 
 
 @functools.cache
 def _numbers(split: str, options: RetailOptions) -> Sequence[int]:
-    """The numbers of a split's tasks, some of every type and persona; only a choice needs to look at each."""
+    """Return the numbers of a split's tasks, some of every type and persona; only a choice needs to look at each."""
     numbers = range(SIZES[split])
     if set(options.task_types) == set(TaskType) and set(options.personas) == set(Persona):
         return numbers
@@ -73,7 +73,7 @@ def _numbers(split: str, options: RetailOptions) -> Sequence[int]:
 
 @functools.lru_cache(maxsize=4096)
 def case_of(task_id: str, users: int | None = None) -> Case:
-    """The case of a task id such as ``valid-17``, in a shop of so many users.
+    """Return the case of a task id such as ``valid-17``, in a shop of so many users.
 
     Raises:
         UsageError: there is no such task.

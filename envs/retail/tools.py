@@ -81,7 +81,7 @@ def declared_tools() -> dict[str, Tool]:
 
 
 def describe_tools() -> str:
-    """A line per tool, with its arguments and what it does, for agents that write their calls as text."""
+    """Return a line per tool, with its arguments and what it does, for agents that write their calls as text."""
     lines = []
     for name, declared in declared_tools().items():
         signature = str(inspect.signature(declared.target)).partition(" ->")[0].replace("'", "")
@@ -91,7 +91,7 @@ def describe_tools() -> str:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the text of an action.
+    """Return a call as the text of an action.
 
     >>> call_text("think", {"thought": "Hm."})
     '{"name": "think", "arguments": {"thought": "Hm."}}'
@@ -105,7 +105,7 @@ def _json(value: Any) -> str:
 
 
 def parse_call(action: str) -> ToolCall | None:
-    """The call that an action's text makes; ``None`` when it is said to the customer.
+    """Return the call that an action's text makes; ``None`` when it is said to the customer.
 
     Raises:
         ToolError: it looks like a call and is none.
@@ -124,7 +124,7 @@ def parse_call(action: str) -> ToolCall | None:
 
 
 def tool_message(action: str) -> Message:
-    """The assistant message that takes a text action: a call, or words (a broken call is those, too)."""
+    """Return the assistant message that takes a text action: a call, or words (a broken call is those, too)."""
     with contextlib.suppress(ToolError):
         if (call := parse_call(action)) is not None:
             return Message(role="assistant", tool_calls=(call,))

@@ -25,7 +25,7 @@ from .tasks import SearchTasks, question_of, split_of
 
 
 def make_search_qa(**options: Any) -> AnyEnv:
-    """The environment that the options ask for: with a ``url`` it awaits a service.
+    """Return the environment that the options ask for: with a ``url`` it awaits a service.
 
     Raises:
         UsageError: an option is wrong.
@@ -34,7 +34,7 @@ def make_search_qa(**options: Any) -> AnyEnv:
 
 
 def make_search_react(**options: Any) -> AnyEnv:
-    """The same with ReAct's actions, ``search[words]`` and ``finish[answer]``, and without tools.
+    """Return the same with ReAct's actions, ``search[words]`` and ``finish[answer]``, and without tools.
 
     Raises:
         UsageError: an option is wrong.
@@ -43,7 +43,7 @@ def make_search_react(**options: Any) -> AnyEnv:
 
 
 def tool_message(action: str) -> Message:
-    """The assistant message that takes a text action where searching is a tool."""
+    """Return the assistant message that takes a text action where searching is a tool."""
     move = TAGS.read(action)
     if move.kind is not MoveKind.SEARCH:
         return Message(role="assistant", content=action)
@@ -118,15 +118,15 @@ class SearchQA(gymnasium.Env[str, str]):
         return index.search(query, self.options.topk)
 
     def expert(self) -> SearchExpert:
-        """A policy that solves every generated question."""
+        """Return a policy that solves every generated question."""
         return SearchExpert(self.protocol)
 
     def state_key(self) -> str:
-        """Key of the question and of what was looked for."""
+        """Return a key of the question and of what was looked for."""
         return self.episode.key()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return self.episode.to_plain()
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -187,15 +187,15 @@ class RemoteSearchQA(AsyncEnv):
         return list_passages(await self.service.search(query))
 
     def expert(self) -> SearchExpert:
-        """A policy that solves generated questions, if the retriever finds their passages."""
+        """Return a policy that solves generated questions, if the retriever finds their passages."""
         return SearchExpert(self.protocol)
 
     def state_key(self) -> str:
-        """Key of the question and of what was looked for."""
+        """Return a key of the question and of what was looked for."""
         return _begun(self._episode).key()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return _begun(self._episode).to_plain()
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:

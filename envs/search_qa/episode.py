@@ -82,17 +82,17 @@ class SearchEpisode:
         self.queries.append(query.strip())
 
     def key(self) -> str:
-        """Key of the state: the question, and what was looked for."""
+        """Return a key of the state: the question, and what was looked for."""
         state = [self.question.id, self.question.text, self.queries, self.answer]
         return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
 
     def to_plain(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"task_id": self.question.id, "queries": list(self.queries), "steps": self.steps, "answer": self.answer}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], options: SearchOptions, protocol: Protocol = TAGS) -> SearchEpisode:
-        """The episode that `to_plain` described."""
+        """Return the episode that `to_plain` described."""
         episode = cls(question_of(plain["task_id"], options), options, protocol)
         episode.queries, episode.steps, episode.answer = list(plain["queries"]), plain["steps"], plain["answer"]
         return episode

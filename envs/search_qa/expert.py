@@ -27,7 +27,7 @@ class SearchExpert:
         self._widened = False
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
             UsageError: the first observation asks no question of the fact world, or a passage cannot be found.
@@ -50,7 +50,7 @@ class SearchExpert:
         )
 
     def _look_again(self) -> str:
-        """The name twice: what a passage is about stands in its title, too."""
+        """Return the name twice: what a passage is about stands in its title, too."""
         if self._widened:
             raise UsageError("the search expert cannot find a passage", got=self._thing)
         self._widened = True

@@ -11,7 +11,7 @@ from .world import world_of
 
 
 def index_of(split: str, options: SearchOptions) -> BM25Index:
-    """The index that questions of a split are searched in.
+    """Return the index that questions of a split are searched in.
 
     Raises:
         UsageError: the corpus file cannot be read.

@@ -107,5 +107,5 @@ _LISTED = re.compile(r'^(?:<information>)?Doc \d+\(Title: "(.*?)"\) (.*?)(?:</in
 
 
 def read_passages(observation: str) -> list[Passage]:
-    """The passages that an observation shows, with or without tags."""
+    """Return the passages that an observation shows, with or without tags."""
     return [Passage(title, text) for title, text in _LISTED.findall(observation)]

@@ -34,7 +34,7 @@ class Question(NamedTuple):
 
 
 def questions_of(split: str, options: SearchOptions) -> tuple[Question, ...]:
-    """The questions of a split that the options allow.
+    """Return the questions of a split that the options allow.
 
     Raises:
         UsageError: no such split, an unreadable file, or nothing is left.
@@ -48,13 +48,13 @@ def questions_of(split: str, options: SearchOptions) -> tuple[Question, ...]:
 
 @functools.lru_cache(maxsize=8)
 def by_id(split: str, options: SearchOptions) -> Mapping[str, Question]:
-    """The questions of a split by their ids."""
+    """Return the questions of a split by their ids."""
     return {question.id: question for question in questions_of(split, options)}
 
 
 @functools.cache
 def generated(split: str) -> tuple[Question, ...]:
-    """The fact world's questions of a split; those with one, two and three hops take turns.
+    """Return the fact world's questions of a split; those with one, two and three hops take turns.
 
     Raises:
         UsageError: no such split.

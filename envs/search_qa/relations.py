@@ -26,7 +26,7 @@ class Relation:
     """What a passage about the thing may say; each stands on its own within the passage."""
 
     def read(self, text: str) -> str | None:
-        """The value that a passage about a thing states; ``None`` when it states none."""
+        """Return the value that a passage about a thing states; ``None`` when it states none."""
         for sentence in split_sentences(text):
             for template in self.sentences:
                 if found := _pattern(template).fullmatch(sentence):
@@ -153,7 +153,7 @@ class Chain(NamedTuple):
     relations: tuple[Relation, ...]
 
     def text(self) -> str:
-        """The question in words."""
+        """Return the question in words."""
         described = self.start
         for relation in self.relations[:-1]:
             described = f"the {relation.noun} of {described}"
@@ -161,7 +161,7 @@ class Chain(NamedTuple):
 
 
 def parse_chain(question: str) -> Chain | None:
-    """The chain that a question stands for; ``None`` when it is not one of the fact world's.
+    """Return the chain that a question stands for; ``None`` when it is not one of the fact world's.
 
     >>> parse_chain("In which city was the author of The Silent Tide born?").start
     'The Silent Tide'
@@ -179,7 +179,7 @@ def parse_chain(question: str) -> Chain | None:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a passage of the fact world: no name there has a full stop."""
+    """Return the sentences of a passage of the fact world: no name there has a full stop."""
     return [f"{sentence}." for sentence in text.removesuffix(".").split(". ")]
 
 

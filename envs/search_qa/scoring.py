@@ -26,7 +26,7 @@ def exact_match(answer: str, golden: Sequence[str]) -> float:
 
 
 def f1(answer: str, golden: Sequence[str]) -> float:
-    """The best harmonic mean of precision and recall over words, 0 to 1."""
+    """Return the best harmonic mean of precision and recall over words, 0 to 1."""
     return max((_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)
 
 

@@ -40,7 +40,7 @@ without an explanation, inside <answer> </answer>. For example:
 
 
 def tasks(split: str, **options: Any) -> SearchTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return SearchTasks(split, parse_options(**options))
 
 

@@ -28,13 +28,13 @@ class SearchTasks(NumberedTasks):
         super().__init__(ENVIRONMENT, split, [int(question.id.rpartition("-")[2]) for question in self.questions])
         self._options = options
 
-    def _told(self, task_id: str) -> Mapping[str, Any]:
+    def _task_fields(self, task_id: str) -> Mapping[str, Any]:
         question = question_of(task_id, self._options)
         return {"ground_truth": list(question.golden), "type": question.type}
 
 
 def split_of(task_id: str) -> str:
-    """The split that a task id such as ``valid-17`` belongs to.
+    """Return the split that a task id such as ``valid-17`` belongs to.
 
     Raises:
         UsageError: there is no such split.
@@ -46,7 +46,7 @@ def split_of(task_id: str) -> str:
 
 
 def question_of(task_id: str, options: SearchOptions) -> Question:
-    """The question of a task id.
+    """Return the question of a task id.
 
     Raises:
         UsageError: there is no such task.

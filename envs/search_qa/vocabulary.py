@@ -40,7 +40,7 @@ COUNTS: dict[Kind, tuple[int, int, int]] = {
 
 @functools.cache
 def names(kind: Kind, split: str) -> tuple[str, ...]:
-    """The names of a kind that belong to a split, and to no other.
+    """Return the names of a kind that belong to a split, and to no other.
 
     Raises:
         UsageError: no such split.

@@ -73,14 +73,14 @@ class World:
         self.passages = self._write_passages()
 
     def follow(self, chain: Chain) -> tuple[str, ...]:
-        """The start and what each relation leads to; the last one is the answer."""
+        """Return the start and what each relation leads to; the last one is the answer."""
         found = [chain.start]
         for relation in chain.relations:
             found.append(self.facts[found[-1], relation.noun])
         return tuple(found)
 
     def draw_chain(self, random: Random, hops: int) -> Chain:
-        """A chain of `hops` relations from a random thing; it may come back to where it was."""
+        """Return a chain of `hops` relations from a random thing; it may come back to where it was."""
         kind = random.choices(_THINGS, weights=[len(self.names[kind]) for kind in _THINGS])[0]
         start = random.choice(self.names[kind])
         relations: list[Relation] = []
@@ -98,7 +98,7 @@ class World:
             self.facts[self.facts[country, "capital"], "country"] = country
 
     def _value(self, relation: Relation, number: int, thing: str) -> str:
-        """A value; what a country has is no other country's, so that capitals lie where they should."""
+        """Return a value; what a country has is no other country's, so that capitals lie where they should."""
         if relation.to is None:
             return str(self._random.randint(*_YEARS))
         values = self.names[relation.to]
@@ -115,7 +115,7 @@ class World:
         return tuple(passages)
 
     def _write(self, kind: Kind, thing: str) -> Passage:
-        """The lead, then facts and asides in any order."""
+        """Return the lead, then facts and asides in any order."""
         random = self._random
         lead = random.choice(_LEADS[kind]).format(x=thing, trait=random.choice(_TRAITS))
         rest = [
@@ -135,7 +135,7 @@ def _from(kind: Kind) -> tuple[Relation, ...]:
 
 @functools.cache
 def world_of(split: str) -> World:
-    """The world of a split, made once per process.
+    """Return the world of a split, made once per process.
 
     Raises:
         UsageError: no such split.

@@ -20,7 +20,7 @@ _WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])[.:·'’](?=[^\W\d_])|(?<=\d)[.,;'�
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, before anything is left out.
+    """Return the words of a text in lower case, before anything is left out.
 
     >>> words_of("1,000 Men's non-slip T-shirts: 6.76 fl.oz, color:red")
     ['1,000', "men's", 'non', 'slip', 't', 'shirts', '6.76', 'fl.oz', 'color:red']
@@ -30,7 +30,7 @@ def words_of(text: str) -> list[str]:
 
 
 def term_of(word: str) -> str | None:
-    """The term of a word in lower case; ``None`` for a stop word.
+    """Return the term of a word in lower case; ``None`` for a stop word.
 
     >>> [term_of(word) for word in ("women's", "shoes", "the", "__")]
     ['women', 'shoe', None, None]

@@ -154,7 +154,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return [f"search[{words}]"]
 
     def expert(self) -> WebShopExpert:
-        """A policy that reads text pages, and reaches reward 1 for every goal of the generated catalogue.
+        """Return a policy that reads text pages, and reaches reward 1 for every goal of the generated catalogue.
 
         Raises:
             UsageError: pages are not shown as text.
@@ -166,14 +166,14 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return WebShopExpert(self.options.max_steps)
 
     def state_key(self) -> str:
-        """Key of goal and page, whatever number of steps led to it; of the products visited where they show."""
+        """Return a key of goal and page, whatever number of steps led to it; of the products visited where they show."""
         state = self.session.state.to_plain()
         if self.options.observation is not Observation.TEXT_RICH:
             del state["visited"]
         return hashlib.blake2b(orjson.dumps([self._goal_number, state]), digest_size=16).hexdigest()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"goal": self._goal_number, "state": self.session.state.to_plain(), "steps": self._steps}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
@@ -210,7 +210,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return {**info, "score": verdict.reward, **parts}
 
     def web_page(self) -> str:
-        """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""
+        """Return the page for a person with a browser: HTML in which ``data-action`` says what a click means."""
         state = self.session.state
         page = self._elements(self._judge() if self.session.is_done() else None)
         return html_page(page, chosen=state.options.items(), for_person=True)

@@ -38,7 +38,7 @@ _TO_GO_ON = 4
 
 
 def goal_words(instruction: str) -> str:
-    """An instruction without its price limit, in lower case.
+    """Return an instruction without its price limit, in lower case.
 
     >>> goal_words("I need [big] socks, and price lower than 30.00 dollars")
     'i need (big) socks'
@@ -122,7 +122,7 @@ class _Phrases:
 
 @functools.cache
 def _phrases_of(name: str) -> _Phrases:
-    """The vocabulary's phrases for types, brands, the attributes of a category or the values of an option."""
+    """Return the vocabulary's phrases for types, brands, the attributes of a category or the values of an option."""
     words = load_vocabulary()
     sayings: Sayings
     if name == _KINDS:
@@ -159,7 +159,7 @@ class WebShopExpert:
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
             UsageError: the first observation states no wish, or nothing is left to do.
@@ -256,7 +256,7 @@ class _Plan:
         return list(_Phrases({value: value for value in values}).find(self.wishes.words).texts)
 
     def _missing_in(self, text: str) -> list[str]:
-        """The attributes asked for that a text does not name."""
+        """Return the attributes asked for that a text does not name."""
         return [attribute for attribute in self.wishes.attributes if attribute not in text.lower()]
 
     def _buy(self, wanted: Sequence[str]) -> _Steps:
@@ -266,7 +266,7 @@ class _Plan:
 
 
 def texts_of(observation: str) -> list[str]:
-    """The texts of a page in either text form, without marks."""
+    """Return the texts of a page in either text form, without marks."""
     if SEPARATOR in observation:
         return observation.split(SEPARATOR)
     lines = (line.strip() for line in observation.splitlines())
@@ -281,7 +281,7 @@ def _instruction(observation: str) -> str:
 
 
 def read_results(page: Sequence[str]) -> list[Result]:
-    """The products on a page of results."""
+    """Return the products on a page of results."""
     shown = list(page[page.index(NEXT) + 1 :]) if NEXT in page else []
     starts = [i for i, text in enumerate(shown) if _ASIN.fullmatch(text)] + [len(shown)]
     rows = [shown[start:stop] for start, stop in itertools.pairwise(starts)]

@@ -102,7 +102,7 @@ def generate_products(count: int) -> Iterator[Product]:
 
 
 def generate_product(number: int) -> RawProduct:
-    """One product."""
+    """Return one product."""
     family = _family(number // FAMILY)
     role = family.roles[number % FAMILY]
     is_copy = role == FAMILY - 1
@@ -177,7 +177,7 @@ def _family(number: int) -> _Family:
 
 
 def _brand(family: int) -> str:
-    """A brand that no other of the first 575 families of the same type has."""
+    """Return a brand that no other of the first 575 families of the same type has."""
     words = load_vocabulary()
     type_number, place = family % len(words.types), family // len(words.types)
     brands = len(words.brand_starts) * len(words.brand_ends)
@@ -192,7 +192,7 @@ def _some_values(values: Sayings, rng: random.Random) -> list[str]:
 
 
 def _chosen(family: _Family, half: int, rng: random.Random) -> dict[str, str]:
-    """The options that an instruction names; the one that sets the product apart nearly always."""
+    """Return the options that an instruction names; the one that sets the product apart nearly always."""
     chosen = {name: rng.choice(values) for name, values in family.options.items() if rng.random() < 0.5}
     chosen.pop(family.split_option, None)
     if family.is_hidden or rng.random() < 0.8:
@@ -235,7 +235,7 @@ def _said_option(name: str, value: str, rng: random.Random) -> str:
 
 
 def _bullets(family: _Family, deciding: str, rng: random.Random) -> list[str]:
-    """A line for each attribute. Search indexes the first line only: there a hidden attribute must not stand."""
+    """Return a line for each attribute. Search indexes the first line only: there a hidden attribute must not stand."""
     first = family.shared[0] if family.is_hidden else deciding
     rest = [attribute for attribute in (*family.shared, deciding) if attribute != first]
     forms = [family.first_bullet, *rng.choices(_BULLETS, k=len(rest))]
@@ -253,13 +253,13 @@ def _price(family: _Family, combination: int) -> float:
 
 
 def _overpriced(price: float, rng: random.Random) -> str:
-    """A price above all limits for a product of this price, or a range that ends above them."""
+    """Return a price above all limits for a product of this price, or a range that ends above them."""
     high = price // 10 * 10 + _DEAREST_LIMIT + rng.randint(1, 20) + 0.95
     return f"${price:.2f} to ${high:.2f}" if rng.random() < 0.5 else f"${high:.2f}"
 
 
 def _asin(number: int, rng: random.Random) -> str:
-    """An id: unique by its last four characters up to 1.6 million products, and in no order."""
+    """Return an id: unique by its last four characters up to 1.6 million products, and in no order."""
     digits = ""
     for _ in range(4):
         number, digit = divmod(number, len(_CHARACTERS))

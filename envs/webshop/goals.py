@@ -52,7 +52,7 @@ def purchase_price(product: Product) -> float:
 
 
 def price_limit(product: Product, number: int) -> float:
-    """The larger of two of the next four tens above the price, in dollars; `NO_LIMIT` when there is only one."""
+    """Return the larger of two of the next four tens above the price, in dollars; `NO_LIMIT` when there is only one."""
     price = purchase_price(product)
     above = list(itertools.islice((limit for limit in _LIMITS if limit > price), 4))
     return max(random.Random(f"limit {product.asin} {number}").sample(above, 2)) if len(above) >= 2 else NO_LIMIT
@@ -120,7 +120,7 @@ class Goals:
         return len(self.products)
 
     def goal(self, index: int, product: Product) -> Goal:
-        """A goal.
+        """Return a goal.
 
         Args:
             index: Its number.
@@ -151,7 +151,7 @@ class Goals:
 
 
 def option_choice(product: Product, number: int) -> tuple[GoalOption, ...]:
-    """One choice of a value for each option; options in order of their names, the last one varies fastest."""
+    """Return one choice of a value for each option; options in order of their names, the last one varies fastest."""
     chosen = []
     for name in sorted(product.options, reverse=True):
         number, place = divmod(number, len(product.options[name]))

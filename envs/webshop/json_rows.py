@@ -88,11 +88,11 @@ class _Text:
                 return value
 
     def broken(self, what: object) -> UsageError:
-        """The error that says that this is no such file."""
+        """Return the error that says that this is no such file."""
         return UsageError(f"{self._path} cannot be read", got=what, expected=self._expected)
 
     def _next_character(self) -> str:
-        """The next one that is not blank; empty at the end of the file."""
+        """Return the next one that is not blank; empty at the end of the file."""
         while True:
             found = _NO_BLANK.search(self._read, self._at)
             self._at = found.start() if found else len(self._read)

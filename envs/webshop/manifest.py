@@ -17,7 +17,7 @@ from .tasks import SPLITS, split_goals
 
 
 def build_manifest() -> dict[str, Any]:
-    """The manifest as the code makes it: products per category, and per split its goals and their SHA-256."""
+    """Return the manifest as the code makes it: products per category, and per split its goals and their SHA-256."""
     shop = open_shop(CatalogueSource(data=None, products=GENERATED_PRODUCTS))
     goals = shop.goals(GoalKind.HUMAN)
     told = [shop.goal(goals, number) for number in range(len(goals))]

@@ -53,7 +53,7 @@ class NounTagger(enum.StrEnum):
 
 @functools.lru_cache(maxsize=8192)
 def nouns_by_rule(title: str) -> tuple[str, ...]:
-    """The nouns of a title by the rule above.
+    """Return the nouns of a title by the rule above.
 
     >>> nouns_by_rule("Kenzo Men's Waterproof Running Shoes, extra wide - 2 Pairs, Dark Blue")
     ('kenzo', 'men', 'waterproof', 'running', 'shoes', 'pairs', 'dark', 'blue')
@@ -70,7 +70,7 @@ def _is_noun(word: str) -> bool:
 
 
 def find_tagger(wanted: NounTagger) -> Tagger:
-    """The tagger of that kind; `NounTagger.AUTO` is settled before.
+    """Return the tagger of that kind; `NounTagger.AUTO` is settled before.
 
     Raises:
         UsageError: spaCy is asked for and not installed.

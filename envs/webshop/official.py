@@ -30,7 +30,7 @@ _NO_PRICE = re.compile(r"[^\d.]")
 
 
 def find_file(folder: Path, pattern: str) -> Path:
-    """The file of a pattern in the folder; the largest when there are several (``items_shuffle_1000.json`` and all).
+    """Return the file of a pattern in the folder; the largest when there are several (``items_shuffle_1000.json`` and all).
 
     Raises:
         UsageError: there is none.
@@ -66,7 +66,7 @@ def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
 
 
 def _annotations(folder: Path, pattern: str, wanted: Container[str] | None) -> Mapping[str, Any]:
-    """The annotations of a file that may be missing, by product id; of the wanted products, or of all."""
+    """Return the annotations of a file that may be missing, by product id; of the wanted products, or of all."""
     if not any(folder.glob(pattern)):
         return {}
     file = find_file(folder, pattern)
@@ -136,7 +136,7 @@ def _product(row: Mapping[str, Any], synthetic: Mapping[str, Any], human: Sequen
 
 
 def parse_prices(text: str | None) -> tuple[float, ...]:
-    """The price, or the two ends of a range, in dollars.
+    """Return the price, or the two ends of a range, in dollars.
 
     >>> parse_prices("$1,234.50"), parse_prices("$3 to $4.25"), parse_prices("")
     ((1234.5,), (3.0, 4.25), (100.0,))

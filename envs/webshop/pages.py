@@ -57,7 +57,7 @@ class Element(NamedTuple):
 
 
 def search_page(instruction: str) -> list[Element]:
-    """The first page."""
+    """Return the first page."""
     return [
         Element(Part.HEADING, "WebShop"),
         Element(Part.TEXT, "Instruction: "),
@@ -77,7 +77,7 @@ def _top(instruction: str) -> list[Element]:
 
 
 def results_page(instruction: str, products: Sequence[Product], *, number: int, total: int) -> list[Element]:
-    """A page of products found.
+    """Return a page of products found.
 
     Args:
         instruction: What the customer wants.
@@ -98,7 +98,7 @@ def results_page(instruction: str, products: Sequence[Product], *, number: int, 
 
 
 def item_page(instruction: str, product: Product, *, show_attributes: bool) -> list[Element]:
-    """A product's page."""
+    """Return a product's page."""
     page = [*_top(instruction), Element(Part.BUTTON, PREVIOUS), Element(Part.PICTURE, product.image)]
     for name, values in product.options.items():
         page.append(Element(Part.TEXT, name))
@@ -113,7 +113,7 @@ def item_page(instruction: str, product: Product, *, show_attributes: bool) -> l
 
 
 def sub_page(instruction: str, product: Product, which: SubPage) -> list[Element]:
-    """A page of details. Blanks before some texts are those of WebShop's pages."""
+    """Return a page of details. Blanks before some texts are those of WebShop's pages."""
     match which:
         case SubPage.DESCRIPTION:
             texts = [product.description]
@@ -128,7 +128,7 @@ def sub_page(instruction: str, product: Product, which: SubPage) -> list[Element
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> list[Element]:
-    """The last page. Most of what it would tell was never filled in; the reward is there."""
+    """Return the last page. Most of what it would tell was never filled in; the reward is there."""
     bought = json.dumps(options, sort_keys=True).replace("&", r"\u0026").replace("'", r"\u0027")
     texts = [
         *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),

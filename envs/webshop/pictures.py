@@ -21,7 +21,7 @@ def shows_pictures(*, pictures: bool = False, **_: Any) -> bool:
 
 @functools.lru_cache(KNOWN_PICTURES)
 def picture_of(address: str, folder: Path, title: str) -> ImagePart | None:
-    """The picture at an address; ``None`` when it is no file here, or of another format.
+    """Return the picture at an address; ``None`` when it is no file here, or of another format.
 
     Args:
         address: As the catalogue has it: a path, which may be relative to `folder`, or a URL.

@@ -34,7 +34,7 @@ _STEP_4 = tuple(_ENDINGS.split())
 
 
 def stem(word: str) -> str:
-    """The stem of a word in lower case.
+    """Return the stem of a word in lower case.
 
     >>> [stem(word) for word in ("relational", "hopping", "skies", "moisturizing", "oils", "as")]
     ['relat', 'hop', 'ski', 'moistur', 'oil', 'as']

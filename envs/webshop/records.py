@@ -80,7 +80,7 @@ def _annotation(plain: tuple[str, list[str], list[str]]) -> Annotation:
 
 
 def price_tag(prices: tuple[float, ...]) -> str:
-    """One price or two as text."""
+    """Return one price or two as text."""
     return " to ".join(f"${price}" for price in prices)
 
 

@@ -19,7 +19,7 @@ p { margin: .3rem 0; } img { max-width: 12rem; } #search_input { width: 70%; pad
 
 
 def _seen(page: Iterable[Element]) -> list[Element]:
-    """The elements with visible text. Blank text counts as a blank, unless a new line is in it."""
+    """Return the elements with visible text. Blank text counts as a blank, unless a new line is in it."""
     return [
         element
         for element in page
@@ -33,7 +33,7 @@ def plain_text(page: Iterable[Element]) -> str:
 
 
 def rich_text(page: Iterable[Element], *, address: str, visited: Collection[str]) -> str:
-    """A line per text, with marks around what can be clicked and what was.
+    """Return a line per text, with marks around what can be clicked and what was.
 
     Args:
         page: What stands on it.
@@ -62,7 +62,7 @@ def _button(text: str, *, was_clicked: bool) -> str:
 
 
 def html_page(page: Iterable[Element], *, chosen: Collection[tuple[str, str]], for_person: bool = False) -> str:
-    """A page of HTML with the ids and classes of WebShop's pages, and none of their looks.
+    """Return a page of HTML with the ids and classes of WebShop's pages, and none of their looks.
 
     Args:
         page: What stands on it.

@@ -63,7 +63,7 @@ class Verdict:
         return self.attributes + self.options + 1
 
     def components(self) -> dict[str, float]:
-        """The parts under WebShop's names: rewards ``r_…`` and their weights ``w_…``."""
+        """Return the parts under WebShop's names: rewards ``r_…`` and their weights ``w_…``."""
         match = self.type_match
         named = {
             "r_type": match.reward,

@@ -40,7 +40,7 @@ class SearchIndex:
         self._span = functools.lru_cache(maxsize=8192)(self._find)
 
     def search(self, text: str) -> Rows:
-        """The best `HITS` documents, best first; among equals the first one. A word said twice counts twice."""
+        """Return the best `HITS` documents, best first; among equals the first one. A word said twice counts twice."""
         scores = np.zeros(self._documents)
         for span, count in Counter(map(self._span, words_of(text))).items():
             stretch = slice(*span)

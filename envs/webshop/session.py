@@ -168,7 +168,7 @@ class Session:
         return {element.text if element.part is Part.OPTION else element.text.lower(): element for element in elements}
 
     def clicks(self) -> list[str]:
-        """The actions that click something. Options whose values have brackets have none, in WebShop as well."""
+        """Return the actions that click something. Options whose values have brackets have none, in WebShop as well."""
         texts = [text for text in self.clickables() if text != _NOT_CLICKED]
         return [f"click[{text}]" for text in texts if parse_action(f"click[{text}]") == ("click", text)]
 

@@ -105,7 +105,7 @@ class Shop:
         return map(self._read, range(len(self)))
 
     def product_of(self, asin: str) -> Product:
-        """The product of an id.
+        """Return the product of an id.
 
         Raises:
             KeyError: there is none.
@@ -138,12 +138,12 @@ class Shop:
         return self._found(" ".join(keywords))
 
     def goals(self, kind: GoalKind) -> Goals:
-        """The goals of a kind, in WebShop's order."""
+        """Return the goals of a kind, in WebShop's order."""
         folder = made_folder(self._folder / f"goals-{kind}", lambda made: make_goals(self.products(), kind, made))
         return Goals(kind, folder)
 
     def goal(self, goals: Goals, index: int) -> Goal:
-        """One of the goals."""
+        """Return one of the goals."""
         return goals.goal(index, self.product(int(goals.products[index])))
 
 
@@ -183,6 +183,6 @@ def _keys(product: Product) -> dict[str, Iterable[str]]:
 
 @functools.lru_cache(maxsize=4)
 def open_shop(source: CatalogueSource) -> Shop:
-    """The shop of a catalogue; its tables are made when they are not in the cache folder."""
+    """Return the shop of a catalogue; its tables are made when they are not in the cache folder."""
     folder = made_folder(cache_folder() / source.key, lambda made: make_shop(source.read(), made))
     return Shop(folder)

@@ -27,7 +27,7 @@ again."""
 
 
 def tasks(split: str, **options: Any) -> WebShopTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return WebShopTasks(split, parse_options(**options))
 
 

@@ -21,7 +21,7 @@ def save_array(folder: Path, name: str, array: NDArray[Any]) -> None:
 
 
 def map_array(folder: Path, name: str) -> NDArray[Any]:
-    """An array that `save_array` wrote.
+    """Return an array that `save_array` wrote.
 
     Raises:
         UsageError: its file is broken.
@@ -72,7 +72,7 @@ class Texts(Sequence[bytes]):
         return self._bytes[self._starts[index] : self._starts[index + 1]].tobytes()
 
     def find(self, text: str) -> int | None:
-        """The number of a text in a table that was written in order; ``None`` when it is not there."""
+        """Return the number of a text in a table that was written in order; ``None`` when it is not there."""
         wanted = text.encode()
         index = bisect.bisect_left(self, wanted)
         return index if index < len(self) and self[index] == wanted else None
@@ -126,5 +126,5 @@ class Groups:
         return Span(0, 0) if index is None else Span(int(self._ends[index]), int(self._ends[index + 1]))
 
     def members(self, name: str) -> Rows:
-        """The members of a group."""
+        """Return the members of a group."""
         return self.rows[slice(*self.span(name))]

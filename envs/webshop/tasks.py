@@ -35,7 +35,7 @@ def source_of(options: ShopOptions) -> CatalogueSource:
 
 @functools.lru_cache(maxsize=64)
 def split_goals(split: str, goals: int, valid_goals: int = VALID_GOALS) -> range:
-    """The goals of a split by number.
+    """Return the goals of a split by number.
 
     Args:
         split: Its name.
@@ -54,7 +54,7 @@ def split_goals(split: str, goals: int, valid_goals: int = VALID_GOALS) -> range
 
 
 def goal_number(task_id: str, goals: int, valid_goals: int = VALID_GOALS) -> int:
-    """The goal that a task id such as ``valid-17`` stands for.
+    """Return the goal that a task id such as ``valid-17`` stands for.
 
     Args:
         task_id: Split and number in it.
@@ -69,7 +69,7 @@ def goal_number(task_id: str, goals: int, valid_goals: int = VALID_GOALS) -> int
 
 
 def chosen_goal(options: Mapping[str, Any], goals: int, valid_goals: int = VALID_GOALS) -> int | None:
-    """The goal that options of a reset choose; ``None`` where they leave it open.
+    """Return the goal that options of a reset choose; ``None`` where they leave it open.
 
     Args:
         options: ``task_id``, or ``goal``, or none.
@@ -93,7 +93,7 @@ def chosen_goal(options: Mapping[str, Any], goals: int, valid_goals: int = VALID
 
 
 def draw_goal(goals: Goals, seed: int, valid_goals: int = VALID_GOALS) -> int:
-    """A training goal, drawn by weight."""
+    """Return a training goal, drawn by weight."""
     train = split_goals(TRAIN, len(goals), valid_goals)
     sums = np.cumsum(goals.weights[train.start :])
     share = random.Random(f"goal {seed}").random()

@@ -44,13 +44,13 @@ class Vocabulary(NamedTuple):
 
 
 def vocabulary_file() -> bytes:
-    """The file as it is shipped."""
+    """Return the file as it is shipped."""
     return importlib.resources.files(__package__).joinpath("data/vocabulary.json").read_bytes()
 
 
 @functools.cache
 def load_vocabulary() -> Vocabulary:
-    """The words of the shipped file."""
+    """Return the words of the shipped file."""
     plain = orjson.loads(vocabulary_file())
     categories = plain["categories"]
     types = [

@@ -341,7 +341,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, line: str, message: s
 def test_options_that_are_wrong() -> None:
     with pytest.raises(UsageError, match="level of math_problems"):
         MathEnv(level=4)
-    with pytest.raises(UsageError, match="no such judge"):
+    with pytest.raises(UsageError, match="unknown judge"):
         MathEnv(judge="oracle")
     with pytest.raises(UsageError, match="cannot reset"):
         MathEnv().reset(seed=1, options={"question": "why?"})

@@ -173,8 +173,8 @@ def test_broken_question_files_are_named(tmp_path: Path) -> None:
     [
         ("q.jsonl", "all splits would share the questions of search_qa: got q.jsonl"),
         ({"train": "q.jsonl", "test": "./q.jsonl"}, "train and test share the questions"),
-        ({"dev": "q.jsonl"}, "of no such split: got dev, expected train, valid, test"),
-        ({}, "of no such split"),
+        ({"dev": "q.jsonl"}, "name an unknown split: got dev, expected train, valid, test"),
+        ({}, "name an unknown split"),
         ({"valid": "q.jsonl"}, "no file with questions of search_qa for split train: got valid"),
     ],
 )

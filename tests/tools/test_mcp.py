@@ -189,7 +189,7 @@ def test_wrong_options_are_found_before_the_run(options, words):
 
 async def test_a_command_that_is_no_server_says_what_it_wrote(program):
     entry = {"name": "mcp", "command": [sys.executable, "-c", "raise SystemExit('no shelf here')"]}
-    with pytest.raises(EnvironmentFailure, match=r"does not start: got .*It said: no shelf here"):
+    with pytest.raises(EnvironmentFailure, match=r"does not start: got .*It wrote: no shelf here"):
         await find_tool(entry).tools()
     with pytest.raises(EnvironmentFailure, match="does not start"):
         await find_tool({"name": "mcp", "command": ["/nowhere/server"]}).tools()

@@ -152,7 +152,7 @@ async def test_a_shared_server_that_died_is_started_again():
     for _ in range(2):
         async with tool_session() as session:
             assert (await session.carry_out(ToolCall(name="wrapped", arguments={}), tools)).result.text == "fern\nmoss"
-            with pytest.raises(EnvironmentFailure, match=r"the MCP server .* failed.*It said: the shelf fell down"):
+            with pytest.raises(EnvironmentFailure, match=r"the MCP server .* failed.*It wrote: the shelf fell down"):
                 await session.carry_out(ToolCall(name="die", arguments={}), tools)
     await toolset.close()
 

@@ -37,7 +37,7 @@ def compare_games(data: Path, games: Iterable[str]) -> Iterator[GameParity]:
 
 
 def main() -> int:
-    """The command."""
+    """Return the command."""
     parser = argparse.ArgumentParser(description="Compare the household engine with the original ALFWorld.")
     parser.add_argument("folder", type=Path, help="the data folder")
     parser.add_argument("--split", default=TRAIN, choices=SPLITS, help="of which split (default: train)")

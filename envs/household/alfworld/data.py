@@ -62,7 +62,7 @@ class Games:
         self.task_types = choose_all(TaskType, task_types, "alfworld task type")
 
     def rows(self, split: str) -> tuple[GameRow, ...]:
-        """The games of a split, sorted by id.
+        """Return the games of a split, sorted by id.
 
         Raises:
             UsageError: no such split, or the folder holds no such games.
@@ -80,7 +80,7 @@ class Games:
         return rows
 
     def path(self, game: str) -> Path:
-        """The file of a game.
+        """Return the file of a game.
 
         Raises:
             UsageError: there is no such game.
@@ -98,7 +98,7 @@ class Games:
         return path
 
     def path_for(self, options: Mapping[str, Any], generator: numpy.random.Generator) -> Path:
-        """The file of the game that the options of a reset name, else of a training game that is drawn.
+        """Return the file of the game that the options of a reset name, else of a training game that is drawn.
 
         Raises:
             UsageError: an option is unknown, or there is no such game.
@@ -115,7 +115,7 @@ class Games:
 
 @functools.lru_cache(maxsize=16)
 def find_games(folder: Path, split: str) -> tuple[GameRow, ...]:
-    """The games of a split that the original would play: of its six task types, and marked solvable."""
+    """Return the games of a split that the original would play: of its six task types, and marked solvable."""
     root = folder / RELEASE
     rows = []
     for path in sorted((root / split).rglob(GAME_FILE)):
@@ -132,6 +132,6 @@ def find_games(folder: Path, split: str) -> tuple[GameRow, ...]:
 
 
 def task_type_of(path: Path) -> str:
-    """The task type of a game file, which stands beside it; the rest of that large file is not parsed."""
+    """Return the task type of a game file, which stands beside it; the rest of that large file is not parsed."""
     found = _TASK_TYPE.search(path.with_name(TRAJECTORY_FILE).read_bytes())
     return found[1].decode() if found else ""

@@ -58,7 +58,7 @@ class AlfworldEnv(HouseGame):
 
 
 def make_alfworld(*, engine: str = Engine.NATIVE, **options: Any) -> AnyEnv:
-    """An environment that plays ALFWorld's games in one of the engines.
+    """Return an environment that plays ALFWorld's games in one of the engines.
 
     Args:
         engine: ``native`` or ``original``.

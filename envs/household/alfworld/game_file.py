@@ -26,7 +26,7 @@ _KEPT = 512
 
 @functools.lru_cache(maxsize=_KEPT)
 def load_house(path: Path) -> House:
-    """The house of a game file.
+    """Return the house of a game file.
 
     Raises:
         UsageError: the file is no game, or not one that the household engine plays as the original does.
@@ -51,7 +51,7 @@ def load_house(path: Path) -> House:
 
 
 def scene_of(path: Path) -> int:
-    """The number of the floor plan, which ends the name of the folder above the trial's; 0 where there is none.
+    """Return the number of the floor plan, which ends the name of the folder above the trial's; 0 where there is none.
 
     >>> scene_of(Path("pick_heat_then_place_in_recep-Egg-None-Fridge-13/trial_1/game.tw-pddl"))
     13

@@ -17,7 +17,7 @@ _TREATMENTS = (Condition.HOT.value, Condition.COOL.value, Condition.CLEAN.value,
 
 
 def make_odd(house: House, seed: int) -> House:
-    """A house with more shared poses and open doors, things in things, in two places, or noted where they are not.
+    """Return a house with more shared poses and open doors, things in things, in two places, or noted where they are not.
 
     Its task may be done from the start, or have become impossible.
     """

@@ -89,16 +89,16 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         )
 
     def admissible_actions(self) -> list[str]:
-        """The commands that do something now, sorted."""
+        """Return the commands that do something now, sorted."""
         return list(self._state.admissible_commands)
 
     def state_key(self) -> str:
-        """Key of all facts that hold."""
+        """Return a key of all facts that hold."""
         facts = sorted(map(str, self._state["_facts"]))
         return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
     def expert(self) -> HouseholdExpert:
-        """The household engine's expert, which reads texts alone."""
+        """Return the household engine's expert, which reads texts alone."""
         return HouseholdExpert()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
 
 
 def package_rules() -> GameRules:
-    """The rules and words that come with the installed package, for games that are written.
+    """Return the rules and words that come with the installed package, for games that are written.
 
     Raises:
         UsageError: the package is not installed.
@@ -133,7 +133,7 @@ def _text_of(path: str) -> str:
 
 
 def _package(name: str) -> ModuleType:
-    """A module of the original.
+    """Return a module of the original.
 
     Raises:
         UsageError: it is not installed.

@@ -30,10 +30,10 @@ class Engine(Protocol):
         """Do what a command says."""
 
     def admissible_actions(self) -> list[str]:
-        """The commands that do something now."""
+        """Return the commands that do something now."""
 
     def expert(self) -> Expert:
-        """A policy that solves games."""
+        """Return a policy that solves games."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,16 +72,16 @@ class _Problem:
         self.things = sorted({thing for fact in ("objecttype", "inreceptacle") for thing, _ in self.pairs(fact)})
 
     def pairs(self, predicate: str) -> list[tuple[str, str]]:
-        """The facts of a predicate with two arguments."""
+        """Return the facts of a predicate with two arguments."""
         return [(pair[0], pair[1]) for pair in self.facts[predicate] if len(pair) == 2]
 
     def types(self, of: list[str], predicate: str) -> tuple[str, ...]:
-        """The type of each, without the suffix; empty for what has none."""
+        """Return the type of each, without the suffix; empty for what has none."""
         kinds = dict(self.pairs(predicate))
         return tuple(kinds.get(name, "").removesuffix("type") for name in of)
 
     def flags(self, values: Mapping[str, int]) -> tuple[int, ...]:
-        """The flags of each thing; `values` by predicate."""
+        """Return the flags of each thing; `values` by predicate."""
         flags: Counter[str] = Counter()
         for predicate, value in values.items():
             for (name,) in set(self.facts[predicate]):
@@ -97,7 +97,7 @@ class _Problem:
         return tuple(tuple(sorted(found[thing])) for thing in self.things)
 
     def insides(self) -> tuple[tuple[int, ...], ...]:
-        """The things in each thing."""
+        """Return the things in each thing."""
         index_of = {thing: index for index, thing in enumerate(self.things)}
         inside = self.pairs("inreceptacleobject")
         return tuple(
@@ -106,13 +106,13 @@ class _Problem:
         )
 
     def start(self) -> int:
-        """The agent's pose."""
+        """Return the agent's pose."""
         (location,) = (location for _, location in self.pairs("atlocation"))
         return self.pose_at.get(location, START)
 
 
 def read_house(problem: str, *, goal_text: str, scene: int) -> House:
-    """The house of a planning problem.
+    """Return the house of a planning problem.
 
     Args:
         problem: The problem in PDDL.
@@ -182,7 +182,7 @@ def _stated(read: _Problem, goal_text: str) -> Facts:
 
 
 def _read_goal(facts: list[_Fact]) -> Goal:
-    """The goal that conditions state.
+    """Return the goal that conditions state.
 
     Raises:
         UsageError: it is of none of the six types.

@@ -35,5 +35,5 @@ class AlfworldTasks:
 def alfworld_tasks(
     split: str, *, data: str | None = None, task_types: Iterable[str] | None = None, **_options: Any
 ) -> AlfworldTasks:
-    """The task source of a split; the engine and the number of steps have no part in it."""
+    """Return the task source of a split; the engine and the number of steps have no part in it."""
     return AlfworldTasks(split, data=data, task_types=task_types)

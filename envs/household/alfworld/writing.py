@@ -107,7 +107,7 @@ def trajectory_of(house: House) -> dict[str, object]:
 
 
 def problem_of(house: House) -> str:
-    """The planning problem of a house, in PDDL."""
+    """Return the planning problem of a house, in PDDL."""
     ids = _ids(house)
     lines = ["(define (problem game)", "(:domain alfred)", "(:objects", *_declarations(house, ids), ")", "(:init"]
     lines += [f"({' '.join(fact)})" for fact in _facts(house, ids)]
@@ -122,7 +122,7 @@ class _Ids:
     things: tuple[str, ...]
 
     def location(self, pose: int) -> str:
-        """The location of a pose."""
+        """Return the location of a pose."""
         return _START_LOCATION if pose == START else f"loc|{pose + 1}|{pose + 1}|0|30"
 
 
