@@ -1,4 +1,4 @@
-"""Which commands are admissible: exactly those that `World.step` answers."""
+"""The admissible commands: exactly those that `World.step` answers."""
 
 from __future__ import annotations
 
