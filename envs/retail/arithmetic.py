@@ -25,7 +25,7 @@ def calculate(expression: str) -> str:
     '49.98'
 
     Raises:
-        ToolError: it holds anything but numbers, + - * / and parentheses.
+        ToolError: it contains anything except numbers, + - * / and parentheses.
     """
     if len(expression) > MAX_CHARACTERS:
         raise ToolError("the expression is too long", got=f"{len(expression)} characters", expected=MAX_CHARACTERS)

@@ -1,4 +1,4 @@
-"""How customers put things. The expert reads the same phrases back."""
+"""Phrases of customers, which the expert also parses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .database import Row
 from .requests import RequestKind
 
 STOP = "###STOP###"
-"""Ends the customer's last words."""
+"""Mark at the end of the customer's last words."""
 SERVED = f"Thank you, that is all. {STOP}"
 HANDED_OVER = f"All right, I will wait for your colleague. {STOP}"
 OUT_OF_TIME = f"I do not have any more time for this. Goodbye. {STOP}"
@@ -73,7 +73,7 @@ PRODUCT_ASKED = re.compile(r"options of the ([^?]+?) are")
 
 
 def describe_options(options: Mapping[str, str]) -> str:
-    """Options in words.
+    """Return options in words.
 
     >>> describe_options({"color": "red", "size": "M"})
     'color: red, size: M'
@@ -82,7 +82,7 @@ def describe_options(options: Mapping[str, str]) -> str:
 
 
 def read_options(text: str) -> dict[str, str]:
-    """Return the options that `describe_options` put into words."""
+    """Parse the options in a text of `describe_options`."""
     return dict(part.split(": ", 1) for part in text.split(", "))
 
 

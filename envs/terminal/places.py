@@ -125,5 +125,5 @@ def _unreachable(task: FolderTask, path: str, spec: SandboxSpec) -> UsageError:
 
 
 def hidden_folder(sandbox: Sandbox, places: Places) -> str:
-    """Return the prefix of `TESTS` and `LOGS`: a random folder below the sandbox's unless absolute paths are allowed."""
+    """Return the prefix of `TESTS` and `LOGS`: a random folder below the sandbox's if paths are not absolute."""
     return "" if places.is_absolute else f"{sandbox.folder.rstrip('/')}/.{secrets.token_hex(8)}"

@@ -175,7 +175,7 @@ def test_broken_question_files_are_named(tmp_path: Path) -> None:
         ({"train": "q.jsonl", "test": "./q.jsonl"}, "train and test share the questions"),
         ({"dev": "q.jsonl"}, "name an unknown split: got dev, expected train, valid, test"),
         ({}, "name an unknown split"),
-        ({"valid": "q.jsonl"}, "no file with questions of search_qa for split train: got valid"),
+        ({"valid": "q.jsonl"}, "split train has no file with questions of search_qa: got valid"),
     ],
 )
 def test_no_two_splits_share_a_file_of_questions(questions: Any, message: str) -> None:

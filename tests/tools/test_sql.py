@@ -81,7 +81,7 @@ async def test_each_episode_may_change_a_copy_of_its_own(desk, shop, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"database": "nowhere.db"}, "is not there: got nowhere.db"),
+        ({"database": "nowhere.db"}, "does not exist: got nowhere.db"),
         ({}, "database is missing"),
         ({"databse": "x"}, r"databse is no argument \(did you mean database"),
         ({"database": __file__, "max_rows": 0}, "too small"),
