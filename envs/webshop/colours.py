@@ -1,4 +1,4 @@
-"""Colour words as WebShop knows them: the first in alphabetical order that a text contains, words or not."""
+"""WebShop's colour words: the first one in alphabetical order that a text contains, also within another word."""
 
 from __future__ import annotations
 

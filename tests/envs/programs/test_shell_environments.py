@@ -26,8 +26,8 @@ from agentrl.errors import UsageError
 from agentrl.testing.env_check import reward_integrity
 from agentrl.testing.report import CheckStatus
 
-REPO_DIGESTS = {"train": "b9ba0d20f39c78bf", "valid": "7057f05bb73a700f", "test": "98fe75762ce16d43"}
-TERMINAL_DIGESTS = {"train": "2eaa1e728a3e9534", "valid": "00c6cce7fbfc701a", "test": "143a688a3093ea05"}
+REPO_DIGESTS = {"train": "14f5922fb819593b", "valid": "718e132ad4d2395a", "test": "60daa325e56ab8b8"}
+TERMINAL_DIGESTS = {"train": "f5d45ecf14196cb7", "valid": "e591c1c7c8f9dc17", "test": "68937108bdf4fa43"}
 
 
 def digest(texts: list[str]) -> str:
