@@ -433,7 +433,7 @@ def test_a_dockerignore_leaves_files_out(name: str, lines: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("COPY <<EOF /app/a.txt\nno end", "has a here-document without an end: got <<EOF /app/a.txt, expected a line EOF"),
+        ("COPY <<EOF /app/a.txt\nno end", "here-document without an end: got <<EOF /app/a.txt, expected a line EOF"),
         ("COPY left.out /app/", "copies a file that does not exist: got left.out, excluded by .dockerignore"),
         ("COPY none.txt /app/", "copies a file that does not exist: got none.txt"),
         ("COPY ../secret /app/", "copies a file that does not exist"),
