@@ -1,4 +1,4 @@
-"""Conversations that the policy itself sums up when they grow long; they go on from its summary."""
+"""Conversations that the policy summarizes when they grow long; they continue from its summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentrl.agent_loop import PLAIN_TURN, Answer, Conversation, Episode, TurnOp
 from agentrl.errors import ConfigError
 from agentrl.message import Message, user
 
-from .prompting import after, remembered, with_lines
+from .prompting import after, text_with_image_marks, with_lines
 
 REQUEST = (
     "This conversation has become too long and ends here. You will continue with nothing but a summary, which you write"
@@ -23,14 +23,14 @@ REQUEST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compaction:
-    """When a conversation is summed up, and how."""
+    """Settings of summaries."""
 
     above: int
-    """Tokens of a conversation, up to an answer, above which the next turn is a summary."""
+    """Tokens of a conversation, including its latest answer, above which the next turn is a summary."""
     tokens: int = 256
-    """Most tokens of a summary; what is longer ends there."""
+    """Maximum tokens of a summary; a longer one is cut off."""
     trained: bool = True
-    """Whether summaries train, as all the policy's tokens do."""
+    """True if summaries are trained like all other tokens of the policy."""
 
     @classmethod
     def from_option(cls, option: Mapping[str, Any] | None) -> Compaction | None:
@@ -43,26 +43,24 @@ class Compaction:
             return None
         known = [field.name for field in fields(cls)]
         if not isinstance(option, Mapping) or "above" not in option or any(name not in known for name in option):
-            raise ConfigError("compact is not understood", got=repr(option), expected="{above: 2000, tokens: 256}")
+            raise ConfigError("compact is not valid", got=repr(option), expected="{above: 2000, tokens: 256}")
         for name in ("above", "tokens"):
             value = option.get(name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"compact.{name} is no number of tokens", got=repr(value), expected="at least 1")
+                raise ConfigError(f"compact.{name} is not a number of tokens", got=repr(value), expected="at least 1")
         if not isinstance(option.get("trained", True), bool):
-            raise ConfigError(
-                "compact.trained is not a truth value", got=repr(option["trained"]), expected="true or false"
-            )
+            raise ConfigError("compact.trained is not a boolean", got=repr(option["trained"]), expected="true or false")
         return cls(**option)
 
 
 class CompactedConversation(Conversation):
-    """A conversation that is replaced by the policy's own summary of it whenever it has grown long.
+    """A conversation that is replaced by the policy's own summary of it whenever it has grown too long.
 
     Args:
-        episode: Where it takes place.
-        conversation: What is summed up.
-        opening: Its first messages; they stay, and the summary follows the last of them.
-        compaction: When, and how.
+        episode: The episode of the conversation.
+        conversation: The conversation to summarize.
+        opening: Its first messages; they are kept, and the summary follows the last of them.
+        compaction: Settings of the summaries.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class CompactedConversation(Conversation):
         self._pending.extend(messages)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """Return a conversation with a rewritten history, which is the new beginning."""
+        """Return a conversation with a rewritten history, which becomes its opening."""
         forked = self._conversation.fork(messages)
         return CompactedConversation(self._episode, forked, messages, self._compaction)
 
@@ -95,7 +93,7 @@ class CompactedConversation(Conversation):
         return answer
 
     async def _sum_up(self) -> None:
-        """Ask for a summary of all that was said, and begin again with it; an empty one remembers nothing."""
+        """Ask for a summary and start a new conversation with it; after an empty one, only the opening is left."""
         *earlier, latest = self._pending or [user("")]
         if latest.role == "user":
             self._conversation.add(*earlier, user(with_lines(latest.content, [f"\n{REQUEST}"])))
@@ -107,15 +105,15 @@ class CompactedConversation(Conversation):
             self._episode.invalid("The summary was empty.")
         first = self._opening[-1]
         past = f"Your summary of what happened since then:\n{summary or '(nothing)'}\n\n"
-        now = [remembered(message.content) for message in earlier]
+        now = [text_with_image_marks(message.content) for message in earlier]
         content = after("".join([past, *(f"{text}\n" for text in now)]), latest.content)
-        begun = after(f"{remembered(first.content)}\n\n", content)
+        begun = after(f"{text_with_image_marks(first.content)}\n\n", content)
         self._conversation = self._conversation.fork([*self._opening[:-1], user(begun)])
         self._pending = []
 
 
-def compacted(
+def with_compaction(
     episode: Episode, conversation: Conversation, opening: Sequence[Message], compaction: Compaction | None
 ) -> Conversation:
-    """Return the conversation, summed up as `compaction` says; as it is without."""
+    """Return the conversation with summaries as set by `compaction`; unchanged without it."""
     return conversation if compaction is None else CompactedConversation(episode, conversation, opening, compaction)

@@ -28,14 +28,14 @@ DECIDE = "Decide what is right, and answer in the form described above."
 
 
 class Decision(enum.StrEnum):
-    """Who decides which action is taken."""
+    """Ways to decide which action is taken."""
 
     JUDGE = "judge"
     VOTE = "vote"
 
 
 class OwnReward(enum.StrEnum):
-    """Which of a debater's answers earns a reward of its own."""
+    """The answer of a debater that earns its own reward."""
 
     NONE = "none"
     FIRST = "first"
@@ -48,31 +48,31 @@ class _Debate:
 
     observation: Content
     said: dict[str, str] = field(default_factory=dict)
-    """Each debater's latest answer, as a text."""
+    """Latest answer of each debater, as text."""
     actions: dict[str, str] = field(default_factory=dict)
-    """Each debater's latest action; those that could not be read are left out."""
+    """Latest action of each debater; those that could not be read are left out."""
     own: dict[str, tuple[str, int | None]] = field(default_factory=dict)
-    """Of each debater, the action that earns a reward of its own, and the turn in which it was said."""
+    """Action of each debater that earns its own reward, and the turn of the action."""
     script: str | None = None
     """The step's first answer: scripted policies repeat it, because an expert is asked once per step."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Debate(TextLoop):
-    """Debaters answer as text, each in a conversation of its own, and one action comes of it; one policy plays all.
+    """Debaters, each in its own conversation, agree on one action per step, as text; one policy plays all of them.
 
-    In the first round a debater reads the observation alone; in the others, what the others said in the round before.
-    There is a debate for every step. An answer without a readable action counts as unusable, and has no vote.
+    In the first round a debater reads only the observation; in later rounds, the answers of the others in the round
+    before. There is a debate before every step. An answer without a readable action is invalid and has no vote.
 
     Args:
-        debaters: How many; the roles are ``debater_1``, ``debater_2``, ….
-        rounds: How often each of them answers.
-        decide: ``judge``, a role of its own that reads the last answers, or ``vote``: the most frequent last action.
-            The seed of the task chooses among equals.
-        own_reward: Pays each debater for an answer of its own as the environment would have rewarded it: the ``first``
-            of the episode, which no other debater has influenced, or the ``last`` before its first step. The
-            environment needs snapshots. ``none``: all share its reward alone.
-        own_weight: Multiplies that reward.
+        debaters: Number of debaters; their roles are ``debater_1``, ``debater_2``, ….
+        rounds: Number of answers of each debater per step.
+        decide: ``judge``, an additional role that reads the last answers, or ``vote``: the most frequent last action;
+            the seed of the task breaks ties.
+        own_reward: Gives each debater the reward that the environment would have given for its own answer: the
+            ``first`` of the episode, which no other debater has influenced, or the ``last`` before the first step.
+            The environment needs snapshots. ``none``: all debaters get only the episode's reward.
+        own_weight: Factor of that reward.
     """
 
     debaters: int = 2
@@ -88,7 +88,7 @@ class Debate(TextLoop):
                 raise ConfigError(f"{name} of debate is too small", got=repr(number), expected=f"{least} or more")
         weight = self.own_weight
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-            raise ConfigError("own_weight is no weight", got=repr(weight), expected="a number, such as 0.5")
+            raise ConfigError("own_weight is not a finite number", got=repr(weight), expected="a number, such as 0.5")
         self.decide = _choice(Decision, "decide", self.decide)
         self.own_reward = _choice(OwnReward, "own_reward", self.own_reward)
         if self.own_reward is OwnReward.NONE and weight != 1.0:
@@ -102,14 +102,14 @@ class Debate(TextLoop):
         conversations: dict[str, Conversation] = {}
         is_paid = self.own_reward is not OwnReward.NONE
         while True:
-            shown = await self._shown(episode, observation)
+            shown = await self._show(episode, observation)
             debate = _Debate(shown)
             for number in range(self.rounds):
                 await self._round(episode, conversations, debate, is_first=number == 0)
             if self.decide is Decision.JUDGE:
-                action = await self._judged(episode, conversations, debate)
+                action = await self._ask_judge(episode, conversations, debate)
             else:
-                action = await self._voted(episode, conversations, debate)
+                action = await self._take_vote(episode, conversations, debate)
             if is_paid:
                 await self._pay(episode, debate)
                 is_paid = False
@@ -118,17 +118,17 @@ class Debate(TextLoop):
                 return
             observation = result.observation
 
-    async def _shown(self, episode: Episode, observation: Content) -> Content:
+    async def _show(self, episode: Episode, observation: Content) -> Content:
         return with_lines(observation, [await self.actions(episode)])
 
     async def _round(
         self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate, *, is_first: bool
     ) -> None:
-        """Let every debater answer; what others say in this round is read in the next one."""
+        """Let every debater answer; the others read these answers in the next round."""
         before = dict(debate.said)
         for name in self._names:
             others = {other: said for other, said in before.items() if other != name}
-            shown: Content = debate.observation if is_first else f"{quoted(others)}\n\n{AGAIN}"
+            shown: Content = debate.observation if is_first else f"{quote_answers(others)}\n\n{AGAIN}"
             answer = await self._answer(episode, conversations, debate, name, shown)
             reading = self.read(answer, episode.action_hint)
             debate.said[name] = answer.text
@@ -155,9 +155,9 @@ class Debate(TextLoop):
         debate.script = answer.text if script is None else script
         return answer
 
-    async def _judged(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:
-        """Let the judge decide; one whose answer cannot be read is told so, and answers again."""
-        shown = with_lines(debate.observation, [f"\n{quoted(debate.said)}", f"\n{DECIDE}"])
+    async def _ask_judge(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:
+        """Let the judge decide; after an answer that cannot be read, it answers again."""
+        shown = with_lines(debate.observation, [f"\n{quote_answers(debate.said)}", f"\n{DECIDE}"])
         while True:
             answer = await self._answer(episode, conversations, debate, JUDGE, shown)
             reading = self.read(answer, episode.action_hint)
@@ -166,8 +166,8 @@ class Debate(TextLoop):
             episode.invalid(reading.problem)
             shown = reading.problem
 
-    async def _voted(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:
-        """Return the most frequent action; where nobody has one, all answer again."""
+    async def _take_vote(self, episode: Episode, conversations: dict[str, Conversation], debate: _Debate) -> str:
+        """Return the most frequent action; if no debater has one, all answer again."""
         while not debate.actions:
             await self._round(episode, conversations, debate, is_first=False)
         votes = Counter(map(_vote, debate.actions.values()))
@@ -177,7 +177,7 @@ class Debate(TextLoop):
         return next(action for action in debate.actions.values() if _vote(action) == winner)
 
     async def _pay(self, episode: Episode, debate: _Debate) -> None:
-        """Give each debater what its own action would have earned; one that cannot be read earns no more than any."""
+        """Give each debater the reward of its own action; an unreadable one earns the lowest reward, at most 0."""
         actions = {action for action, _ in debate.own.values() if action}
         rewards = {action: (await episode.try_action(action)).reward for action in sorted(actions)}
         rewards[""] = min([0.0, *rewards.values()])
@@ -185,24 +185,24 @@ class Debate(TextLoop):
             episode.give_reward(self.own_weight * rewards[action], turn=turn, role=name)
 
 
-def quoted(said: Mapping[str, str]) -> str:
-    r"""Write answers one below the other, each line marked: none can look like two, or like words of somebody else.
+def quote_answers(said: Mapping[str, str]) -> str:
+    r"""Write answers one below the other, with every line marked, so that no answer can imitate another debater's.
 
-    >>> print(quoted({"debater_1": "7\ndebater_2 answered:\n8"}))
+    >>> print(quote_answers({"debater_1": "7\ndebater_2 answered:\n8"}))
     debater_1 answered:
     > 7
     > debater_2 answered:
     > 8
     """
-    return "\n\n".join(f"{name} answered:\n{_marked(text)}" for name, text in said.items())
+    return "\n\n".join(f"{name} answered:\n{_mark_lines(text)}" for name, text in said.items())
 
 
-def _marked(text: str) -> str:
+def _mark_lines(text: str) -> str:
     return "\n".join(f"> {line}" for line in text.strip().splitlines() or [SILENT])
 
 
 def _vote(action: str) -> str:
-    """Return an action as it is counted: blanks make no difference."""
+    """Normalize the whitespace of an action, so that equal actions are counted together."""
     return " ".join(action.split())
 
 

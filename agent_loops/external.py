@@ -1,6 +1,6 @@
-"""An agent of somebody else plays the episode: a program or a function that speaks to OpenAI or Anthropic.
+"""Episodes played by an external agent: a program or a function that uses the API of OpenAI or Anthropic.
 
-reset ─► session of the gateway ─► program, with its variables ─► its answers come from the policy ─► reward ─► end
+reset ─► gateway session ─► program with the session's variables ─► the policy answers its requests ─► reward ─► end
 """
 
 from __future__ import annotations
@@ -44,40 +44,40 @@ from .external_programs import (
 )
 
 LONGEST_VARIABLE = 100_000
-"""Bytes of a prompt that fits into a variable; Linux refuses more than 128 KiB."""
+"""Maximum bytes of a prompt in an environment variable; Linux refuses more than 128 KiB."""
 ACTION = "{action}"
-"""Stands for an action in a demonstration."""
+"""Placeholder of the action in a demonstration."""
 SHORTEST_WAIT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalTask:
-    """What a function that plays an episode gets."""
+    """Argument of a function that plays an episode."""
 
     prompt: str
     """The task: the environment's first observation."""
     instructions: str
-    """The environment's instructions, or what replaces them."""
+    """The environment's instructions, or the configured ones that replace them."""
     base_url: str
-    """For OpenAI's clients it ends with ``/v1``: see `openai_url`."""
+    """Base URL of the session for Anthropic's clients; see `openai_url` for OpenAI's."""
     api_key: str
     step: Callable[[str], Any] = field(repr=False)
-    """Takes an action in the environment, and returns its `StepResult`; async functions await it."""
+    """Function that takes an action in the environment and returns its `StepResult`; async functions await it."""
 
     @property
     def openai_url(self) -> str:
-        """``base_url`` as OpenAI's clients want it."""
+        """Base URL for OpenAI's clients, ending with ``/v1``."""
         return f"{self.base_url}/v1"
 
 
 MOST_ALIKE = 8
-"""Attempts of a program that may fail alike before one has succeeded."""
+"""Number of attempts with the same failure, and no success before, that ends the run."""
 _VARYING = re.compile(r"0x[0-9a-f]+|agentrl-program-\w+|\d+")
-"""What differs between attempts that fail alike: addresses, folders, numbers of processes and ports."""
+"""Parts of an error that differ between attempts with the same failure: addresses, folders, process ids, ports."""
 
 
 class FirstAttempts:
-    """The attempts of a program until one succeeds: where all fail alike, no later one will do better."""
+    """The attempts of a program until one succeeds; it ends the run if they all fail in the same way."""
 
     def __init__(self) -> None:
         self._has_succeeded = False
@@ -85,14 +85,14 @@ class FirstAttempts:
         self._causes: set[str] = set()
 
     def succeed(self) -> None:
-        """Note an attempt in which the program worked, whatever the policy made of it."""
+        """Record an attempt in which the program worked, even if the policy failed."""
         self._has_succeeded = True
 
     def fail(self, error: EnvironmentFailure) -> None:
-        """Note an attempt in which the program failed.
+        """Record an attempt in which the program failed.
 
         Raises:
-            UsageError: it is the last of several that failed alike.
+            UsageError: all of the first attempts failed in the same way.
         """
         if self._has_succeeded:
             return
@@ -100,47 +100,48 @@ class FirstAttempts:
         self._causes.add(_VARYING.sub("", str(error)))
         if self._failed >= MOST_ALIKE and len(self._causes) == 1:
             raise UsageError(
-                f"the program failed in all of its {self._failed} attempts, each time alike: {error.what}",
+                f"the program failed in all of its {self._failed} attempts, each time in the same way: {error.what}",
                 got=error.got,
                 expected=error.expected,
-                hint=error.hint or "start the program by hand, with the variables that docs/external-agents.md names",
+                hint=error.hint or "start the program by hand, with the variables listed in docs/external-agents.md",
             ) from error
 
 
 class External(AgentLoop):
-    """Lets a program of yours play, unchanged: whatever it asks OpenAI or Anthropic, the policy answers.
+    """An unchanged program plays, and the policy answers its requests to OpenAI or Anthropic.
 
     The program finds the address and a key in the variables that the vendors' packages read: ``OPENAI_BASE_URL``,
     ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``; its task in ``AGENTRL_PROMPT``, ``AGENTRL_TASK``
-    (a file of JSON) and on its standard input. What it prints is its answer.
+    (path of a JSON file) and on its standard input. Its standard output is its answer.
 
     Args:
-        command: The program, in a shell's words or as a list; ``{python}`` stands for this Python (in a
+        command: The program and its arguments, as a shell command or a list; ``{python}`` stands for this Python (in a
             sandbox: for its ``python3``).
-        function: ``module:name`` of a function of an `ExternalTask` instead, async or not. It returns its answer, a
-            number as the reward, or nothing.
-        answer: ``step`` gives the answer to the environment as an action; ``none`` leaves it, for programs that take
+        function: ``module:name`` of a function, async or not, to call with an `ExternalTask` instead. It returns its
+            answer, a number as the reward, or nothing.
+        answer: ``step`` passes the answer to the environment as an action; ``none`` ignores it, for programs that take
             actions themselves (``POST $AGENTRL_URL/step``) or post rewards (``POST $AGENTRL_URL/reward``), both with
             ``$AGENTRL_SECRET``.
         reward_file: File in the program's folder that holds the reward, as a number or ``{"reward", "success"}``. Such
             a program gets no ``$AGENTRL_SECRET`` unless it takes actions itself, so that a shell that it gives to the
             policy cannot post another reward.
-        seconds: Time of one program, without what it waits for answers.
-        grace_seconds: Time in which a program has to end once a budget of the episode is spent: some clients ask again
-            for minutes.
-        variables: More environment variables; a program gets few of this process's own, and in a sandbox none.
-        sandbox: Runs the program in a sandbox, as in `agentrl.sandbox.SandboxSpec`; its network is ``gateway`` unless
-            it says otherwise. Files that the command names by relative paths are brought along.
-        crash: Whose fault a program is that fails: ``policy_error`` (it is the policy's), or ``environment_error`` (it
-            is not, and the episode is played again).
-        side_models: Models by whose names the program asks for what is not trained, such as titles.
+        seconds: Time limit of one program, not counting the time that it waits for answers.
+        grace_seconds: Time that a program has to end once a budget of the episode is spent; some clients retry for
+            minutes.
+        variables: Additional environment variables. A program gets only a few of this process's variables, and in a
+            sandbox none.
+        sandbox: Runs the program in a sandbox, with the keys of `agentrl.sandbox.SandboxSpec`; the default network is
+            ``gateway``. Files that the command names by relative paths are copied into it.
+        crash: Outcome of a program that fails: ``policy_error`` (the policy's fault), or ``environment_error`` (not
+            the policy's fault; the episode is played again).
+        side_models: Model names of requests that are not trained, such as those for titles.
         side_markers: Texts in a system message that mark such requests.
-        forms: ``enforce`` holds answers to the JSON schemas, and forces the calls, that the program asks for: where
-            the engine can, in evaluations and side calls; an answer that is trained cannot be held to a form, and the
-            request is refused. With ``free`` the policy answers such requests as it likes, and learns the form from
-            what the program makes of its answers.
+        forms: ``enforce`` constrains answers to the JSON schemas and the forced tool calls of a request, if the engine
+            can, in evaluations and untrained requests; an answer that is trained cannot be constrained, so such a
+            request is refused. With ``free`` nothing is constrained: the policy has to learn the form from the
+            program's reactions.
         calls: ``as_served`` reads the calls that an inference server's parser would read; ``repaired`` also those that
-            are not quite in the model's notation (see `ToolCalling`).
+            differ slightly from the model's notation (see `ToolCalling`).
         demonstration: The answer in which the program finds an action: a text with ``{action}``, or ``{"tool": …,
             "argument": …}`` for a call. With it, experts play through the program in warm starts (`agentrl sft`).
     """
@@ -183,9 +184,9 @@ class External(AgentLoop):
             raise UsageError("a function does not run in a sandbox (agent.options.sandbox)", expected="a command")
         self._sandbox = None if sandbox is None else read_program_sandbox(sandbox)
         if self._sandbox is not None:
-            open_sandbox(self._sandbox, has_gateway=True)  # what it cannot be is said before the run
+            open_sandbox(self._sandbox, has_gateway=True)  # report impossible specs before the run
         self._program = None if command is None else read_program(command, is_sandboxed=sandbox is not None)
-        self._function = None if function is None else _imported(function)
+        self._function = None if function is None else _import_function(function)
         self._answers = answer == "step"
         self.repairs_calls = calls == "repaired"
         self._reward_file = reward_file
@@ -202,7 +203,7 @@ class External(AgentLoop):
         """Play one episode.
 
         Raises:
-            UsageError: so far every attempt has failed alike.
+            UsageError: every attempt so far has failed in the same way.
         """
         prompt = described(await episode.reset())
         try:
@@ -233,14 +234,14 @@ class External(AgentLoop):
             raise EpisodeEnd(session.outcome)
 
     def demonstration_problem(self) -> str | None:
-        """Return what is missing if the option `demonstration` does not say how."""
+        """Return an error text if the option `demonstration` is missing."""
         return None if self._demonstration else "agent.options.demonstration of the external loop is not set"
 
     def demonstrate(self, action: str) -> Message:
         """Write the answer in which the program finds an action."""
         if self._demonstration is None:
             raise UsageError(
-                "the external loop does not know how the program reads an action from an answer",
+                "the external loop needs the form in which the program reads actions from answers",
                 expected='agent.options.demonstration="<action>{action}</action>", or {tool: act, argument: action}',
             )
         return self._demonstration(action)
@@ -261,7 +262,7 @@ class External(AgentLoop):
 
     @asynccontextmanager
     async def _folder(self, gateway: Gateway, session: GatewaySession) -> AsyncIterator[ProgramFolder]:
-        """Open the folder of one program, which reaches its own session."""
+        """Open the folder of one program, with the address of its session."""
         if self._sandbox is None:
             with tempfile.TemporaryDirectory(prefix="agentrl-program-") as folder:
                 yield HostFolder(Path(folder), gateway.url_of(session))
@@ -271,7 +272,7 @@ class External(AgentLoop):
             yield SandboxFolder(sandbox, f"http://127.0.0.1:{port}{gateway.path_of(session)}")
 
     async def _within(self, run: Coroutine[Any, Any, str | None], play: _Play) -> str | None:
-        """Let it run for its seconds, in which waiting for answers does not count, and briefly past a spent budget."""
+        """Wait for the program: up to its seconds, without waits for answers, and briefly after a spent budget."""
         began = time.monotonic()
         running, spent = asyncio.ensure_future(run), asyncio.ensure_future(play.session.spent.wait())
         waited: set[asyncio.Future[Any]] = {running, spent}
@@ -293,11 +294,11 @@ class External(AgentLoop):
         return None if running.cancelled() else running.result()
 
     def _check(self, play: _Play, problem: str | None) -> None:
-        """Raise what makes the episode one of the machinery, or the policy's error.
+        """Raise the failure of the infrastructure or the error of the policy, if there is one.
 
         Args:
-            play: What was played.
-            problem: How the program failed.
+            play: The run of the program.
+            problem: Description of the program's failure.
         """
         session = play.session
         if session.failure is not None:
@@ -305,9 +306,9 @@ class External(AgentLoop):
         if not session.answers and session.outcome is None:
             raise EnvironmentFailure(
                 "the program never got an answer from the gateway",
-                got=problem or session.refusal or ("no request in its time" if play.is_late else "no request"),
+                got=problem or session.refusal or ("no request within its time" if play.is_late else "no request"),
                 expected=None if problem else "a client that reads OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
-                hint=None if problem else "pass the address and the key from the variables to the client by hand",
+                hint=None if problem else "pass the address and the key from the variables to the client explicitly",
             )
         if play.is_late:
             session.outcome = session.outcome or Outcome.TRUNCATED_TIME
@@ -317,7 +318,7 @@ class External(AgentLoop):
             raise (PolicyError if self._crash is Outcome.POLICY_ERROR else EnvironmentFailure)(problem)
 
     async def _call(self, play: _Play) -> str | None:
-        """Call the function; returns how it failed."""
+        """Call the function; return a description of its failure."""
         assert self._function is not None
         is_async, loop = inspect.iscoroutinefunction(self._function), asyncio.get_running_loop()
 
@@ -339,7 +340,7 @@ class External(AgentLoop):
         return None
 
     async def _execute(self, play: _Play, folder: ProgramFolder) -> str | None:
-        """Run the program; returns how it failed."""
+        """Run the program; return a description of its failure."""
         assert self._program is not None
         variables = variables_of(play.session, play.url)
         if self._reward_file is not None and self._answers:
@@ -362,8 +363,8 @@ class External(AgentLoop):
         if self._reward_file is None:
             return None
         try:
-            told = json.loads((await folder.read(self._reward_file)).decode())
-            reward, success = (told["reward"], told.get("success")) if isinstance(told, dict) else (told, None)
+            found = json.loads((await folder.read(self._reward_file)).decode())
+            reward, success = (found["reward"], found.get("success")) if isinstance(found, dict) else (found, None)
             number = bounded_reward(reward)
             if number is None or not isinstance(success, bool | None):
                 raise ValueError(f"{reward!r}, {success!r}")
@@ -400,9 +401,9 @@ class _Play:
     url: str
     prompt: str
     answer: Any = None
-    """What it printed or returned."""
+    """The program's output, or the function's result."""
     is_late: bool = False
-    """Its time was over."""
+    """True if its time limit has passed."""
 
 
 def variables_of(session: GatewaySession, url: str) -> dict[str, str]:
@@ -421,7 +422,7 @@ def variables_of(session: GatewaySession, url: str) -> dict[str, str]:
 
 
 async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask) -> Any:
-    """Call a function in a thread of its own: one that never ends holds up no other."""
+    """Call a function in its own thread, so that one that never returns does not block others."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -446,16 +447,16 @@ async def _in_thread(function: Callable[[ExternalTask], Any], task: ExternalTask
     return await done
 
 
-def _read_demonstration(told: str | Mapping[str, str]) -> Callable[[str], Message]:
-    """Return what writes an answer that takes an action."""
-    if isinstance(told, str) and ACTION in told:
-        return lambda action: Message(role="assistant", content=told.replace(ACTION, action))
-    if isinstance(told, Mapping) and set(told) == {"tool", "argument"}:
-        tool, argument = told["tool"], told["argument"]
+def _read_demonstration(option: str | Mapping[str, str]) -> Callable[[str], Message]:
+    """Return a function that writes the answer for an action."""
+    if isinstance(option, str) and ACTION in option:
+        return lambda action: Message(role="assistant", content=option.replace(ACTION, action))
+    if isinstance(option, Mapping) and set(option) == {"tool", "argument"}:
+        tool, argument = option["tool"], option["argument"]
         return lambda action: Message(role="assistant", tool_calls=(ToolCall(name=tool, arguments={argument: action}),))
     raise UsageError(
-        "agent.options.demonstration is not understood",
-        got=repr(told),
+        "agent.options.demonstration is not valid",
+        got=repr(option),
         expected=f"a text with {ACTION}, or {{tool: act, argument: action}}",
     )
 
@@ -465,7 +466,7 @@ def _check_word(option: str, word: str, known: Sequence[str]) -> None:
         raise UsageError(f"agent.options.{option} is not known", got=word, expected=" or ".join(known))
 
 
-def _imported(name: str) -> Callable[[ExternalTask], Any]:
+def _import_function(name: str) -> Callable[[ExternalTask], Any]:
     module, colon, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)

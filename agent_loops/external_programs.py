@@ -1,4 +1,4 @@
-"""Where a program of the `external` loop runs: in a folder of this machine, or in a sandbox."""
+"""Folders in which programs of the `external` loop run, on this machine or in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from agentrl.sandbox.spec import ANY_NETWORK, GATEWAY
 
 KILL_AFTER_S = 2.0
 LONGEST_QUOTE, QUOTED_LINES = 1000, 8
-"""Characters and lines of what a failed program wrote that its error quotes, from the end."""
+"""Maximum characters and lines that an error quotes from the end of a failed program's output."""
 LONGEST_LOG = 64 * 1024
 LONGEST_ANSWER = 1 << 20
-"""Bytes of a program's output that are read, from its end."""
+"""Maximum bytes that are read from the end of a program's output."""
 GUARDED = sys.platform == "linux"
-"""A guard ends what a program has started, once that has ended; elsewhere those that left its process group go on."""
+"""True if a guard kills all children of an ended program; elsewhere those outside its process group keep running."""
 TASK_FILE, PROMPT_FILE = "task.json", ".prompt"
 INHERITED = (
     "PATH",
@@ -43,16 +43,16 @@ INHERITED = (
     "CONDA_",
     "LD_LIBRARY_PATH",
 )
-"""Beginnings of the names of variables that a program on this machine gets from this process; no keys or tokens."""
+"""Name prefixes of the variables that a program on this machine inherits from this process; no keys or tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
-    """End of a program."""
+    """Output of an ended program, and its failure."""
 
     output: str
     problem: str | None
-    """How it failed."""
+    """Description of the failure; ``None`` if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Program:
 
     Args:
         words: The program and its arguments.
-        files: Files that it brings into a sandbox's folder, by name: content, and whether it can be executed.
+        files: Files to copy into a sandbox's folder, by name: the content, and true if the file is executable.
     """
 
     words: tuple[str, ...]
@@ -70,23 +70,23 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramInput:
-    """What a program gets in one episode."""
+    """Input of a program in one episode."""
 
     prompt: str
     """Its standard input."""
     task: Mapping[str, Any]
-    """Content of the file of JSON that ``AGENTRL_TASK`` names."""
+    """Content of the JSON file at ``AGENTRL_TASK``."""
     variables: Mapping[str, str]
-    """Its environment variables, besides those that it gets anyway."""
+    """Environment variables in addition to the inherited ones."""
     keep_log: Callable[[str], None]
-    """Gets what it printed, however it ends."""
+    """Function that stores the program's output, also if it fails."""
 
 
 class ProgramFolder(ABC):
     """Folder in which one program runs.
 
     Args:
-        url: The base address of its session, as seen from there.
+        url: The base URL of its session, as reached from the folder.
     """
 
     def __init__(self, url: str) -> None:
@@ -94,23 +94,23 @@ class ProgramFolder(ABC):
 
     @abstractmethod
     async def run(self, program: Program, given: ProgramInput) -> ProgramResult:
-        """Run it to its end; cancelling the call kills it, and all that it started."""
+        """Run a program to its end; cancelling the call kills it and all its children."""
 
     @abstractmethod
     async def read(self, path: str) -> bytes:
-        """Read a file that it left.
+        """Read a file that the program wrote.
 
         Raises:
-            OSError: there is none.
-            ToolError: there is none (in a sandbox).
+            OSError: the file does not exist.
+            ToolError: the file does not exist (in a sandbox).
         """
 
 
 class HostFolder(ProgramFolder):
-    """Folder of this machine, with the rights of this process.
+    """Folder of this machine; its program runs with the rights of this process.
 
     Args:
-        folder: Empty, and nobody else's.
+        folder: An empty folder that nothing else uses.
         url: See `ProgramFolder`.
     """
 
@@ -119,29 +119,29 @@ class HostFolder(ProgramFolder):
         self._folder = folder
 
     async def run(self, program: Program, given: ProgramInput) -> ProgramResult:
-        """See `ProgramFolder.run`. What it writes goes to files: a child that it leaves behind holds no pipe open."""
+        """See `ProgramFolder.run`. Output goes to files, so that no child that is left behind keeps a pipe open."""
         task_file = self._folder / TASK_FILE
         task_file.write_text(json.dumps(given.task), encoding="utf-8")
         inherited = {name: os.environ[name] for name in os.environ if name.startswith(INHERITED)}
         environment = {**inherited, "AGENTRL_TASK": str(task_file), **given.variables}
         with (
-            tempfile.TemporaryFile() as said,
-            tempfile.TemporaryFile() as asked,
-            tempfile.TemporaryFile() as complained,
+            tempfile.TemporaryFile() as stdin,
+            tempfile.TemporaryFile() as stdout,
+            tempfile.TemporaryFile() as stderr,
         ):
-            asked.write(given.prompt.encode())
-            asked.seek(0)
-            process = await self._start(program.words, environment, asked, said, complained)
+            stdin.write(given.prompt.encode())
+            stdin.seek(0)
+            process = await self._start(program.words, environment, stdin, stdout, stderr)
             code = None
             try:
                 code = await process.wait()
             finally:
                 await _end(process)
-                output, errors = _end_of(said), _end_of(complained)
+                output, errors = _end_of(stdout), _end_of(stderr)
                 given.keep_log((output + errors)[-LONGEST_LOG:])
         if GUARDED and code < 0:
             return ProgramResult(
-                output=output, problem="what the program started could not be ended: its guard was killed"
+                output=output, problem="the program's children could not be ended: its guard was killed"
             )
         return ProgramResult(output=output, problem=_problem(code, errors, output))
 
@@ -175,7 +175,7 @@ class SandboxFolder(ProgramFolder):
     """Folder of a sandbox.
 
     Args:
-        sandbox: Started; it has had no other program.
+        sandbox: A started sandbox in which no other program has run.
         url: See `ProgramFolder`.
     """
 
@@ -200,12 +200,12 @@ class SandboxFolder(ProgramFolder):
             result = await process.wait()
             note = " (out of memory)" if result.out_of_memory else ""
         finally:
-            with suppress(SandboxError):  # whatever it is was raised already
+            with suppress(SandboxError):  # the sandbox's failure has been raised already
                 await process.kill()
                 errors = (await process.wait()).stderr.decode(errors="replace")
-            said = output.decode(errors="replace")
-            given.keep_log((said + errors)[-LONGEST_LOG:])
-        return ProgramResult(output=said, problem=_problem(result.exit_code, errors, said, note))
+            text = output.decode(errors="replace")
+            given.keep_log((text + errors)[-LONGEST_LOG:])
+        return ProgramResult(output=text, problem=_problem(result.exit_code, errors, text, note))
 
     async def read(self, path: str) -> bytes:
         """See `ProgramFolder.read`."""
@@ -215,11 +215,11 @@ class SandboxFolder(ProgramFolder):
 def read_program(command: str | Sequence[str], *, is_sandboxed: bool) -> Program:
     """Read a command of the config.
 
-    ``{python}`` is this Python, and in a sandbox ``python3``. Relative paths of files here stay valid: they become
-    absolute ones, or the files are brought into the sandbox's folder.
+    ``{python}`` is this Python, and in a sandbox ``python3``. Relative paths of existing files stay valid: they become
+    absolute, or the files are copied into the sandbox's folder.
 
     Raises:
-        UsageError: there is none, or two of its files have one name.
+        UsageError: the command is empty or not valid, or two of its files have the same name.
     """
     try:
         words = shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
@@ -228,45 +228,47 @@ def read_program(command: str | Sequence[str], *, is_sandboxed: bool) -> Program
     if not words:
         raise UsageError("agent.options.command is empty", expected="a program and its arguments")
     words = [word.replace("{python}", "python3" if is_sandboxed else sys.executable) for word in words]
-    if not is_sandboxed:  # a link to Python stays one: behind it, the packages of its environment are missing
+    if not is_sandboxed:  # symbolic links are kept: a resolved link to Python would lose its virtual environment
         return Program(
             words=tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in words), files={}
         )
     brought = {word: Path(word) for word in words if not word.startswith("/") and Path(word).is_file()}
     files = {path.name: (path.read_bytes(), os.access(path, os.X_OK)) for path in brought.values()}
     if len(files) < len(brought) or {TASK_FILE, PROMPT_FILE} & set(files):
-        raise UsageError("files of agent.options.command have one name in the sandbox", got=", ".join(sorted(brought)))
+        raise UsageError(
+            "files of agent.options.command have the same name in the sandbox", got=", ".join(sorted(brought))
+        )
     return Program(words=tuple(f"./{brought[word].name}" if word in brought else word for word in words), files=files)
 
 
 def read_program_sandbox(given: Mapping[str, Any]) -> SandboxSpec:
-    """Read ``agent.options.sandbox``, whose network is the gateway unless it says otherwise.
+    """Read ``agent.options.sandbox``, whose default network is the gateway.
 
     Raises:
-        UsageError: its programs would not reach the gateway.
+        UsageError: programs in it could not reach the gateway.
     """
     if not isinstance(given, Mapping):
-        raise UsageError("agent.options.sandbox is not understood", got=repr(given), expected="{type: local}")
+        raise UsageError("agent.options.sandbox is not valid", got=repr(given), expected="{type: local}")
     spec = read_spec({"network": GATEWAY, **given})
     if not spec.uses_gateway and spec.network != ANY_NETWORK:
         raise UsageError(
-            "the program of the external loop does not reach the policy from its sandbox",
+            "the program of the external loop cannot reach the policy from its sandbox",
             got=f"network {spec.network}",
-            expected=f"network {GATEWAY}, or a list in which {GATEWAY} stands",
+            expected=f"network {GATEWAY}, or a list that contains {GATEWAY}",
         )
     return spec
 
 
 def _problem(exit_code: int, errors: str, output: str, note: str = "") -> str | None:
-    """Return how a program failed, with the end of what it wrote; ``None`` where it did not."""
+    """Describe a program's failure, with the end of its output; ``None`` if it succeeded."""
     if not exit_code:
         return None
-    said = next((f": {text}" for text in (_last_lines(errors), _last_lines(output)) if text), ", and wrote nothing")
-    return f"the program ended with {exit_code}{note}{said}"
+    quote = next((f": {text}" for text in (_last_lines(errors), _last_lines(output)) if text), ", and wrote nothing")
+    return f"the program ended with {exit_code}{note}{quote}"
 
 
 def _last_lines(text: str) -> str:
-    """Return the last lines of a text, whole ones where they are not too long."""
+    """Return the last lines of a text, without a partial first one unless it is very long."""
     lines = text[-LONGEST_QUOTE:].strip().splitlines()[-QUOTED_LINES:]
     is_cut = len(lines) > 1 and len(text.strip()) > LONGEST_QUOTE
     return "\n".join(lines[1:] if is_cut and len(lines) < QUOTED_LINES else lines)
@@ -279,10 +281,10 @@ def _end_of(file: IO[bytes]) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a program and what it started."""
+    """End a program and its children."""
     with suppress(ProcessLookupError):
         if GUARDED and process.returncode is None:
-            process.terminate()  # its guard ends all of it, and then itself
+            process.terminate()  # the guard kills the program and its children, then ends
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), program_guard.KILL_S + KILL_AFTER_S)
         os.killpg(process.pid, signal.SIGKILL)

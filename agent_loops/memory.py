@@ -8,7 +8,7 @@ from agentrl.agent_loop import Conversation, Episode, TurnOptions
 from agentrl.errors import ConfigError
 from agentrl.message import Content
 
-from .prompting import after, goal_of, opening, remembered, with_lines
+from .prompting import after, goal_of, opening, text_with_image_marks, with_lines
 from .text_answers import TextLoop
 
 EMPTY = "(empty)"
@@ -17,15 +17,15 @@ WRITE = "Write your new memory: the facts from your memory and the new facts."
 
 @dataclass(kw_only=True, eq=False)
 class Memory(TextLoop):
-    """The policy rewrites a memory of bounded size with each observation, and acts by it and the observation.
+    """The policy rewrites a memory of bounded size after each observation, and acts on the memory and the observation.
 
-    One call writes the memory, and one acts. A long observation is read in parts, with a call for each of them. Each
-    call is a sequence of its own, and trains with the episode's return.
+    One call writes the memory, and another one acts. A long observation is read in parts, with a call for each part.
+    Each call is a separate sequence that is trained with the episode's return.
 
     Args:
-        memory_tokens: Most tokens of the memory; what the policy writes beyond them is cut off.
-        part_tokens: Most tokens of a part of an observation.
-        trained: Whether the calls that write the memory train; those that act always do.
+        memory_tokens: Maximum tokens of the memory; a longer one is cut off.
+        part_tokens: Maximum tokens of a part of an observation.
+        trained: True if the calls that write the memory are trained; those that act always are.
     """
 
     follow_ups = ()
@@ -40,10 +40,10 @@ class Memory(TextLoop):
         super().__post_init__()
         for name, tokens in (("memory_tokens", self.memory_tokens), ("part_tokens", self.part_tokens)):
             if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-                raise ConfigError(f"{name} is no number of tokens", got=repr(tokens), expected="at least 1")
+                raise ConfigError(f"{name} is not a number of tokens", got=repr(tokens), expected="at least 1")
         if not isinstance(self.trained, bool):
             raise ConfigError(
-                "agent.options.trained is not a truth value", got=repr(self.trained), expected="true or false"
+                "agent.options.trained is not a boolean", got=repr(self.trained), expected="true or false"
             )
 
     async def run(self, episode: Episode) -> None:
@@ -56,7 +56,7 @@ class Memory(TextLoop):
             if not problem:
                 seen = await writing.read(goal, action, observation)
             actions = await self.actions(episode)
-            shown = with_lines(_shown(goal, writing.memory, seen), [actions, problem])
+            shown = with_lines(_show(goal, writing.memory, seen), [actions, problem])
             messages = opening(self.instructions(episode), shown)
             acting = episode.open(messages) if acting is None else acting.fork(messages)
             reading = self.read(await acting.generate(prefill=self.prefill), episode.action_hint)
@@ -70,7 +70,7 @@ class Memory(TextLoop):
             goal, observation = goal_of(episode, first), result.observation
 
     def writing_rule(self) -> str:
-        """Return how the memory is written."""
+        """Return the instructions for writing the memory."""
         return (
             "You cannot see earlier messages, so you keep a memory. Do not act now; write your new memory. It replaces"
             " the old one, so repeat what is still needed, correct what has changed, and add what is new. Write short"
@@ -91,15 +91,15 @@ class _Writing:
         self._conversation: Conversation | None = None
 
     async def read(self, goal: str, action: str, observation: Content) -> Content:
-        """Write the memory anew for each part of an observation; return what of it is in sight when the policy acts."""
-        parts = self._episode.parts(remembered(observation), self._loop.part_tokens)
+        """Rewrite the memory for each part of an observation; return the part that the policy sees when it acts."""
+        parts = self._episode.parts(text_with_image_marks(observation), self._loop.part_tokens)
         for part in parts:
             await self._write(goal, f"Your last action: {action}\n{part}" if action and part is parts[0] else part)
         return observation if len(parts) == 1 else parts[-1]
 
     async def _write(self, goal: str, part: str) -> None:
         loop, episode = self._loop, self._episode
-        shown = _shown(goal, self.memory, f"New:\n{part}\n\n{WRITE}")
+        shown = _show(goal, self.memory, f"New:\n{part}\n\n{WRITE}")
         messages = opening([episode.spec.instructions, loop.writing_rule()] if loop.explain else [], shown)
         conversation = self._conversation
         conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
@@ -117,7 +117,7 @@ class _Writing:
             episode.invalid("The memory was empty.")
 
 
-def _shown(goal: str, memory: str, seen: Content) -> Content:
-    """Return what the policy reads: the goal if there is one, its memory, and what is new."""
+def _show(goal: str, memory: str, seen: Content) -> Content:
+    """Return the user message: the goal if there is one, the memory, and the new content."""
     asked = f"Task: {goal}\n\n" if goal else ""
     return after(f"{asked}Your memory:\n{memory or EMPTY}\n\n", seen)

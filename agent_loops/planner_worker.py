@@ -1,4 +1,4 @@
-"""A planner says how to solve the task, and a worker does it."""
+"""A planner writes a plan for the task, and a worker carries it out."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PLAN = TurnOptions(demonstration=lambda: "Solve the task step by step.")
 
 @dataclass(kw_only=True, eq=False)
 class PlannerWorker(TextLoop):
-    """A planner writes a plan from the first observation, and a worker acts by it, as text.
+    """A planner writes a plan from the first observation, and a worker follows it and acts, as text.
 
-    The worker reads the first observation, the plan, and all that follows; the planner, what it sees when it plans. An
-    empty plan counts as an unusable answer, and the worker goes on without one.
+    The worker reads the first observation, the plan, and all later observations; the planner reads only the
+    observations at which it plans. An empty plan counts as an invalid answer, and the worker continues without one.
 
     Args:
-        replan_every: The planner writes another plan after so many steps of the worker; 0 for one plan.
+        replan_every: Number of the worker's steps between two plans; 0 for a single plan.
     """
 
     roles = (PLANNER, WORKER)
@@ -41,7 +41,7 @@ class PlannerWorker(TextLoop):
         super().__post_init__()
         every = self.replan_every
         if isinstance(every, bool) or not isinstance(every, int) or every < 0:
-            raise ConfigError("replan_every is no number of steps", got=repr(every), expected="0 or more")
+            raise ConfigError("replan_every is not a number of steps", got=repr(every), expected="0 or more")
 
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
@@ -49,7 +49,7 @@ class PlannerWorker(TextLoop):
         planner = episode.open(
             opening(self._planning(episode), with_lines(observation, [f"\n{REQUEST}"])), role=PLANNER
         )
-        shown = await self._shown(episode, observation, await self._plan(episode, planner))
+        shown = await self._show(episode, observation, await self._plan(episode, planner))
         worker = episode.open(opening(self.instructions(episode), shown), role=WORKER)
         steps = 0
         while True:
@@ -67,7 +67,7 @@ class PlannerWorker(TextLoop):
                 goal = goal_of(episode, first)
                 planner.add(user(with_lines(result.observation, [goal, f"\n{REQUEST}"])))
                 plan = await self._plan(episode, planner)
-            worker.add(user(await self._shown(episode, result.observation, plan)))
+            worker.add(user(await self._show(episode, result.observation, plan)))
 
     def _planning(self, episode: Episode) -> list[str]:
         return [episode.spec.instructions, RULE] if self.explain else []
@@ -78,5 +78,5 @@ class PlannerWorker(TextLoop):
             episode.invalid("The plan was empty.")
         return plan
 
-    async def _shown(self, episode: Episode, observation: Content, plan: str) -> Content:
+    async def _show(self, episode: Episode, observation: Content, plan: str) -> Content:
         return with_lines(observation, [await self.actions(episode), f"\nThe plan for you: {plan}" if plan else ""])

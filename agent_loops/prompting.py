@@ -1,4 +1,4 @@
-"""What loops put around observations: the goal again, the admissible actions, how to answer with an example."""
+"""Text that loops add to observations: the goal, the admissible actions, and how to answer, with an example."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ READ_NEXT = "You will then see the result. Answer again in the same form."
 
 @dataclass(frozen=True, slots=True)
 class ActionHint:
-    """An environment's ``action_hint``, taken apart."""
+    """Parts of an environment's ``action_hint``."""
 
     what: str
-    """What an action is; empty where the environment does not say."""
+    """Description of an action; empty if the environment gives none."""
     example: str
-    """An action; a placeholder where the environment gives none."""
+    """Example of an action; a placeholder if the environment gives none."""
 
     @classmethod
     def parse(cls, hint: str) -> ActionHint:
-        """Take a hint apart at its last "for example:".
+        """Split a hint at its "for example:".
 
         >>> ActionHint.parse("a whole number, for example: 50")
         ActionHint(what='a whole number', example='50')
@@ -46,31 +46,31 @@ class ActionHint:
 
     @property
     def sentence(self) -> str:
-        """What an action is, as a sentence with a blank before it."""
+        """Sentence that describes an action, with a leading space; empty without a description."""
         return f" An action is: {self.what}." if self.what else ""
 
 
 def content_text(content: Content) -> str:
-    """Return the text of an observation, images left out."""
+    """Return the text of an observation without its images."""
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
-def remembered(content: Content) -> str:
-    """Return an observation as a memory of words keeps it: images by a mark."""
+def text_with_image_marks(content: Content) -> str:
+    """Return the text of an observation with a mark in place of each image."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part in content)
 
 
 def goal_of(episode: Episode, first_observation: Content) -> str:
-    """What to repeat of the goal: as the environment says it, or else what `goal_line` finds."""
+    """Return the goal to repeat: the environment's own text, or else the line that `goal_line` finds."""
     return goal_line(first_observation) if episode.goal is None else episode.goal
 
 
 def goal_line(first_observation: Content) -> str:
-    r"""The line that states the goal: the one with "Your task is to", or else the only one; else there is none.
+    r"""Return the line that states the goal: the one with "Your task is to", or else the only line, or else "".
 
     >>> goal_line("You are in a room.\n\nYour task is to: put a mug in desk.\n")
     'Your task is to: put a mug in desk.'
@@ -89,7 +89,7 @@ def after(text: str, content: Content) -> Content:
 
 
 def with_lines(content: Content, lines: Sequence[str]) -> Content:
-    """Return an observation with lines of text after it; empty ones are left out."""
+    """Return an observation with lines of text after it; empty lines are left out."""
     added = "".join(f"\n{line}" for line in lines if line)
     if not added:
         return content
@@ -97,12 +97,12 @@ def with_lines(content: Content, lines: Sequence[str]) -> Content:
 
 
 def opening(instructions: Sequence[str], observation: Content) -> list[Message]:
-    """Return the first messages: a system message if there is anything to instruct, and the first observation."""
+    """Return the first messages: a system message unless there are no instructions, and the first observation."""
     text = "\n\n".join(part.strip() for part in instructions if part.strip())
     return [*([system(text)] if text else []), user(observation)]
 
 
 async def action_list(episode: Episode) -> str:
-    """Return one line with the actions that the environment accepts now; empty when it does not tell."""
+    """Return one line with the admissible actions; empty if the environment does not list them."""
     actions = await episode.admissible_actions()
     return "" if actions is None else f"Admissible actions: {', '.join(actions)}."

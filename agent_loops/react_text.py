@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.agent_loop import Episode
 from agentrl.message import Content, user
 
-from .compaction import Compaction, compacted
+from .compaction import Compaction, with_compaction
 from .prompting import goal_of, opening, with_lines
 from .text_answers import TextLoop
 
@@ -19,9 +19,10 @@ class ReactText(TextLoop):
     """The policy reads observations and writes one action per turn, as text.
 
     Args:
-        restate_goal: Repeat the goal after each observation: as the environment says it in the info of `reset`, or else
-            the first observation's line with "Your task is to", or its only line.
-        compact: Let the policy sum a long conversation up, and go on from its summary: ``{above: 2000, tokens: 256}``.
+        restate_goal: Repeat the goal after each observation: the goal in the info of `reset`, or else the first
+            observation's line with "Your task is to", or its only line.
+        compact: Let the policy summarize a long conversation and continue from its summary:
+            ``{above: 2000, tokens: 256}``.
     """
 
     restate_goal: bool = False
@@ -37,7 +38,7 @@ class ReactText(TextLoop):
         goal = goal_of(episode, observation) if self.restate_goal else ""
         actions = await self.actions(episode)
         messages = opening(self.instructions(episode), with_lines(observation, [actions]))
-        conversation = compacted(episode, episode.open(messages), messages, self._compaction)
+        conversation = with_compaction(episode, episode.open(messages), messages, self._compaction)
         while True:
             reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
             if reading.problem:

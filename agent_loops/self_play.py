@@ -17,16 +17,16 @@ from .text_answers import TextLoop
 
 @dataclass(kw_only=True, eq=False)
 class SelfPlay(TextLoop):
-    """Roles play the players of one game, each in a conversation of its own, as text; by default one policy plays all.
+    """Roles play the players of one game, each in its own conversation, as text; by default one policy plays all.
 
-    The environment must have several players. An answer that cannot be read is a move that is not allowed, so that the
-    game's own rules decide what it costs. A game that a budget ends is lost.
+    The environment must have several players. An answer that cannot be read counts as an illegal move, so the game's
+    rules decide what it costs. A game that a budget ends is lost.
 
     Args:
-        roles: Names of the roles, one for each player: the first plays the first of the environment's players.
-        rotate: Let the seed of the task decide who plays first, for roles that are not alike, such as an opponent that
-            does not train. All episodes of a task have the same order.
-        unfinished: Reward of a role that used up its tokens; of every role, when the turns or the seconds are spent.
+        roles: Names of the roles, one for each player, in the order of the environment's players.
+        rotate: Let the seed of the task decide who plays first, for roles that differ, such as an opponent that is not
+            trained. All episodes of a task have the same order.
+        unfinished: Reward of a role that has used up its tokens; of every role if the turns or the seconds are spent.
     """
 
     roles: Sequence[str] = ("player_1", "player_2")
@@ -39,21 +39,21 @@ class SelfPlay(TextLoop):
         if isinstance(roles, str) or len(roles) < 2 or len(set(roles)) != len(roles) or not all(roles):
             raise ConfigError("self_play needs players", got=repr(roles), expected="two names or more, each once")
         if isinstance(unfinished, bool) or not isinstance(unfinished, int | float) or not math.isfinite(unfinished):
-            raise ConfigError("unfinished is no reward", got=repr(unfinished), expected="a number, such as -1")
+            raise ConfigError("unfinished is not a reward", got=repr(unfinished), expected="a number, such as -1")
         self.roles = tuple(roles)
 
     async def run(self, episode: Episode) -> None:
         """Play one game.
 
         Raises:
-            UsageError: the environment has another number of players.
+            UsageError: the environment has a different number of players.
         """
         observation = await episode.reset()
         episode.players = self._seats(episode)
         conversations: dict[str, Conversation] = {}
         while True:
             role = episode.players[episode.player or ""]
-            shown = await self._shown(episode, observation)
+            shown = await self._show(episode, observation)
             if role in conversations:
                 conversations[role].add(user(shown))
             else:
@@ -71,19 +71,19 @@ class SelfPlay(TextLoop):
         names = list(episode.player_names)
         if len(names) != len(self.roles):
             raise UsageError(
-                f"self_play has {len(self.roles)} roles, and environment {episode.spec.name} other players",
-                got=", ".join(names) or "one player, who plays alone",
+                f"self_play has {len(self.roles)} roles, but environment {episode.spec.name} has other players",
+                got=", ".join(names) or "a single player",
                 expected=f"{len(self.roles)} players",
-                hint="set environment.options={opponent: self}, where it has that, or agent.options.roles",
+                hint="set environment.options={opponent: self}, if it has this option, or agent.options.roles",
             )
         first = episode.task.seed % len(names) if self.rotate else 0
         return dict(zip(names, [*self.roles[first:], *self.roles[:first]], strict=True))
 
-    async def _shown(self, episode: Episode, observation: Content) -> Content:
+    async def _show(self, episode: Episode, observation: Content) -> Content:
         return with_lines(observation, [await self.actions(episode)])
 
     async def _move(self, episode: Episode, conversation: Conversation) -> StepResult:
-        """Let the player whose turn it is move; one who moves again reads what was wrong with the answer."""
+        """Let the current player move; if it has to move again, it reads what was wrong with its answer."""
         mover = episode.player
         reading = self.read(await conversation.generate(prefill=self.prefill), episode.action_hint)
         result = await episode.step("" if reading.problem else reading.action)
@@ -92,12 +92,12 @@ class SelfPlay(TextLoop):
         return result
 
     def _count_as_lost(self, episode: Episode, role: str, outcome: Outcome) -> None:
-        everybody = outcome in (Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TIME)
-        for loser in self.roles if everybody else (role,):
+        all_lose = outcome in (Outcome.TRUNCATED_TURNS, Outcome.TRUNCATED_TIME)
+        for loser in self.roles if all_lose else (role,):
             episode.give_reward(self.unfinished, role=loser)
 
     def _judge(self, episode: Episode, result: StepResult) -> None:
-        """Where one role alone trains, count the game as a success if that role has won it."""
+        """Count the game as a success if the only trained role has won it; skip this if several are trained."""
         trained = [role for role in self.roles if episode.roles[role].trained]
         if len(trained) == 1:
             rewards = result.info.get("rewards", {})

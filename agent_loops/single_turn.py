@@ -1,4 +1,4 @@
-"""One question, one answer."""
+"""Episodes of one question and one answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class SingleTurn(AgentLoop):
     """The policy answers once, and the environment judges the answer.
 
     Args:
-        tag: Only what stands in ``<tag>…</tag>`` is given to the environment (the last one counts); without it, the
-            whole answer without its thinking.
+        tag: Pass only the text in ``<tag>…</tag>`` to the environment, from the last such pair; without it, the whole
+            answer without its thinking.
     """
 
     follow_ups = ()
@@ -38,7 +38,7 @@ class SingleTurn(AgentLoop):
             raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
 
     def rule(self, action_hint: str) -> str:
-        """Return how to answer, with an example in the exact form where there is one to follow."""
+        """Return the instructions for answering, with an example; empty if neither a tag nor a hint is given."""
         hint = ActionHint.parse(action_hint)
         if self.tag is None and not action_hint:
             return ""
@@ -48,13 +48,13 @@ class SingleTurn(AgentLoop):
         return f"How to answer: write {what}{where}. For example:\n{self.demonstrate(example).text}"
 
     def read(self, answer: Answer) -> str | None:
-        """What the environment is given; ``None`` when the tag is missing."""
+        """Return the text for the environment; ``None`` if the tag is missing."""
         if self._tagged is None:
             return answer.text
         found = self._tagged.findall(answer.text)
         return found[-1].strip() if found else None
 
     def demonstrate(self, action: str) -> Message:
-        """Return the answer that gives `action`."""
+        """Return the answer that contains `action`."""
         text = action if self.tag is None else f"<{self.tag}>{action}</{self.tag}>"
         return Message(role="assistant", content=text)

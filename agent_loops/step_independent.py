@@ -1,6 +1,6 @@
-"""Each turn has a prompt of its own: the goal, a memory of the past, the current observation.
+"""Each turn has its own prompt: the goal, a memory of the past, the current observation.
 
-The ledger gets one sequence per turn; what their prompts have in common at the start is stored once.
+The ledger gets one sequence per turn; the common prefix of their prompts is stored once.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from agentrl.errors import ConfigError
 from agentrl.message import Content, Message
 from agentrl.registry import load
 
-from .prompting import after, goal_of, opening, remembered, with_lines
+from .prompting import after, goal_of, opening, text_with_image_marks, with_lines
 from .text_answers import TextLoop
 
 
 class Memory(Protocol):
-    """What the policy is told of the past; one object per episode."""
+    """Memory of the past that the policy reads; one object per episode."""
 
     def add(self, observation: str, action: str) -> None:
-        """Remember what was seen, and what was done then."""
+        """Remember an observation and the action that followed it."""
 
     def text(self) -> str:
         """Return the memory as the prompt shows it; empty at first."""
 
 
 class RecentSteps:
-    """Remembers the last steps word for word.
+    """Memory of the last steps, word for word.
 
     Args:
-        length: Number of steps; 0 remembers nothing.
+        length: Number of steps; with 0, nothing is remembered.
     """
 
     def __init__(self, length: int) -> None:
@@ -66,8 +66,8 @@ class StepIndependent(TextLoop):
     """The policy sees the goal, a memory and the current observation, and answers as in `react_text`.
 
     Args:
-        history: Steps that are remembered word for word.
-        memory: ``module:attr`` of a class to remember with instead (see `Memory`); made once per episode.
+        history: Number of last steps that are remembered word for word.
+        memory: ``module:attr`` of a class to use as the memory instead (see `Memory`); created once per episode.
     """
 
     follow_ups = ()
@@ -80,7 +80,7 @@ class StepIndependent(TextLoop):
         super().__post_init__()
         if self.history < 0:
             got = f"history {self.history}"
-            raise ConfigError("step_independent cannot remember", got=got, expected="0 or more steps")
+            raise ConfigError("history of step_independent is negative", got=got, expected="0 or more steps")
         recent = functools.partial(RecentSteps, self.history)
         self._make_memory: Callable[[], Memory] = recent if self.memory is None else _memory_class(self.memory)
 
@@ -100,7 +100,7 @@ class StepIndependent(TextLoop):
             result = await episode.step(reading.action)
             if result.done:
                 return
-            memory.add(remembered(observation), reading.action)
+            memory.add(text_with_image_marks(observation), reading.action)
             goal, observation = goal_of(episode, first), result.observation
 
     async def _prompt(self, episode: Episode, past: list[str], observation: Content, problem: str) -> list[Message]:

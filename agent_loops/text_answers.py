@@ -1,4 +1,4 @@
-"""Actions as text: ``<think>…</think><action>…</action>``, or the environment's own way, in loops of any kind."""
+"""Actions as text for all loops: ``<think>…</think><action>…</action>``, or the environment's own form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACTION = re.compile(r"<action>((?:(?!<action>).)*?)</action>", re.DOTALL)
 
 
 class AnswerFormat(enum.StrEnum):
-    """How an answer is written."""
+    """Form of an answer."""
 
     REACT = "react"
     """Thoughts in ``<think>``, then the action in ``<action>``."""
@@ -44,7 +44,7 @@ _WHOLE = frozenset({AnswerFormat.PLAIN, AnswerFormat.FREE})
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What an answer says: an action, or else a problem in words for the policy."""
+    """The action of an answer, or else a description of its problem for the policy."""
 
     action: str
     problem: str = ""
@@ -56,11 +56,12 @@ class TextLoop(AgentLoop):
 
     Args:
         format: ``react``, ``action_tag``, ``plain`` or ``free``.
-        list_actions: List the admissible actions after each observation, where the environment tells them.
+        list_actions: List the admissible actions after each observation, if the environment reports them.
         explain: Put the environment's instructions, its action hint and the answer's format into a system message;
-            off for small models that learn the protocol from demonstrations.
-        prefill: Text that each answer with an action begins with, such as ``<action>`` for a model that does not keep
-            to the form by itself; it is not trained. The action then ends at ``</action>`` or with its line.
+            turn it off for small models that learn the protocol from demonstrations.
+        prefill: Text that each answer with an action begins with, such as ``<action>`` for a model that does not
+            follow the form by itself; it is not trained. The action then ends at ``</action>`` or at the end of its
+            line.
     """
 
     format: str = "react"
@@ -76,11 +77,11 @@ class TextLoop(AgentLoop):
             raise ConfigError("unknown answer format", got=repr(self.format), expected=expected) from error
         if not isinstance(self.prefill, str):
             raise ConfigError(
-                "prefill is no text", got=repr(self.prefill), expected="what each answer begins with: <action>"
+                "prefill is not a text", got=repr(self.prefill), expected="the start of each answer: <action>"
             )
 
     async def actions(self, episode: Episode) -> str:
-        """Return the line with the admissible actions; empty where they are not to be listed."""
+        """Return the line with the admissible actions; empty if they are not listed."""
         return await action_list(episode) if self.list_actions else ""
 
     def instructions(self, episode: Episode) -> list[str]:
@@ -88,12 +89,12 @@ class TextLoop(AgentLoop):
         return [episode.spec.instructions, self.rule(episode.action_hint)] if self.explain else []
 
     def rule(self, action_hint: str) -> str:
-        """Return how to answer, with an example in the exact form."""
+        """Return the instructions for answering, with an example in the exact form."""
         if self._format is AnswerFormat.FREE:
             return ""
         hint = ActionHint.parse(action_hint)
         rule = f"{_RULES[self._format]}{hint.sentence}"
-        if hint.has_example:  # a placeholder would be repeated by small models
+        if hint.has_example:  # small models would repeat a placeholder
             rule += f" For example:\n{self._example(action_hint)}"
         return f"How to answer: {rule}\n{READ_NEXT}"
 
@@ -101,11 +102,11 @@ class TextLoop(AgentLoop):
         return self.demonstrate(ActionHint.parse(action_hint).example).text
 
     def read(self, answer: Answer, action_hint: str = "") -> Reading:
-        """Return the action of an answer, or a problem with an example of a right answer.
+        """Return the action of an answer, or its problem with an example of a valid answer.
 
         Args:
-            answer: The policy's.
-            action_hint: What an action looks like, in the environment's words.
+            answer: The policy's answer.
+            action_hint: The environment's description of an action.
         """
         if self._format in _WHOLE:
             action = answer.text.strip()

@@ -1,4 +1,4 @@
-"""Messages and tool calls; the environment's actions are a tool, too."""
+"""Messages and tool calls; the environment's actions are also a tool."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentrl.errors import ConfigError, ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
 
-from .compaction import Compaction, compacted
+from .compaction import Compaction, with_compaction
 from .prompting import READ_NEXT, ActionHint, action_list, goal_of, opening, with_lines
 
 
 @functools.lru_cache(maxsize=256)
 def action_tool(name: str, hint: str) -> Tool:
-    """Return the tool that stands for the environment's `step`; the loop itself carries it out."""
+    """Return the tool that stands for the environment's `step`; the loop itself executes it."""
 
     def act(action: str) -> str:
         return action
@@ -30,24 +30,24 @@ def action_tool(name: str, hint: str) -> Tool:
 
 
 class ToolCalling(AgentLoop):
-    """The policy calls tools, several per turn if it likes, until the environment or a tool ends the episode.
+    """The policy calls tools, one or several per turn, until the environment or a tool ends the episode.
 
-    A text-action environment's actions are called like a tool. An environment that brings tools of its own and has no
-    ``action_hint`` is acted on through those; there, an answer without a call is said to the environment, which judges
+    The actions of a text-action environment are calls of one tool. An environment that brings its own tools and has no
+    ``action_hint`` is played through those; an answer without a call is then passed to the environment, which judges
     it or replies.
 
     Args:
         action_name: The name of the tool that takes actions.
-        list_actions: List the admissible actions after each observation, where the environment tells them.
+        list_actions: List the admissible actions after each observation, if the environment reports them.
         restate_goal: Repeat the goal after each observation (see `ReactText`).
-        offer: Names of the environment's own tools that the policy gets; all when left out. Fewer make a shorter
-            prompt, and a smaller task.
+        offer: Names of the environment's own tools that the policy gets; all if left out. Fewer tools make the prompt
+            shorter and the task easier.
         prefill: Begin each answer with a call of the tool that takes actions, for a model that does not call tools by
-            itself; what was begun for it is not trained.
-        compact: As in `ReactText`.
-        calls: ``repaired`` also reads calls that are not quite in the model's notation, such as one without its tags,
-            where they are plain to see: an offered tool, with arguments that fit. ``as_served`` reads what the parsers
-            of inference servers read.
+            itself; the prefilled tokens are not trained.
+        compact: See `ReactText`.
+        calls: ``repaired`` also reads calls that differ slightly from the model's notation, such as one without its
+            tags, if they are unambiguous: an offered tool with valid arguments. ``as_served`` reads only what the
+            parsers of inference servers read.
     """
 
     offers_tools = True
@@ -67,7 +67,7 @@ class ToolCalling(AgentLoop):
         if calls not in ("as_served", "repaired"):
             raise ConfigError("agent.options.calls is not known", got=repr(calls), expected="as_served or repaired")
         if not isinstance(prefill, bool):
-            raise ConfigError("agent.options.prefill is not a truth value", got=repr(prefill), expected="true or false")
+            raise ConfigError("agent.options.prefill is not a boolean", got=repr(prefill), expected="true or false")
         self.action_name = action_name
         self.list_actions = list_actions
         self.restate_goal = restate_goal
@@ -80,7 +80,7 @@ class ToolCalling(AgentLoop):
         """Play one episode.
 
         Raises:
-            UsageError: a tool is called like the one that takes actions, or one to offer is not there.
+            UsageError: a tool has the name of the one that takes actions, or a tool to offer does not exist.
         """
         configured = set(episode.tools)
         first = await episode.reset()
@@ -92,8 +92,8 @@ class ToolCalling(AgentLoop):
             self.check_tool_names(episode.tools)
         tools = [*episode.tools_of().values(), *([act] if act else [])]
         instructions = [_instructions(episode), self._rule(episode, act), _helpers(episode)]
-        messages = opening(instructions, await self._shown(episode, first))
-        conversation = compacted(episode, episode.open(messages, tools=tools), messages, self.compaction)
+        messages = opening(instructions, await self._show(episode, first))
+        conversation = with_compaction(episode, episode.open(messages, tools=tools), messages, self.compaction)
         goal = goal_of(episode, first) if self.restate_goal else ""
         prefill = self._begun_call(episode, act) if self.prefill and act else ""
         while True:
@@ -102,7 +102,7 @@ class ToolCalling(AgentLoop):
                 result = await episode.step(answer.text)
                 if result.done:
                     return
-                conversation.add(user(await self._shown(episode, result.observation, goal)))
+                conversation.add(user(await self._show(episode, result.observation, goal)))
                 continue
             if await self._take_turn(episode, conversation, answer, act, goal):
                 return
@@ -111,18 +111,18 @@ class ToolCalling(AgentLoop):
         """Check that no tool has the name of the one that takes actions.
 
         Raises:
-            UsageError: One has.
+            UsageError: a tool has this name.
         """
         if self.action_name in names:
             raise UsageError(
                 "a tool has the name of the tool that takes actions",
                 got=self.action_name,
-                expected="a name of its own",
+                expected="a unique name",
                 hint="set agent.options={action_name: …}",
             )
 
     def _withhold(self, episode: Episode, configured: set[str]) -> None:
-        """Leave the episode those of the environment's tools that are offered."""
+        """Remove those of the environment's tools from the episode that are not offered."""
         own = [name for name in episode.tools if name not in configured]
         offered = self.offer or ()
         if unknown := [name for name in offered if name not in own]:
@@ -137,7 +137,7 @@ class ToolCalling(AgentLoop):
     async def _take_turn(
         self, episode: Episode, conversation: Conversation, answer: Answer, act: Tool | None, goal: str
     ) -> bool:
-        """Carry out an answer's calls, tools between actions together; whether the environment ended the episode."""
+        """Execute an answer's calls, tool calls between actions together; return True if the episode has ended."""
         for acts, calls in itertools.groupby(answer.tool_calls, lambda call: act is not None and call.name == act.name):
             if not acts or act is None:
                 conversation.add(*await episode.call_tools(list(calls)))
@@ -151,7 +151,7 @@ class ToolCalling(AgentLoop):
     async def _act(
         self, episode: Episode, conversation: Conversation, calls: Iterable[ToolCall], act: Tool, goal: str
     ) -> bool:
-        """Take actions; whether one of them ended the episode."""
+        """Take actions; return True if one of them ended the episode."""
         for call in calls:
             try:
                 action = act.validate(call.arguments)["action"]
@@ -162,15 +162,15 @@ class ToolCalling(AgentLoop):
             result = await episode.step(action)
             if result.done:
                 return True
-            conversation.add(_answered(call, await self._shown(episode, result.observation, goal)))
+            conversation.add(_action_result(call, await self._show(episode, result.observation, goal)))
         return False
 
-    async def _shown(self, episode: Episode, observation: Content, goal: str = "") -> Content:
+    async def _show(self, episode: Episode, observation: Content, goal: str = "") -> Content:
         actions = await action_list(episode) if self.list_actions else ""
         return with_lines(observation, [actions, goal])
 
     def _rule(self, episode: Episode, act: Tool | None) -> str:
-        """Return how to act through the tool that takes actions."""
+        """Return the instructions for acting through the tool that takes actions."""
         if act is None:
             return ""
         what = ActionHint.parse(episode.action_hint).sentence
@@ -178,7 +178,7 @@ class ToolCalling(AgentLoop):
         return f"How to act: call the tool {act.name} with one action.{what} For example:\n{example}\n{READ_NEXT}"
 
     def _example(self, episode: Episode, act: Tool | None) -> str:
-        """Return a call as the model writes it: of the tool that takes actions, or of the first of the tools."""
+        """Return a call as the model writes it: of the tool that takes actions, or of the first tool."""
         if act is not None:
             return episode.written(self.demonstrate(ActionHint.parse(episode.action_hint).example))
         first = next(iter(episode.tools_of().values()))
@@ -208,7 +208,7 @@ def _instructions(episode: Episode) -> str:
 
 
 def _helpers(episode: Episode) -> str:
-    """Return how to call other agents, where there are some."""
+    """Return the instructions for calling other agents; empty if there are none."""
     helpers = [tool for name, tool in episode.tools_of().items() if name in episode.roles]
     if not helpers:
         return ""
@@ -220,5 +220,5 @@ def _helpers(episode: Episode) -> str:
     )
 
 
-def _answered(call: ToolCall, observation: Content) -> Message:
+def _action_result(call: ToolCall, observation: Content) -> Message:
     return Message(role="tool", content=observation, tool_call_id=call.id, name=call.name)

@@ -1,8 +1,8 @@
-"""Plays environments behind AgentGym's HTTP servers (https://github.com/WooooDyy/AgentGym, as of May 2026).
+"""Environments behind AgentGym's HTTP servers (https://github.com/WooooDyy/AgentGym, as of May 2026).
 
-A server holds many environments: ``POST /create`` gives one a number, ``POST /reset`` starts the task of an index,
-``POST /step`` takes an action, ``GET /observation`` shows the state; all answer JSON. The servers differ in what they
-call these things: `WORLDS` knows. They know nothing of repeated requests, so that a lost answer ends the episode.
+A server holds many environments: ``POST /create`` creates one and returns its number, ``POST /reset`` starts the task
+of an index, ``POST /step`` takes an action, ``GET /observation`` returns the state; all answer JSON. The servers use
+different field names, which `WORLDS` lists. They do not recognize repeated requests, so a lost answer ends the episode.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from agentrl.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What one of AgentGym's servers calls things."""
+    """Field names of one of AgentGym's servers."""
 
     handle: str
-    """The field with an environment's number."""
+    """Field with an environment's number."""
     index: str
-    """The field of a reset with the task's index."""
+    """Field of a reset with the task's index."""
     observation: str = "observation"
     reward: str = "reward"
     is_total: bool = False
-    """The reward that steps tell is the best so far: a step's own is the difference."""
+    """True if steps report the best reward so far; a step's own reward is then the difference."""
     create: Mapping[str, Any] | None = None
-    """Body of a creation; ``None``: there is none."""
+    """Body of a creation; ``None`` for no body."""
     reset: Mapping[str, Any] = field(default_factory=dict)
-    """What a reset asks for besides."""
+    """Additional fields of a reset."""
     goal: str | None = None
-    """A field of the reset's answer that stands before the first observation."""
+    """Field of the reset's answer that is put before the first observation."""
     actions: str | None = None
-    """The field with the admissible actions."""
+    """Field with the admissible actions."""
 
 
 _TOOLS = World(handle="env_idx", index="id", is_total=True, create={"id": 0})
@@ -64,15 +64,15 @@ class AgentGymEnv(AsyncEnv):
     """One environment of a server.
 
     Args:
-        world: Which of AgentGym's servers it is.
+        world: Name of one of AgentGym's servers.
         url: Its address.
         max_steps: Steps after which an episode is truncated.
-        success_from: Return from which an episode counts as solved.
+        success_from: Minimum return of an episode that counts as solved.
         train: Range of the training tasks, for the task source.
-        test: The same of the test tasks.
+        test: Range of the test tasks.
 
     Raises:
-        UsageError: an unknown world, or no address.
+        UsageError: the world is unknown, or the address is missing.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class AgentGymEnv(AsyncEnv):
             self._number = created["id"] if isinstance(created, dict) else int(created)
         answer = await self._ask("POST", "reset", {**self._handle, world.index: index, **world.reset})
         self._episode = _Episode()
-        if not isinstance(answer, dict):  # a text, or a pair, of servers that tell the observation elsewhere
+        if not isinstance(answer, dict):  # a text or a pair: this server returns the observation elsewhere
             return str(await self._ask("GET", "observation", None)), {}
         self._note_actions(answer)
         parts = [str(answer[name]) for name in (world.goal, world.observation) if name is not None]
@@ -126,8 +126,8 @@ class AgentGymEnv(AsyncEnv):
         episode, world = self._episode, self.world
         answer = await self._ask("POST", "step", {**self._handle, "action": action})
         self._note_actions(answer)
-        told = float(answer[world.reward])
-        reward = told - episode.total if world.is_total else told
+        reported = float(answer[world.reward])
+        reward = reported - episode.total if world.is_total else reported
         episode.total += reward
         episode.steps += 1
         done = bool(answer["done"])
@@ -135,7 +135,7 @@ class AgentGymEnv(AsyncEnv):
         return str(answer[world.observation]), reward, done, episode.steps >= self._max_steps and not done, info
 
     async def close(self) -> None:
-        """Close the environment, on servers that can, and the connection."""
+        """Close the environment, if the server supports it, and the connection."""
         session, self._session = self._session, None
         if session is None:
             return
@@ -144,7 +144,7 @@ class AgentGymEnv(AsyncEnv):
                 async with session.post(f"{self.url}/close", json=self._handle, timeout=aiohttp.ClientTimeout(5)):
                     pass
         except (aiohttp.ClientError, OSError):
-            pass  # nothing can be done about it, and nobody waits for it
+            pass  # nothing depends on the server's clean-up
         finally:
             await session.close()
 
@@ -160,7 +160,7 @@ class AgentGymEnv(AsyncEnv):
             self._episode.actions = [str(action) for action in answer[self.world.actions]]
 
     async def _ask(self, method: str, route: str, body: Mapping[str, Any] | None) -> Any:
-        """What a route answers; the servers put errors into answers of status 200, too."""
+        """Send a request and return the answer; answers of status 200 may also contain errors."""
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
         query = self._handle if method == "GET" else None
@@ -213,19 +213,21 @@ def tasks(
     max_steps: int = 30,
     success_from: float = 1.0,
 ) -> IndexTasks:
-    """The tasks of a split, whose range the options give: the servers do not tell how many they have.
+    """Return the tasks of a split, whose range is an option because the servers do not report how many they have.
 
-    The other options are those of `AgentGymEnv`, and have no part in it.
+    The other options are those of `AgentGymEnv` and are ignored.
 
     Raises:
-        UsageError: the range is missing, empty, or shares tasks with the other one.
+        UsageError: the range is missing, empty, or overlaps with the other one.
     """
     del world, url, max_steps, success_from
     chosen, other = (train, test) if split == "train" else (test, train)
     if len(chosen) != 2 or not 0 <= chosen[0] < chosen[1]:
         raise UsageError(f"which tasks are in {split}?", got=list(chosen), expected="[first, end]", hint=HINT)
     if len(other) == 2 and max(train[0], test[0]) < min(train[1], test[1]):
-        raise UsageError("train and test share tasks", got=f"{list(train)} and {list(test)}", expected="ranges apart")
+        raise UsageError(
+            "train and test share tasks", got=f"{list(train)} and {list(test)}", expected="disjoint ranges"
+        )
     return IndexTasks(split, *chosen)
 
 

@@ -1,4 +1,4 @@
-"""Checks options of environments whose values are names."""
+"""Checks of environment options whose values are names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ E = TypeVar("E", bound=enum.StrEnum)
 
 
 def choose(kind: type[E], value: str, what: str) -> E:
-    """The member of an enum that `value` names.
+    """Return the member of an enum with the value `value`.
 
     Raises:
-        UsageError: it names none.
+        UsageError: no member has this value.
     """
     names = [member.value for member in kind]
     if value not in names:
@@ -25,10 +25,10 @@ def choose(kind: type[E], value: str, what: str) -> E:
 
 
 def choose_all(kind: type[E], values: Iterable[str] | None, what: str) -> tuple[E, ...]:
-    """The members that `values` name, without repetition; all when ``None``.
+    """Return the members with these values, without repetition; all members for ``None``.
 
     Raises:
-        UsageError: a value names none, there are none, or a bare string was given.
+        UsageError: a value is unknown, the list is empty, or `values` is a bare string.
     """
     if values is None:
         return tuple(kind)

@@ -1,4 +1,4 @@
-"""The space of observations that hold images: message content, as a Gymnasium space."""
+"""Gymnasium space of message content: observations that contain images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ContentSpace(Space[Content]):
     """Tuples of `TextPart` and `ImagePart`.
 
     Args:
-        max_length: Most characters of the texts together; they may be any characters.
+        max_length: Maximum number of characters of all texts together; any characters are allowed.
     """
 
     def __init__(self, max_length: int) -> None:
@@ -24,19 +24,19 @@ class ContentSpace(Space[Content]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """Images have no fixed size."""
+        """False: images have no fixed size."""
         return False
 
     def seed(self, seed: Any = None) -> Any:
-        """Seed the samples."""
+        """Seed the generator of samples."""
         return self._text.seed(seed)
 
     def sample(self, mask: Any = None, probability: Any = None) -> Content:
-        """A random text without images."""
+        """Return a random text without images."""
         return (TextPart(text=self._text.sample()),)
 
     def contains(self, x: Any) -> bool:
-        """Parts whose texts fit."""
+        """Return True for a tuple of parts whose texts are not too long."""
         if not isinstance(x, tuple) or not all(isinstance(part, TextPart | ImagePart) for part in x):
             return False
         return sum(len(part.text) for part in x if isinstance(part, TextPart)) <= self.max_length

@@ -1,4 +1,4 @@
-"""Gymnasium's FrozenLake in text: a new map per seed, no slipping, from any cell to any other."""
+"""Gymnasium's FrozenLake as text: a new map per seed, without slipping, with start and goal in any cells."""
 
 from __future__ import annotations
 
@@ -20,17 +20,27 @@ from agentrl.message import Content, described
 from agentrl.task import seed_tasks
 
 from .choices import choose
-from .pictures import Colour, Field, Fields, ObservationForm, Shape, legend, observation_form, pictured, shows_images
+from .pictures import (
+    Colour,
+    Field,
+    Fields,
+    ObservationForm,
+    Shape,
+    legend,
+    observation_form,
+    shows_images,
+    with_picture,
+)
 from .splits import split_of_checksum, split_of_seed
 from .text_adapter import TextAdapter
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
-"""Name to change of row and column, in the order of FrozenLake's action numbers."""
+"""Change of row and column by move, in the order of FrozenLake's action numbers."""
 AGENT, START, ICE, HOLE, GOAL = "P", "S", "F", "H", "G"
 MAX_STEPS = 40
 SIZE = 5
 HOLES = 0.2
-"""Share of holes, as in Gymnasium's maps."""
+"""Probability that a cell is a hole, as in Gymnasium's maps."""
 FIELDS: Fields = {
     AGENT: Field(legend="you are a red disc", ground=Colour.LIGHT_BLUE, shapes=((Shape.DISC, Colour.RED),)),
     "S": Field(legend="the start is a grey frame", ground=Colour.LIGHT_BLUE, shapes=((Shape.FRAME, Colour.GREY),)),
@@ -41,23 +51,23 @@ FIELDS: Fields = {
     ),
 }
 _DRAWS = 100
-"""Maximum number of maps that are drawn to find one of the wanted split: a lake of two by two has few maps."""
+"""Maximum number of maps that are drawn to find one of the wanted split; few maps of two by two cells exist."""
 
 
 class Layout(enum.StrEnum):
-    """Where the start and the goal are."""
+    """Positions of the start and the goal."""
 
     ANYWHERE = "anywhere"
-    """In any two cells with a shortest way of at least `FrozenLake.size` - 1 steps: no one sequence of moves fits."""
+    """Any two cells whose shortest way has at least `FrozenLake.size` - 1 steps: no fixed sequence of moves fits."""
     CORNERS = "corners"
-    """Gymnasium's: top left and bottom right. One sequence of six moves solves almost half of the maps of size 4."""
+    """Top left and bottom right, as in Gymnasium. One sequence of six moves solves almost half the maps of size 4."""
 
 
 class FrozenLake(TextAdapter):
     """Walk over the ice to the goal without falling into a hole; reward 1 at the goal.
 
-    A map belongs to one split, by its checksum, and a seed draws maps until one belongs to the split of its range
-    (`SeedTasks`): from four fields a side on, no two splits share a map.
+    The checksum of a map decides its split, and a seed draws maps until one belongs to the split of its range
+    (`SeedTasks`): with sides of four or more cells, no two splits share a map.
 
     Args:
         size: Rows and columns of the map.
@@ -89,7 +99,7 @@ class FrozenLake(TextAdapter):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Start on the map that the seed decides."""
+        """Start on the map of the seed."""
         map_seed = int(self.np_random.integers(2**31)) if seed is None else seed
         self.rows = _draw_map(self.size, self.layout, map_seed)
         self.inner = _lake(self.rows)
@@ -101,32 +111,32 @@ class FrozenLake(TextAdapter):
         return shown, reward, terminated, truncated, {**info, "success": reward > 0}
 
     def describe(self, observation: Any) -> str:
-        """The map, with the agent on it."""
+        """Return the map, with the agent on it."""
         rows = [list(row) for row in self.rows]
         row, column = divmod(int(observation), self.size)
         rows[row][column] = AGENT
         return "\n".join(" ".join(row) for row in rows)
 
     def show(self, observation: Any, *, before: str = "") -> Content:
-        """The map in the chosen form; the first picture comes with a legend."""
+        """Return the map in the chosen form; the first picture comes with a legend."""
         if self.form is ObservationForm.TEXT:
             return super().show(observation, before=before)
-        return pictured(before if self._steps else legend(FIELDS), self.describe(observation), FIELDS)
+        return with_picture(before if self._steps else legend(FIELDS), self.describe(observation), FIELDS)
 
     def expert(self) -> FrozenLakeExpert:
-        """A policy that takes a shortest way."""
+        """Return a policy that takes a shortest way."""
         return FrozenLakeExpert()
 
     def state_key(self) -> str:
-        """Key of map and position."""
+        """Return a key of map and position."""
         return hashlib.blake2b(json.dumps([self.rows, int(self.inner.s)]).encode(), digest_size=16).hexdigest()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"map": list(self.rows), "position": int(self.inner.s), "steps": self._steps}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
+        """Continue from a snapshot."""
         self.rows = list(snapshot["map"])
         self.size = len(self.rows)
         self.inner = _lake(self.rows)
@@ -136,13 +146,13 @@ class FrozenLake(TextAdapter):
 
 
 class FrozenLakeExpert:
-    """Reads the map and walks a shortest way around the holes."""
+    """Expert that reads the map and walks a shortest way around the holes."""
 
     def act(self, observation: Content) -> str:
-        """The first move of a shortest way.
+        """Return the first move of a shortest way.
 
         Raises:
-            UsageError: the text holds no map, or no way leads to the goal.
+            UsageError: the text contains no map, or no way leads to the goal.
         """
         way = shortest_way(_read_map(described(observation)), AGENT)
         if not way:

@@ -22,17 +22,17 @@ _REMARK = "That is not a number. Guess a whole number from 1 to 100, for example
 
 
 class Guesses(gymnasium.spaces.Text):
-    """Texts; a sample is a number."""
+    """Space of texts; a sample is a number."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """One of the numbers."""
+        """Return one of the numbers."""
         return str(self.np_random.choice(NUMBERS))
 
 
 class GuessNumber(gymnasium.Env[str, str]):
     """Guess a number; each wrong guess is answered by "Higher." or "Lower.".
 
-    A number belongs to one split, and a seed draws numbers until one belongs to the split of its range.
+    Each number belongs to one split; the secret number is drawn from those of the seed's split.
     """
 
     observation_space = gymnasium.spaces.Text(200, charset=CHARACTERS)
@@ -65,30 +65,30 @@ class GuessNumber(gymnasium.Env[str, str]):
         )
 
     def expert(self) -> "Halving":
-        """A policy that needs seven guesses at most."""
+        """Return a policy that needs at most seven guesses."""
         return Halving()
 
     def state_key(self) -> str:
-        """The number: no guess changes anything."""
+        """Return the secret number; guesses do not change the state."""
         return str(self.secret)
 
     def snapshot(self) -> dict[str, int]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"secret": self.secret, "turns": self.turns}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
+        """Continue from a snapshot."""
         self.secret, self.turns = snapshot["secret"], snapshot["turns"]
 
 
 class Halving:
-    """Guesses the middle of what is left."""
+    """Expert that guesses the middle of the remaining range."""
 
     def __init__(self) -> None:
         self.low, self.high, self.guess = NUMBERS[0], NUMBERS[-1], 0
 
     def act(self, observation: Content) -> str:
-        """The next guess."""
+        """Return the next guess."""
         match described(observation):
             case "Higher.":
                 self.low = self.guess + 1

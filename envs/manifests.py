@@ -10,14 +10,14 @@ from typing import Any
 
 
 def load_manifest(package: str) -> dict[str, Any]:
-    """The manifest that is shipped with a package, in its folder ``data``."""
+    """Return the manifest in a package's folder ``data``."""
     text = importlib.resources.files(package).joinpath("data/manifest.json").read_text(encoding="utf-8")
     manifest: dict[str, Any] = json.loads(text)
     return manifest
 
 
 def checksum(texts: Iterable[str]) -> str:
-    """SHA-256 of texts, one a line."""
+    """Return the SHA-256 of texts, one per line."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(text.encode() + b"\n")

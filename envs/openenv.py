@@ -1,10 +1,10 @@
-"""Plays environments behind OpenEnv servers (https://github.com/meta-pytorch/OpenEnv, `openenv-core` 0.3).
+"""Environments behind OpenEnv servers (https://github.com/meta-pytorch/OpenEnv, `openenv-core` 0.3).
 
-It speaks as the package's own generic client does, so that nothing of it needs to be installed here. A WebSocket is a
-session: ``{"type": "reset", "data": {…}}`` and ``{"type": "step", "data": ACTION}`` are answered by ``{"type":
+This module implements the protocol of the package's generic client, so the package need not be installed. A WebSocket
+is a session: ``{"type": "reset", "data": {…}}`` and ``{"type": "step", "data": ACTION}`` are answered by ``{"type":
 "observation", "data": {"observation": {…}, "reward": …, "done": …}}`` or ``{"type": "error", "data": {"message": …,
-"code": …}}``. Actions and observations are records of the environment's own; here they become text. The servers know
-nothing of repeated requests, so that a lost connection ends the episode.
+"code": …}}``. Actions and observations are records whose fields each environment defines; here they become text. The
+servers do not recognize repeated requests, so a lost connection ends the episode.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.task import SeedTasks, seed_tasks
 
 BAD_ACTION = "VALIDATION_ERROR"
-"""The code of the error that answers an action without the fields that the environment wants."""
+"""Code of the error that answers an action without the required fields."""
 LARGEST_MESSAGE = 100 * 2**20
-"""Bytes, as in the package's client: observations may hold pictures."""
+"""Maximum bytes of a message, as in the package's client: observations may contain pictures."""
 
 
 class OpenEnvironment(AsyncEnv):
@@ -34,12 +34,12 @@ class OpenEnvironment(AsyncEnv):
     Args:
         url: The server's address.
         action_field: The action's field that takes the policy's text.
-        observation_field: The observation's field that is shown; the whole observation as JSON when left out.
+        observation_field: The observation's field that is shown; the whole observation as JSON if left out.
         max_steps: Steps after which an episode is truncated.
-        success_from: Return from which an episode that ended counts as solved.
+        success_from: Minimum return of a finished episode that counts as solved.
 
     Raises:
-        UsageError: no address.
+        UsageError: the address is missing.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class OpenEnvironment(AsyncEnv):
 
         Raises:
             EnvironmentFailure: the server is lost, or failed.
-            UsageError: the observations have no field of the chosen name.
+            UsageError: the observations do not have the chosen field.
         """
         answer = await self._ask("reset", {"seed": seed, **(options or {})})
         self._steps, self._total, self._shown = 0, 0.0, self._text(answer["data"]["observation"])
@@ -87,10 +87,10 @@ class OpenEnvironment(AsyncEnv):
             wanted = self.action_hint or "what the environment asks for"
             text = f"That is not an action, so nothing happened. Answer with {wanted}.\n{self._shown}"
             return text, 0.0, False, self._steps >= self._max_steps, {"valid": False, "success": False}
-        told = answer["data"]
-        reward, done = float(told["reward"] or 0.0), bool(told["done"])
+        data = answer["data"]
+        reward, done = float(data["reward"] or 0.0), bool(data["done"])
         self._total += reward
-        self._shown = self._text(told["observation"])
+        self._shown = self._text(data["observation"])
         info = {"valid": True, "success": done and self._total >= self._success_from}
         return self._shown, reward, done, self._steps >= self._max_steps and not done, info
 
@@ -122,7 +122,7 @@ class OpenEnvironment(AsyncEnv):
         return str(observation[name])
 
     async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a message: an observation, or the error that says that an action is none."""
+        """Send a message and return the answer: an observation, or the error that an action is not valid."""
         what = f"{kind} of the OpenEnv server {self._url}"
         try:
             socket = self._socket or await self._connect()
@@ -143,7 +143,7 @@ class OpenEnvironment(AsyncEnv):
 
 
 def tasks(split: str, **_options: Any) -> SeedTasks:
-    """Tasks that differ in the seed that a reset sends."""
+    """Return tasks that differ in the seed that a reset sends."""
     return seed_tasks("openenv", split)
 
 

@@ -1,4 +1,4 @@
-"""Checks that options which a config gives have the types that a function's annotations state."""
+"""Checks that the options of a config have the types of a function's annotations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def typed_options(environment: str) -> Callable[[Callable[P, R]], Callable[P, R]
     """Check the keyword arguments of a function before it is called.
 
     Args:
-        environment: Whose options they are, for messages.
+        environment: Name of the environment, for messages.
 
     Returns:
-        A decorator; what it gives raises a `UsageError` that names the option of another type.
+        A decorator; the decorated function raises a `UsageError` that names an option of the wrong type.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -31,7 +31,7 @@ def typed_options(environment: str) -> Callable[[Callable[P, R]], Callable[P, R]
             return {name: TypeAdapter(hint) for name, hint in get_type_hints(function).items() if name != "return"}
 
         @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name, value in kwargs.items():
                 if name in adapters():
                     _check(adapters()[name], name, value)
@@ -42,11 +42,11 @@ def typed_options(environment: str) -> Callable[[Callable[P, R]], Callable[P, R]
                 adapter.validate_python(value, strict=True)
             except ValidationError:
                 raise UsageError(
-                    f"the option {name} of {environment} has another type",
+                    f"the option {name} of {environment} has the wrong type",
                     got=repr(value),
                     expected=inspect.signature(function).parameters[name].annotation,
                 ) from None
 
-        return checked
+        return check_and_call
 
     return decorate

@@ -1,4 +1,4 @@
-"""Draws worlds of fields as small pictures, with nothing but zlib: the same bytes for the same fields."""
+"""Small pictures of grid worlds, encoded with zlib only: the same cells give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart
 
 FIELD = 28
-"""Pixels along the side of a field: the patch of 14 x 14 that Qwen2.5-VL sees, twice, so that a field is one token."""
+"""Pixels per side of a field: two of Qwen2.5-VL's patches of 14 x 14 pixels, so that a field is one token."""
 KNOWN_PICTURES = 1024
-"""Pictures that are kept: the members of a group see the same ones."""
+"""Maximum number of cached pictures; the members of a group see the same ones."""
 _BITS = 4
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class ObservationForm(enum.StrEnum):
-    """How a world of fields is shown."""
+    """Form of the observations of a grid world."""
 
     TEXT = "text"
     IMAGE = "image"
-    """A picture, whose alternative text is what `TEXT` shows."""
+    """A picture whose alternative text is the observation of `TEXT`."""
 
 
 class Colour(enum.IntEnum):
@@ -62,7 +62,7 @@ _RGB: Mapping[Colour, tuple[int, int, int]] = {
 
 
 class Shape(enum.Enum):
-    """What stands on a field, around its middle."""
+    """Shape in the middle of a field."""
 
     DISC = enum.auto()
     RING = enum.auto()
@@ -72,21 +72,21 @@ class Shape(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """How one kind of field looks."""
+    """Appearance of one kind of field."""
 
     legend: str
-    """In words: ``a wall is dark grey``."""
+    """Description in words: ``a wall is dark grey``."""
     ground: Colour
     shapes: tuple[tuple[Shape, Colour], ...] = field(default=())
-    """Drawn one over the other."""
+    """Shapes, drawn one over the other."""
 
 
 Fields = Mapping[str, Field]
-"""Looks by the letter that stands for them in the text."""
+"""Appearance by the letter of the field in the text."""
 
 
 def observation_form(value: str, *, of: str, has_pictures: bool = True) -> ObservationForm:
-    """The form that an option names.
+    """Return the form that an option names.
 
     Args:
         value: As in the config.
@@ -103,29 +103,29 @@ def observation_form(value: str, *, of: str, has_pictures: bool = True) -> Obser
 
 
 def shows_images(*, observation: str = ObservationForm.TEXT, **_: Any) -> bool:
-    """Whether an environment with the option ``observation`` shows pictures under its options."""
+    """Return True if the option ``observation`` asks for pictures."""
     return observation == ObservationForm.IMAGE
 
 
 def legend(fields: Fields) -> str:
-    """What a picture means, in a sentence."""
+    """Return a sentence that explains a picture."""
     return f"In the picture {', '.join(kind.legend for kind in fields.values())}."
 
 
-def pictured(before: str, text: str, fields: Fields) -> Content:
-    """An observation: text, then a picture of the rows of letters in `text`.
+def with_picture(before: str, text: str, fields: Fields) -> Content:
+    """Return an observation: text, then a picture of the rows of letters in `text`.
 
     Args:
-        before: What is said first; may be empty.
-        text: Rows of letters, with or without blanks between them.
-        fields: How each letter looks.
+        before: Text before the picture; may be empty.
+        text: Rows of letters, with or without spaces between them.
+        fields: Appearance of each letter.
     """
     image = picture(tuple(row.replace(" ", "") for row in text.splitlines()), fields, alternative=text)
     return (TextPart(text=f"{before}\n"), image) if before else (image,)
 
 
 def picture(rows: Sequence[str], fields: Fields, *, alternative: str) -> ImagePart:
-    """A picture of a world, row by row, one letter per field."""
+    """Return a picture of a world, row by row, one letter per field."""
     return ImagePart(data=_draw(tuple(rows), tuple(fields.items())), alternative=alternative)
 
 
@@ -137,7 +137,7 @@ def _draw(rows: tuple[str, ...], fields: tuple[tuple[str, Field], ...]) -> bytes
 
 @functools.cache
 def _field_pixels(kind: Field) -> npt.NDArray[np.uint8]:
-    """Palette numbers, uint8 [FIELD, FIELD], with a line on the right and below."""
+    """Return palette numbers, uint8 [FIELD, FIELD], with a line on the right and below."""
     pixels = np.full((FIELD, FIELD), kind.ground, dtype=np.uint8)
     for shape, colour in kind.shapes:
         pixels[_mask(shape)] = colour
@@ -146,7 +146,7 @@ def _field_pixels(kind: Field) -> npt.NDArray[np.uint8]:
 
 
 def _mask(shape: Shape) -> npt.NDArray[np.bool_]:
-    """Which pixels of a field a shape covers."""
+    """Return the pixels of a field that a shape covers, bool [FIELD, FIELD]."""
     away = np.abs(np.arange(FIELD) - (FIELD - 2) / 2)
     square, circle = np.maximum.outer(away, away), np.hypot.outer(away, away)
     masks: dict[Shape, npt.NDArray[np.bool_]] = {
@@ -159,10 +159,10 @@ def _mask(shape: Shape) -> npt.NDArray[np.bool_]:
 
 
 def _encode(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG file of palette numbers, four bits each (ISO/IEC 15948); the number of columns is even."""
+    """Return a PNG file of palette numbers, four bits each (ISO/IEC 15948); the number of columns is even."""
     height, width = pixels.shape
     packed = (pixels[:, ::2] << _BITS) | pixels[:, 1::2]
-    lines = np.hstack([np.zeros((height, 1), dtype=np.uint8), packed])  # each begins with the number of its filter
+    lines = np.hstack([np.zeros((height, 1), dtype=np.uint8), packed])  # each line begins with the number of its filter
     palette = bytes(value for colour in Colour for value in _RGB[colour])
     header = struct.pack(">IIBBBBB", width, height, _BITS, 3, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"PLTE", palette), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))

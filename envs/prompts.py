@@ -1,4 +1,4 @@
-"""Prompts of a file, each answered once: what a data set for TRL or verl is. Rewards come from `agent.reward`."""
+"""Prompts of a file, each answered once, as in data sets for TRL or verl. Rewards come from `agent.reward`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,43 +21,43 @@ OWN_COLUMNS = ("prompt", "id", "type", "ground_truth")
 
 
 class Prompts(gymnasium.Env[str, str]):
-    """Ends with the first answer, and gives no reward: reward functions do."""
+    """Environment that ends with the first answer and gives no reward; reward functions do."""
 
     observation_space = action_space = gymnasium.spaces.Text(200)
 
     def __init__(self, files: object = None) -> None:
-        """The files are the business of the task source."""
+        """Accept the option `files`, which only the task source reads."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Say nothing: the task holds the prompt."""
+        """Return an empty observation: the task contains the prompt."""
         super().reset(seed=seed)
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """End."""
+        """End the episode."""
         return "", 0.0, True, False, {}
 
 
 def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequence[Task]:
-    """The tasks of a split's file: JSON lines or Parquet, one prompt per row.
+    """Return the tasks of a split's file: JSON lines or Parquet, one prompt per row.
 
     Args:
-        split: Which file.
-        files: A file for each split; a name with ``{split}`` in it for all.
+        split: The split.
+        files: A file for each split, or one name with ``{split}`` in it for all splits.
 
     Raises:
-        UsageError: there is no file for the split, or a row has no prompt.
+        UsageError: the split has no file, or a row has no prompt.
     """
     if not files:
         raise UsageError(
-            f"which prompts are in {split} is not known",
+            f"the prompts of split {split} are not set",
             got="no files",
             expected="--tasks prompts.jsonl, or environment.options={files: {train: prompts.jsonl}}",
         )
     chosen = files_by_split(files, SPLITS, "prompts")
     if split not in chosen:
         raise UsageError(
-            f"there is no file of prompts for split {split}",
+            f"split {split} has no file of prompts",
             got=", ".join(f"{name}: {file}" for name, file in chosen.items()),
             expected=f"environment.options.files.{split}=FILE",
             hint="to evaluate prompts of another file: agentrl eval --prompts FILE",
@@ -67,7 +67,7 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None) -> Sequen
     if not found:
         raise UsageError(f"the file of prompts {path} is empty", expected="at least one row")
     if len({task.id for task in found}) < len(found):
-        raise UsageError(f"the file of prompts {path} has two rows of one id", expected="unique ids")
+        raise UsageError(f"the file of prompts {path} has two rows with the same id", expected="unique ids")
     return found
 
 
@@ -95,7 +95,7 @@ def _prompt(row: Row) -> Any:
 
 
 def _reward_model(row: Row) -> Mapping[str, Any]:
-    """Return the column in which data sets for verl have the ground truth: an object, or its JSON text."""
+    """Return the column with the ground truth in data sets for verl: an object, or its JSON text."""
     found = row.values.get("reward_model")
     if isinstance(found, str):
         try:
@@ -106,10 +106,10 @@ def _reward_model(row: Row) -> Mapping[str, Any]:
 
 
 def _messages(row: Row) -> tuple[Message, ...]:
-    """Read the messages of a row whose prompt is a conversation; a prompt of text has none.
+    """Read the messages of a row whose prompt is a conversation; return none for a prompt of text.
 
     Raises:
-        UsageError: there is no prompt, or it is not one that the policy can answer.
+        UsageError: the prompt is missing, or the policy cannot answer it.
     """
     found = _prompt(row)
     if isinstance(found, str) and found.strip():

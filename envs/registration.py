@@ -1,7 +1,7 @@
-"""The shipped environments' ids in Gymnasium's registry.
+"""Ids of the shipped environments in Gymnasium's registry.
 
-Importing this module registers them. Gymnasium 1.0 and later load no plug-ins by themselves, but import what stands
-before a colon: ``gymnasium.make("agentrl.envs.registration:agentrl/Household-v0")``. agentrl finds the ids without it.
+Importing this module registers them. Gymnasium 1.0 and later do not load plug-ins, but import the module before a
+colon: ``gymnasium.make("agentrl.envs.registration:agentrl/Household-v0")``. agentrl finds the ids without it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ ENTRY_POINTS = {
 def register_all() -> None:
     """Register every id that is not registered yet; also the entry point of the group ``gymnasium.envs``.
 
-    The threshold is the spec's, where it has one. The environments keep their own limits of steps, which are options:
-    Gymnasium is given none, whose wrapper would cut longer ones off.
+    The reward threshold is that of the spec, if it has one. Gymnasium gets no step limit, because its wrapper would
+    cut off longer episodes: the environments have their own limits, which are options.
     """
     specs = {name.replace("_", ""): reference for name, reference in PLUGINS["environment"].items()}
     for env_id, entry_point in ENTRY_POINTS.items():

@@ -1,4 +1,4 @@
-"""Files of tasks, one for each split: no two splits may share one."""
+"""Files of tasks, one per split; no two splits may share a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACE = "{split}"
 
 
 class SplitFiles(Mapping[str, str]):
-    """File by split; can be hashed."""
+    """Hashable mapping from split to file."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = dict(files)
@@ -30,27 +30,27 @@ class SplitFiles(Mapping[str, str]):
 
 
 def files_by_split(given: str | Mapping[str, str], splits: Sequence[str], what: str) -> SplitFiles:
-    """The file of each split that has one.
+    """Return the file of each split that has one.
 
     Args:
         given: A name with ``{split}`` in it, or names by split.
-        splits: The splits that there are.
-        what: Whose files these are, for messages.
+        splits: The existing splits.
+        what: Description of the files, for messages.
 
     Raises:
-        UsageError: a split is unknown, or two have the same file.
+        UsageError: a split is unknown, or two splits have the same file.
     """
     if isinstance(given, str) and PLACE not in given:
         raise UsageError(
             f"all splits would share the {what}",
             got=given,
             expected=f"a name with {PLACE} in it, or a file for each split",
-            hint=f"{{test: {given}}} makes them the test split",
+            hint=f"{{test: {given}}} makes it the test split",
         )
     files = {split: given.replace(PLACE, split) for split in splits} if isinstance(given, str) else dict(given)
     unknown = [split for split in files if split not in splits]
     if unknown or not files:
-        raise UsageError(f"the {what} are of no such split", got=", ".join(unknown), expected=", ".join(splits))
+        raise UsageError(f"the {what} name an unknown split", got=", ".join(unknown), expected=", ".join(splits))
     seen: dict[Path, str] = {}
     for split, name in files.items():
         other = seen.setdefault(Path(name).expanduser().resolve(), split)
@@ -60,11 +60,11 @@ def files_by_split(given: str | Mapping[str, str], splits: Sequence[str], what: 
 
 
 def file_of(files: Mapping[str, str], split: str, what: str) -> str:
-    """The file of a split.
+    """Return the file of a split.
 
     Raises:
         UsageError: the split has none.
     """
     if split not in files:
-        raise UsageError(f"there is no file with {what} for split {split}", got=", ".join(files), expected=split)
+        raise UsageError(f"split {split} has no file with {what}", got=", ".join(files), expected=split)
     return files[split]

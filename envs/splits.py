@@ -1,4 +1,4 @@
-"""Which split a generated instance belongs to: decided by its checksum, so that no two splits share one."""
+"""Splits of generated instances, decided by checksums, so that no two splits share an instance."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import hashlib
 from agentrl.task import SeedTasks
 
 _SHARES = (SeedTasks.SPLITS[0], *SeedTasks.SPLITS)
-"""Instances fall into four equal parts by their checksum: two for training, one each for validation and test."""
+"""Split of each of four equal parts of the checksums: two for training, one each for validation and test."""
 
 
 def split_of_checksum(checksum: int) -> str:
-    """The split that owns what has this checksum."""
+    """Return the split of instances with this checksum."""
     return _SHARES[checksum % len(_SHARES)]
 
 
 def split_of_text(text: str) -> str:
-    """The split that owns a problem."""
+    """Return the split of an instance with this text."""
     return split_of_checksum(hashlib.blake2b(text.encode(), digest_size=1).digest()[0])
 
 
 def split_of_seed(seed: int) -> str:
-    """The split whose range of seeds holds `seed` (`SeedTasks`); training where none does."""
+    """Return the split whose range of seeds contains `seed` (`SeedTasks`); training if none does."""
     number = seed // SeedTasks.SPLIT_SIZE
     return SeedTasks.SPLITS[number] if 0 <= number < len(SeedTasks.SPLITS) else SeedTasks.SPLITS[0]

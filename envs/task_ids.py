@@ -1,4 +1,4 @@
-"""Tasks that are numbered in their splits, with ids of the form ``split-number``."""
+"""Tasks that are numbered within their splits, with ids of the form ``split-number``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentrl.task import Task
 
 TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
-"""The seed of a split's task of number 0; the next tasks have the next seeds."""
+"""Seed of task number 0 of each split; the next tasks have the next seeds."""
 
 
 class TaskNumber(NamedTuple):
-    """What a task id says."""
+    """Split and number of a task id."""
 
     split: str
     number: int
@@ -25,16 +25,16 @@ class TaskNumber(NamedTuple):
 def parse_task_id(
     task_id: object, environment: str, size_of: Callable[[str], int], splits: Sequence[str] = SPLITS
 ) -> TaskNumber:
-    """Split and number of a task id such as ``valid-17``.
+    """Return the split and the number of a task id such as ``valid-17``.
 
     Args:
         task_id: The id.
-        environment: For the message.
-        size_of: How many tasks a split has.
-        splits: Of the environment.
+        environment: Name of the environment, for the message.
+        size_of: Function that returns the number of tasks of a split.
+        splits: Splits of the environment.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the task does not exist.
     """
     split, _, number = str(task_id).rpartition("-")
     size = size_of(split) if split in splits else 0
@@ -45,7 +45,7 @@ def parse_task_id(
 
 
 def asked_task(options: Mapping[str, Any] | None, environment: str) -> str | None:
-    """The task that options of a reset name; ``None`` where they leave it open.
+    """Return the task id in the options of a reset; ``None`` if they have none.
 
     Raises:
         UsageError: there are other options.
@@ -58,10 +58,10 @@ def asked_task(options: Mapping[str, Any] | None, environment: str) -> str | Non
 
 
 def check_split(split: str, environment: str) -> str:
-    """`split`, if it is one of `SPLITS`.
+    """Return `split` if it is one of `SPLITS`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not.
     """
     if split not in SPLITS:
         expected = " or ".join(SPLITS)
@@ -70,12 +70,12 @@ def check_split(split: str, environment: str) -> str:
 
 
 class NumberedTasks(ABC):
-    """Those of a split's tasks that have certain numbers.
+    """Tasks of a split that have certain numbers.
 
     Args:
-        environment: Whose tasks they are.
+        environment: Name of the environment.
         split: One of `SPLITS`.
-        numbers: In the order of the tasks.
+        numbers: Numbers of the tasks, in their order.
     """
 
     def __init__(self, environment: str, split: str, numbers: Sequence[int]) -> None:
@@ -93,11 +93,11 @@ class NumberedTasks(ABC):
             environment=self.environment,
             seed=FIRST_SEED[self.split] + self._numbers[index],
             options={"task_id": task_id},
-            **self._told(task_id),
+            **self._task_fields(task_id),
         )
 
     def draw(self, seed: int) -> str:
-        """The id of one of the tasks, each as likely as another."""
+        """Draw the id of a task, uniformly."""
         return self._id(int(Random(f"task {seed}").random() * len(self)))
 
     def _id(self, index: int) -> str:
@@ -106,5 +106,5 @@ class NumberedTasks(ABC):
         return f"{self.split}-{self._numbers[index]}"
 
     @abstractmethod
-    def _told(self, task_id: str) -> Mapping[str, Any]:
-        """What else a task tells: its type, its ground truth."""
+    def _task_fields(self, task_id: str) -> Mapping[str, Any]:
+        """Return other fields of a task: its type, its ground truth."""

@@ -1,11 +1,11 @@
-"""Turns a Gymnasium environment with numbers in and out into one with text in and out.
+"""Adapter that turns a Gymnasium environment with numbers in and out into one with text in and out.
 
     class LineWalk(TextAdapter):
         def __init__(self) -> None:
             super().__init__(gymnasium.make("MyLine-v0"), actions=("left", "right"), max_steps=20)
 
-An action is a name, or a number; an answer that is neither changes nothing, says what would be understood, and is
-marked ``info["valid"] = False``.
+An action is a name or a number. Any other answer changes nothing: the observation says what an action is, and
+``info["valid"]`` is false.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
 class TextAdapter(gymnasium.Env[Content, str]):
-    """An environment whose observations and actions are text, around one whose are not.
+    """Environment with text observations and actions around one with numbers.
 
     Args:
-        env: Actions: `Discrete`, or a `MultiDiscrete`, `MultiBinary` or `Box` of few numbers. Observations: these,
-            `Text`, and `Dict` and `Tuple` of them.
-        actions: Names of a `Discrete` space's actions, in the space's order; numbers when left out.
-        max_steps: Steps after which an episode is truncated, answers that were not understood included.
+        env: The inner environment. Its actions are `Discrete`, or a `MultiDiscrete`, `MultiBinary` or `Box` of few
+            numbers; its observations these, `Text`, or a `Dict` or `Tuple` of them.
+        actions: Names of a `Discrete` space's actions, in the space's order; numbers if left out.
+        max_steps: Steps after which an episode is truncated, including those with invalid actions.
 
     Raises:
-        UsageError: the spaces have no text form, or the names are not one per action.
+        UsageError: the spaces have no text form, or there is not one name per action.
     """
 
     def __init__(
@@ -51,22 +51,22 @@ class TextAdapter(gymnasium.Env[Content, str]):
 
     @property
     def action_hint(self) -> str:
-        """What an action looks like."""
+        """Description of an action, with an example."""
         if self.names:
             return f"{' or '.join(self.names)}, for example: {self.names[0]}"
         count = _size(self.inner.action_space)
         return f"{count} numbers separated by spaces, for example: {' '.join(['0'] * count)}"
 
     def admissible_actions(self) -> list[str] | None:
-        """The names of the actions; ``None`` when actions are numbers."""
+        """Return the names of the actions; ``None`` if actions are numbers."""
         return list(self.names) or None
 
     def describe(self, observation: Any) -> str:
-        """The text of an observation; subclasses know better."""
+        """Return the text of an observation; subclasses may override it."""
         return describe(self.inner.observation_space, observation)
 
     def show(self, observation: Any, *, before: str = "") -> Content:
-        """What the agent is shown: a line of text where there is something to say first, then the observation."""
+        """Return the observation in the form that the agent reads, after the line `before` if it is not empty."""
         text = self.describe(observation)
         return f"{before}\n{text}" if before else text
 
@@ -92,7 +92,7 @@ class TextAdapter(gymnasium.Env[Content, str]):
         return self.show(self._observation), float(reward), bool(terminated), is_truncated, {**info, "valid": True}
 
     def parse(self, text: str) -> Any | None:
-        """The inner action that `text` means, or ``None`` when that is not clear."""
+        """Return the inner action of a text; ``None`` if the text is not an unambiguous action."""
         space = self.inner.action_space
         if isinstance(space, spaces.Discrete):
             index = _find_name(text, self.names)
@@ -100,7 +100,7 @@ class TextAdapter(gymnasium.Env[Content, str]):
         values = [float(number) for number in _NUMBER.findall(text)]
         if len(values) != _size(space):
             return None
-        with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite, and is outside
+        with np.errstate(over="ignore", invalid="ignore"):  # too large numbers become infinite, outside the space
             parsed = np.array(values).reshape(space.shape).astype(space.dtype)
         return parsed if space.contains(parsed) else None
 
@@ -110,7 +110,7 @@ class TextAdapter(gymnasium.Env[Content, str]):
 
 
 def describe(space: spaces.Space[Any], value: Any) -> str:
-    """The text of a value of a space: numbers in brackets, parts of `Dict` and `Tuple` in lines of their own.
+    """Return the text of a value of a space: numbers in brackets, and each part of a `Dict` or `Tuple` on its own line.
 
     Raises:
         UsageError: the space has no text form.
@@ -152,7 +152,7 @@ def _action_names(space: spaces.Space[Any], names: Sequence[str] | None) -> tupl
 
 
 def _find_name(text: str, names: Sequence[str]) -> int | None:
-    """Index of the only name (any case) or number that `text` mentions; ``None`` when it mentions none or several."""
+    """Return the index of the only name or number in `text`; ``None`` if there are none or several."""
     said = text.strip().lower()
     mentioned = [i for i, name in enumerate(names) if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", said)]
     if len(mentioned) == 1:

@@ -1,8 +1,8 @@
-"""An agent loop of one's own: the policy sees the goal again with every observation, and answers with bare actions.
+"""A custom agent loop: the policy sees the goal again with every observation, and answers with bare actions.
 
     python examples/custom_agent_loop.py
 
-Lets the household's expert play through the loop, which also shows that the loop can be demonstrated (warm starts).
+The household's expert plays through the loop, which also shows that the loop supports demonstrations (warm starts).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from agentrl.message import Message, system, user
 
 
 class Reminding(AgentLoop):
-    """Restates the first line that holds the task after each observation.
+    """A loop that repeats the line with the task after each observation.
 
     Args:
-        marker: Words by which the task is found in the first observation.
+        marker: Words in the first observation's line with the task.
     """
 
     def __init__(self, marker: str = "Your task is to") -> None:

@@ -1,9 +1,9 @@
-"""A tool with state: each episode gets a notebook of its own.
+"""A tool with state: each episode gets its own notebook.
 
     python examples/custom_tool.py
 
-Shows what the policy reads about the tool, calls it as an episode would, then evaluates an untrained model that may
-use it.
+Prints the tool's schema, which the policy reads, calls the tool as an episode would, and evaluates an untrained model
+that may use it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Notebook:
         self.notes.clear()
 
     def __call__(self, note: str = "") -> list[str]:
-        """Writes a note down, and gives all notes so far.
+        """Writes down a note and returns all notes so far.
 
         Args:
-            note: What to remember; leave it out to read only.
+            note: The note; leave it out to only read the notes.
         """
         if len(note) > 200:
             raise agentrl.ToolError("the note is too long", got=f"{len(note)} characters", expected="at most 200")

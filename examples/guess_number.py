@@ -1,4 +1,4 @@
-"""An environment and a tool of one's own, trained in a few lines.
+"""A custom environment and a custom tool, trained in a few lines.
 
 python examples/guess_number.py                                                   a small new model, on the CPU
 python examples/guess_number.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 100    a real one
@@ -51,14 +51,14 @@ def main() -> None:
     parser.add_argument("--model", default="scratch")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("overrides", nargs="*", help="further config keys, key=value")
-    told = parser.parse_args()
+    options = parser.parse_args()
     run = agentrl.train(
         env="GuessNumber-v0",
         tools=[midpoint],
-        model=told.model,
+        model=options.model,
         algorithm="grpo",
-        steps=told.steps,
-        overrides=told.overrides,
+        steps=options.steps,
+        overrides=options.overrides,
     )
     print(run.folder)
     print(agentrl.evaluate(env="GuessNumber-v0", tools=[midpoint], model=run.checkpoint, tasks=20, samples=4))

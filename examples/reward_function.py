@@ -1,4 +1,4 @@
-"""Rewards without an environment: prompts of a file, and two plain functions.
+"""Rewards without an environment: prompts from a file, and two plain functions.
 
 python examples/reward_function.py                                                    a small new model, on the CPU
 python examples/reward_function.py --model Qwen/Qwen2.5-0.5B-Instruct --steps 100     a real one
@@ -17,12 +17,12 @@ from agentrl.trajectory import Trajectory
 
 
 def exact(trajectory: Trajectory, task: Task) -> float:
-    """1 where the last number of the answer is the right one."""
+    """Return 1 if the last number of the answer is the right one, else 0."""
     return float(agentrl.parse_int(trajectory.final_text) == task.ground_truth)
 
 
 def brief(trajectory: Trajectory, task: Task) -> float:
-    """Cost 1 for every 200 characters."""
+    """Return a penalty of 1 for every 200 characters."""
     return -len(trajectory.final_text) / 200
 
 

@@ -1,6 +1,6 @@
-"""A training loop of your own, on a model that `agentrl serve-training` serves; the same file runs against Tinker.
+"""A custom training loop for a model that `agentrl serve-training` serves; the same file runs against Tinker.
 
-Start the server, and this in another terminal:
+Start the server, and this file in another terminal:
 
     agentrl serve-training model.path=smollm2-135m-instruct
     TINKER_BASE_URL=http://127.0.0.1:8400 TINKER_API_KEY=tml-local python examples/tinker_loop.py
@@ -16,7 +16,7 @@ from tinker import types
 
 
 def learn_a_sentence(trainer: tinker.TrainingClient, text: str, *, steps: int) -> list[float]:
-    """Learn a text by heart; returns the loss per token of each step."""
+    """Train on a text until it is memorized; return the loss per token of each step."""
     ids = trainer.get_tokenizer().encode(text)
     inputs = {"target_tokens": ids[1:], "weights": [1.0] * (len(ids) - 1)}
     datum = types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
@@ -30,7 +30,7 @@ def learn_a_sentence(trainer: tinker.TrainingClient, text: str, *, steps: int) -
 
 
 def prefer_even_ids(trainer: tinker.TrainingClient, prompt: list[int], *, steps: int) -> list[float]:
-    """Reinforce answers by the share of tokens in them whose id is even; returns the mean reward of each step."""
+    """Reinforce answers by their share of tokens with even ids; return the mean reward of each step."""
     rewards = []
     for _ in range(steps):
         sampler = trainer.save_weights_and_get_sampling_client().result()
@@ -38,7 +38,7 @@ def prefer_even_ids(trainer: tinker.TrainingClient, prompt: list[int], *, steps:
         answers = sampler.sample(types.ModelInput.from_ints(prompt), 32, params).result().sequences
         scores = [sum(token % 2 == 0 for token in answer.tokens) / len(answer.tokens) for answer in answers]
         mean = sum(scores) / len(scores)
-        data = [rewarded(prompt, answer, score - mean) for answer, score in zip(answers, scores, strict=True)]
+        data = [make_datum(prompt, answer, score - mean) for answer, score in zip(answers, scores, strict=True)]
         passed = trainer.forward_backward(data, "importance_sampling")
         trainer.optim_step(types.AdamParams(learning_rate=2e-2)).result()
         passed.result()
@@ -46,8 +46,8 @@ def prefer_even_ids(trainer: tinker.TrainingClient, prompt: list[int], *, steps:
     return rewards
 
 
-def rewarded(prompt: list[int], answer: types.SampledSequence, advantage: float) -> types.Datum:
-    """Turn an answer into data: what the model read, what came next, and how good that was."""
+def make_datum(prompt: list[int], answer: types.SampledSequence, advantage: float) -> types.Datum:
+    """Convert an answer to training data: the prompt, the sampled tokens, and their advantage."""
     ids, before = [*prompt, *answer.tokens], len(prompt) - 1
     inputs = {
         "target_tokens": ids[1:],
@@ -59,7 +59,7 @@ def rewarded(prompt: list[int], answer: types.SampledSequence, advantage: float)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="as the server calls it")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="the server's name of the model")
     parser.add_argument("--steps", type=int, default=8)
     options = parser.parse_args()
     with tinker.ServiceClient() as service:

@@ -143,7 +143,7 @@ def test_an_environment_of_numbers_is_put_into_text(game: str) -> None:
 
 
 def test_one_that_cannot_be_made_says_why(game: str) -> None:
-    with pytest.raises(UsageError, match=r"lookup_game:LookupEcho-v0 cannot be made: got .*'colour'"):
+    with pytest.raises(UsageError, match=r"lookup_game:LookupEcho-v0 cannot be created: got .*'colour'"):
         make_gymnasium("lookup_game:LookupEcho-v0", colour=3)
 
 

@@ -14,7 +14,7 @@ Number: TypeAlias = int | float
 
 MAX_CHARACTERS = 500
 MAX_BITS = 4096
-"""Largest whole number that is computed, in bits: ``9**9**9`` must not eat the machine."""
+"""Maximum size of a whole number in bits, so that ``9**9**9`` does not exhaust time and memory."""
 
 _BINARY: Mapping[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add,
@@ -96,5 +96,5 @@ def _check_size(bits: int) -> None:
 
 
 def calculator_vocabulary() -> str:
-    """What an expression may hold besides numbers and operators."""
+    """Return a list of what an expression may contain, for error messages."""
     return f"numbers, + - * / // % **, {', '.join([*_CONSTANTS, *_FUNCTIONS])}"

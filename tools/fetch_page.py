@@ -1,4 +1,4 @@
-"""Pages of the web as text, from hosts that the config lists."""
+"""Web pages as text, from hosts that the config lists."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ _HTML = ("text/html", "application/xhtml+xml")
 
 
 class Refused(Exception):
-    """An address that may not be asked."""
+    """An address that is not allowed."""
 
 
 class FetchPage:
-    """The web of one episode.
+    """Web access of one episode.
 
     Args:
-        hosts: Who may be asked: ``example.org``, ``*.example.org``, and ``example.org:8080`` for a port of its own.
-        networks: Private networks that may be asked, too: ``127.0.0.0/8``. All others are refused, whatever names say.
-        max_bytes: The most that is read of a page.
-        page_characters: How much of a page's text one call shows.
-        max_seconds: Deadline of a page.
+        hosts: Allowed hosts: ``example.org``, ``*.example.org``, and ``example.org:8080`` for another port.
+        networks: Private networks that are also allowed: ``127.0.0.0/8``. All others are refused, even if an allowed
+            name resolves to them.
+        max_bytes: Maximum bytes of a page.
+        page_characters: Characters of a page's text that one call shows.
+        max_seconds: Time limit of one page in seconds.
     """
 
     def __init__(
@@ -48,23 +49,25 @@ class FetchPage:
         max_seconds: float = 15.0,
     ) -> None:
         if not hosts:
-            raise UsageError("tool fetch_page may ask nobody", expected="hosts, such as [example.org]")
+            raise UsageError("tool fetch_page has no hosts", expected="a list of hosts, such as [example.org]")
         if any("/" in host for host in hosts):
             raise UsageError(
-                "a host of tool fetch_page is no host", got=", ".join(hosts), expected="no paths, no http:"
+                "hosts of tool fetch_page are not valid",
+                got=", ".join(hosts),
+                expected="host names without http: and without paths",
             )
         self._hosts = [host.lower() for host in hosts]
         try:
             self._networks = [ipaddress.ip_network(network) for network in networks]
         except ValueError as error:
-            raise UsageError("a network of tool fetch_page is not understood", got=error) from error
+            raise UsageError("a network of tool fetch_page is not valid", got=error) from error
         self._max_bytes = max_bytes
         self._page_characters = page_characters
         self._timeout = aiohttp.ClientTimeout(total=max_seconds)
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> FetchPage:
-        """Open connections with addresses that are checked."""
+        """Open an HTTP client that connects to allowed addresses only."""
         connector = aiohttp.TCPConnector(resolver=CheckedResolver(self))
         self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
         return self
@@ -77,18 +80,18 @@ class FetchPage:
             await self._session.close()
 
     async def __call__(self, url: str, start: int = 0) -> ToolResult:
-        """Shows a page of the web as text.
+        """Shows a web page as text.
 
         Args:
-            url: The page's whole address.
-            start: Characters of the text to skip, to read on in a long page.
+            url: The full address of the page.
+            start: Characters of the text to skip, to continue reading a long page.
         """
         text = await self._text(url.strip())
         shown = text[max(start, 0) : max(start, 0) + self._page_characters]
         if not shown and text:
-            raise ToolError("the page ends before that", got=f"{len(text)} characters", hint="start earlier")
+            raise ToolError("start is after the end of the page", got=f"{len(text)} characters", hint="start earlier")
         end = max(start, 0) + len(shown)
-        more = f"\n[characters {max(start, 0)} to {end} of {len(text)}; go on with start={end}]"
+        more = f"\n[characters {max(start, 0)} to {end} of {len(text)}; continue with start={end}]"
         return ToolResult(shown + (more if end < len(text) else "") or "[the page has no text]")
 
     async def _text(self, url: str) -> str:
@@ -107,13 +110,13 @@ class FetchPage:
                 if _was_refused(error):
                     raise ToolError(f"{url} is at an address that is not allowed") from error
                 raise ToolError(f"{url} cannot be reached", got=type(error).__name__) from error
-        raise ToolError("the page leads from one address to the next", got=f"{MOST_REDIRECTS} redirects")
+        raise ToolError("the page redirects too often", got=f"{MOST_REDIRECTS} redirects")
 
     async def _read(self, response: aiohttp.ClientResponse, url: str) -> str:
         if response.status != 200:
-            raise ToolError(f"{url} has no page", got=f"status {response.status}")
+            raise ToolError(f"{url} returned no page", got=f"status {response.status}")
         if not response.content_type.startswith(_TEXT):
-            raise ToolError(f"{url} is no text", got=response.content_type)
+            raise ToolError(f"{url} is not a text page", got=response.content_type)
         data = b""
         async for piece in response.content.iter_chunked(2**16):
             data += piece
@@ -121,45 +124,45 @@ class FetchPage:
                 raise ToolError(f"{url} is too large", got=f"more than {self._max_bytes} bytes")
         try:
             text = data.decode(response.charset or "utf-8", errors="replace")
-        except LookupError:  # a charset that nobody knows
+        except LookupError:  # unknown charset
             text = data.decode(errors="replace")
         return page_text(text, url) if response.content_type in _HTML else text
 
     def check(self, url: str) -> None:
-        """Refuse an address that the config does not list.
+        """Refuse an address whose host the config does not list.
 
         Raises:
-            ToolError: says which hosts are listed.
+            ToolError: the address is not valid or not allowed; the error lists the allowed hosts.
         """
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
         except ValueError as error:
-            raise ToolError("this is no address of a page", got=url) from error
+            raise ToolError("this is not the address of a page", got=url) from error
         if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-            raise ToolError("this is no address of a page", got=url, expected="https://HOST/PATH")
+            raise ToolError("this is not the address of a page", got=url, expected="https://HOST/PATH")
         if not any(_fits(pattern, host, port, parts) for pattern in self._hosts):
-            raise ToolError(f"{host} is not among the hosts that may be asked", expected=", ".join(self._hosts))
+            raise ToolError(f"{host} is not among the allowed hosts", expected=", ".join(self._hosts))
         literal = _address(host)
         if literal is not None and not self.allows(literal):
             raise ToolError(f"{host} is at an address that is not allowed")
 
     def allows(self, address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-        """Whether an address is public, or in a network that the config lists."""
+        """Return True if an address is public or in a network that the config lists."""
         mapped = getattr(address, "ipv4_mapped", None) or address
         listed = any(mapped in network for network in self._networks if network.version == mapped.version)
         return listed or (mapped.is_global and not mapped.is_multicast)
 
 
 class CheckedResolver(AbstractResolver):
-    """Finds the addresses of names, and keeps those that may be asked: what was checked is what is connected to."""
+    """Resolver that returns only allowed addresses, so that each connection goes to a checked address."""
 
     def __init__(self, owner: FetchPage) -> None:
         self._owner = owner
         self._resolver = aiohttp.ThreadedResolver()
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[Any]:
-        """The allowed addresses of a name."""
+        """Return the allowed addresses of a name."""
         found: list[ResolveResult] = await self._resolver.resolve(host, port, family)
         kept = [one for one in found if (address := _address(one["host"])) and self._owner.allows(address)]
         if found and not kept:
@@ -167,7 +170,7 @@ class CheckedResolver(AbstractResolver):
         return kept
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Close the resolver."""
         await self._resolver.close()
 
 

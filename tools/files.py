@@ -15,10 +15,12 @@ async def read_file(path: str, first_line: int = 1, lines: int = 200, *, sandbox
     Args:
         path: The file; relative paths start at the working folder.
         first_line: The first line to show, counted from 1.
-        lines: How many lines to show.
+        lines: Number of lines to show.
     """
     if first_line < 1 or not 1 <= lines <= MOST_LINES:
-        raise ToolError("there are no such lines", expected=f"first_line from 1, lines from 1 to {MOST_LINES}")
+        raise ToolError(
+            "first_line or lines is out of range", expected=f"first_line from 1, lines from 1 to {MOST_LINES}"
+        )
     text = await _text(sandbox, path)
     found = text.splitlines(keepends=True)
     shown = found[first_line - 1 : first_line - 1 + lines]
@@ -32,41 +34,41 @@ async def read_file(path: str, first_line: int = 1, lines: int = 200, *, sandbox
 
 @tool
 async def write_file(path: str, content: str, *, sandbox: Sandbox) -> str:
-    """Creates a file, or replaces it.
+    """Creates a file or replaces it.
 
     Args:
-        path: The file; relative paths start at the working folder, missing folders are made.
+        path: The file; relative paths start at the working folder, missing folders are created.
         content: The whole new content.
     """
-    await sandbox.write(path, _encoded(content))
+    await sandbox.write(path, _encode(content))
     return f"Wrote {len(content.splitlines())} lines to {path}."
 
 
 @tool
 async def edit_file(path: str, old: str, new: str, *, sandbox: Sandbox) -> str:
-    """Replaces a text that stands exactly once in a file.
+    """Replaces a text that occurs exactly once in a file.
 
     Args:
         path: The file.
-        old: The text as it stands there, with its line breaks and spaces, and so much of it that it stands there once.
-        new: What replaces it; empty to remove it.
+        old: The text to replace, with its exact line breaks and spaces, and long enough to occur only once.
+        new: The new text; empty to remove the old one.
     """
     text = await _text(sandbox, path)
     count = text.count(old) if old else 0
     if count != 1:
         hint = "add lines before or after it" if count > 1 else "read the file: spaces and line breaks count"
-        raise ToolError(f"old must stand once in {path}", got=f"{count} times", hint=hint)
-    await sandbox.write(path, _encoded(text.replace(old, new)))
+        raise ToolError(f"old must occur exactly once in {path}", got=f"{count} times", hint=hint)
+    await sandbox.write(path, _encode(text.replace(old, new)))
     line = text[: text.index(old)].count("\n") + 1
     return f"Replaced it in {path}, line {line}."
 
 
 @tool
 async def list_dir(path: str = ".", *, sandbox: Sandbox) -> str:
-    """Lists what a folder holds; names of folders end with a slash.
+    """Lists the contents of a folder; names of folders end with a slash.
 
     Args:
-        path: The folder; the working folder when left out.
+        path: The folder; the working folder if left out.
     """
     entries = await sandbox.list(path)
     return "\n".join(f"{entry.name}/" if entry.is_folder else entry.name for entry in entries) or "[empty]"
@@ -77,9 +79,9 @@ async def _text(sandbox: Sandbox, path: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise ToolError(f"{path} is no text", got=f"{len(data)} bytes that are not UTF-8") from error
+        raise ToolError(f"{path} is not a text file", got=f"{len(data)} bytes that are not UTF-8") from error
 
 
-def _encoded(text: str) -> bytes:
-    """Bytes of a text; half a surrogate pair, which JSON can say, becomes a question mark."""
+def _encode(text: str) -> bytes:
+    """Encode a text; half a surrogate pair, which JSON can contain, becomes a question mark."""
     return text.encode(errors="replace")

@@ -1,4 +1,4 @@
-"""Input and output schemas of an MCP server: checked as JSON Schema says, and written as models read them."""
+"""Input and output schemas of an MCP server: checks by the rules of JSON Schema, and the form that models read."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from agentrl.tool_schema import WrongArguments, refuse_depth
 EXTRA = Extra(name="mcp", module="mcp")
 LONGEST_PROBLEM = 300
 LONGEST_INLINED = 8_000
-"""Characters up to which a schema may grow when references in it are replaced."""
+"""Maximum characters of a schema after its references are replaced."""
 _DIALECTS = ("Draft3", "Draft4", "Draft6", "Draft7", "Draft201909", "Draft202012")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value has a schema under each key."""
+"""Keywords whose value maps names to schemas."""
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-"""Keywords whose value is a list of schemas; an old ``items`` is one, too."""
+"""Keywords whose value is a list of schemas; ``items`` is one in old dialects."""
 _SINGLE = ("items", "additionalProperties", "contains", "not", "if", "then", "else")
 _COMBINING = (
     *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else"),
@@ -32,25 +32,25 @@ _COMBINING = (
 )
 """Keywords by which a schema may accept names that it does not list itself."""
 _NULLABLE = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref")
-"""Keywords that refuse null, and do not where the schema is ``nullable``."""
+"""Keywords that reject null unless the schema is ``nullable``."""
 _WORDS = {"true": True, "false": False, "none": None}
-"""Values as Python and people write them."""
+"""Values in Python's spelling."""
 _DEFINITIONS = ("$defs", "definitions")
 _OBJECT = frozenset({"type", "properties", "required", "title", "description"})
 
 Path = tuple[str | int, ...]
 """Keys and indices that lead to a part of the arguments."""
 MOST_MENDED = 1_000
-"""Values of one call that are put into another form."""
+"""Maximum number of values of one call that are converted."""
 
 _log = logging.getLogger(__name__)
 
 
 class Checker:
-    """Check of values against a schema of a server; it accepts everything if the schema itself is not valid.
+    """Check of values against a server's schema; it accepts everything if the schema itself is not valid.
 
     Args:
-        what: Names the schema in the warning that it cannot be checked: ``the input schema of MCP tool search``.
+        what: Description of the schema for the warning: ``the input schema of MCP tool search``.
         schema: The schema as the server sent it.
     """
 
@@ -58,7 +58,7 @@ class Checker:
         self._what = what
         self._schema = schema
         self.gives_up = False
-        """True once the schema has turned out not to be valid."""
+        """True once the schema has proved invalid."""
 
     def errors(self, value: Any) -> list[Any]:
         """Return a `ValidationError` per violation; none if the schema cannot be checked, which is logged once."""
@@ -66,11 +66,11 @@ class Checker:
             return []
         try:
             return list(self._validator.iter_errors(value))
-        except Exception as error:  # an invalid schema fails anywhere: references, regular expressions, recursion
+        except Exception as error:  # an invalid schema can fail anywhere: references, regular expressions, recursion
             self.gives_up = True
             reason = str(error).strip().partition("\n")[0][:LONGEST_PROBLEM]
             _log.warning(
-                "%s cannot be checked (%s: %s): its values are passed on as they are",
+                "%s cannot be checked (%s: %s): its values are passed on unchecked",
                 self._what,
                 type(error).__name__,
                 reason,
@@ -84,13 +84,13 @@ class Checker:
         kind.check_schema(self._schema)
         nullable = {name: _unless_null(kind.VALIDATORS[name]) for name in _NULLABLE if name in kind.VALIDATORS}
         tolerant = jsonschema.validators.extend(kind, {"multipleOf": _check_multiple, **nullable})
-        return tolerant(self._schema, registry=referencing.Registry())  # without it, references are downloaded
+        return tolerant(self._schema, registry=referencing.Registry())  # the default registry downloads references
 
     def _dialect(self, jsonschema: Any) -> Any:
-        """Return the validator class of the ``$schema`` that the schema names; the newest where it names none.
+        """Return the validator class of the schema's ``$schema``; the newest if it has none.
 
         Raises:
-            ValueError: no such dialect.
+            ValueError: the dialect is unknown.
         """
         kinds = [getattr(jsonschema, f"{name}Validator") for name in _DIALECTS]
         address = self._schema.get("$schema")
@@ -118,15 +118,15 @@ def _check_multiple(validator: Any, factor: Any, value: Any, schema: Any) -> Ite
 def _unless_null(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
     """Return a check that accepts null where the schema is ``nullable``, a keyword of OpenAPI that servers use."""
 
-    def checked(validator: Any, expected: Any, value: Any, schema: Any) -> Iterator[Any]:
+    def check_or_null(validator: Any, expected: Any, value: Any, schema: Any) -> Iterator[Any]:
         if value is not None or schema.get("nullable") is not True:
             yield from check(validator, expected, value, schema) or ()
 
-    return checked
+    return check_or_null
 
 
 class InputSchema:
-    """The arguments that a tool of a server takes.
+    """The arguments of a server's tool.
 
     Args:
         tool: Name of the tool.
@@ -141,22 +141,23 @@ class InputSchema:
 
     @property
     def names(self) -> list[str]:
-        """The arguments that the schema lists."""
+        """Names of the arguments that the schema lists."""
         return list(self.shown["properties"])
 
     def read(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments in the form that the schema accepts.
 
-        As for Python tools, a number, a list or an object may come as text and a number where text is expected, and
-        ``null`` for an optional argument leaves it out; the same holds within lists and objects. Where the schema lists
-        its arguments and says nothing about others, an unknown one is refused: most servers ignore it without a word.
+        As for Python tools, a text that holds a number, a list or an object is converted, and so is a number where
+        text is expected; ``null`` for an optional argument leaves it out. The same holds within lists and objects. If
+        the schema lists its arguments and does not mention others, an unknown one is refused, because most servers
+        would ignore it silently.
 
         Raises:
-            WrongArguments: some do not fit.
+            WrongArguments: some arguments do not fit.
         """
-        arguments, errors = self._mended(dict(arguments))
+        arguments, errors = self._mend(dict(arguments))
         problems = [f"unknown argument {name}" for name in arguments if not self._may_take(name)]
-        problems += [_described(error) for error in errors if not _is_about_names(error)]
+        problems += [_describe(error) for error in errors if not _is_about_names(error)]
         if problems:
             raise WrongArguments("; ".join(problems))
         return arguments
@@ -170,8 +171,8 @@ class InputSchema:
         others = self._schema.get("additionalProperties", any(key in self._schema for key in _COMBINING))
         return others is not False
 
-    def _mended(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
-        """Put each wrong value into its other form, once; return the arguments, and the errors that are left."""
+    def _mend(self, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Convert each wrong value once; return the arguments and the remaining errors."""
         required, tried = self.shown.get("required", ()), set[Path]()
         errors = self._checker.errors(arguments)
         while errors:
@@ -202,7 +203,7 @@ def _causes(errors: Iterable[Any]) -> Iterator[Any]:
 
 
 def _with_other_form(whole: Any, path: Path, *, may_leave_out: bool) -> Any:
-    """Copy a value with the part at a path in its other form; leave out a key whose value is null."""
+    """Copy a value with the part at a path converted; leave out a key whose value is null."""
     if not path:
         return _other_form(whole)
     key = path[0]
@@ -213,11 +214,11 @@ def _with_other_form(whole: Any, path: Path, *, may_leave_out: bool) -> Any:
     if isinstance(whole, list) and isinstance(key, int) and key < len(whole):
         part = _with_other_form(whole[key], path[1:], may_leave_out=may_leave_out)
         return [*whole[:key], part, *whole[key + 1 :]]
-    return whole  # another part of the path has changed its form
+    return whole  # a part of the path has been converted before
 
 
 def _other_form(value: Any) -> Any:
-    """Return the value that a text stands for, or the text of a number."""
+    """Return the JSON value of a text, or the text of a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return json.dumps(value)
     if not isinstance(value, str):
@@ -232,7 +233,7 @@ def _is_about_names(error: Any) -> bool:
     return error.validator == "additionalProperties" and not error.absolute_path and error.validator_value is False
 
 
-def _described(error: Any) -> str:
+def _describe(error: Any) -> str:
     """Describe a violation by its most specific cause."""
     best = EXTRA.load("jsonschema").exceptions.best_match([error])
     where = ".".join(map(str, best.absolute_path))
@@ -243,15 +244,15 @@ def _described(error: Any) -> str:
 
 
 def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Write an input schema as chat templates, parsers of calls and models expect it.
+    """Rewrite an input schema in the form that chat templates, tool-call parsers and models expect.
 
-    It is an object whose ``properties`` hold every argument that the schema names at its root (behind a reference, or
-    in one of several combined schemas). References within the schema are replaced by what they stand for, except
-    recursive ones, and each schema is an object: ``true`` becomes ``{}``.
+    The result is an object whose ``properties`` contain every argument that the schema names at its root (directly,
+    behind a reference, or in one of several combined schemas). References within the schema are replaced by their
+    targets, except recursive ones, and each schema is an object: ``true`` becomes ``{}``.
     """
-    root = _inlined(schema, schema, frozenset())
+    root = _inline(schema, schema, frozenset())
     if len(json.dumps(root)) > max(LONGEST_INLINED, 3 * len(json.dumps(schema))):
-        root = _inlined(schema, {}, frozenset())
+        root = _inline(schema, {}, frozenset())
     if '"$ref"' not in json.dumps({key: value for key, value in root.items() if key not in _DEFINITIONS}):
         root = {key: value for key, value in root.items() if key not in _DEFINITIONS}
     root.pop("$schema", None)
@@ -259,8 +260,8 @@ def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
     for keyword in ("allOf", "anyOf", "oneOf"):
         parts = as_list(root.get(keyword))
         for part in parts:
-            for name, described in as_mapping(part.get("properties")).items():
-                properties.setdefault(name, described)
+            for name, part_schema in as_mapping(part.get("properties")).items():
+                properties.setdefault(name, part_schema)
         if keyword == "allOf":
             required += [name for part in parts for name in as_list(part.get("required")) if name not in required]
             if parts and all(part.keys() <= _OBJECT for part in parts):
@@ -269,26 +270,26 @@ def for_policy(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**shown, **{key: value for key, value in root.items() if key not in shown}}
 
 
-def _inlined(schema: Any, root: Mapping[str, Any], inside: frozenset[str]) -> dict[str, Any]:
-    """Copy a schema with what its references stand for; `inside` holds those that are being replaced."""
+def _inline(schema: Any, root: Mapping[str, Any], inside: frozenset[str]) -> dict[str, Any]:
+    """Copy a schema with its references replaced; `inside` holds those that are being replaced."""
     if isinstance(schema, bool):
         return {} if schema else {"not": {}}
     if not isinstance(schema, Mapping):
         return {}
     address = schema.get("$ref")
     if isinstance(address, str) and address not in inside and (target := _find(address, root)) is not None:
-        beside = {key: value for key, value in schema.items() if key != "$ref"}
-        return _inlined(target, root, inside | {address}) | _inlined(beside, root, inside)
+        others = {key: value for key, value in schema.items() if key != "$ref"}
+        return _inline(target, root, inside | {address}) | _inline(others, root, inside)
     copied = dict(schema)
     for key, value in schema.items():
         if key in _DEFINITIONS and inside:
             continue
         if key in _MAPS and isinstance(value, Mapping):
-            copied[key] = {name: _inlined(part, root, inside) for name, part in value.items()}
+            copied[key] = {name: _inline(part, root, inside) for name, part in value.items()}
         elif key in _LISTS and isinstance(value, list):
-            copied[key] = [_inlined(part, root, inside) for part in value]
+            copied[key] = [_inline(part, root, inside) for part in value]
         elif key in _SINGLE and isinstance(value, Mapping):
-            copied[key] = _inlined(value, root, inside)
+            copied[key] = _inline(value, root, inside)
     return copied
 
 

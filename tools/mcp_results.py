@@ -1,4 +1,4 @@
-"""Results of MCP tools as text: the policy reads text, whatever a server returns."""
+"""Results of MCP tools as text for the policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 NOTHING = "[nothing]"
 MOST_VALUES = 100
-"""Places in one text where JSON is looked for."""
+"""Maximum number of places in one text where JSON is looked for."""
 _OPENING = re.compile(r"[{\[]")
 _BETWEEN_WORDS = re.compile(r"[:=,;\s]+")
 
@@ -19,8 +19,8 @@ _BETWEEN_WORDS = re.compile(r"[:=,;\s]+")
 def result_text(result: Any) -> str:
     """Write the result of a call (`mcp.types.CallToolResult`) as text.
 
-    Structured content is added as JSON unless the content surely repeats all of it: servers should repeat it there, and
-    many send a summary, or nothing.
+    Structured content is added as JSON unless the content repeats all of it. Servers should repeat it there, but many
+    send a summary or nothing.
     """
     parts = [_part_text(part) for part in result.content]
     text = "\n".join(part for part in parts if part)
@@ -41,7 +41,7 @@ def _part_text(part: Any) -> str:
 
 
 def _resource_text(resource: Any) -> str:
-    """Write an embedded resource: its text, also where it was sent as bytes; otherwise its address and type."""
+    """Write an embedded resource: its text, even if it was sent as bytes; otherwise its address and type."""
     text = getattr(resource, "text", None)
     if text is not None:
         return str(text)
@@ -50,15 +50,15 @@ def _resource_text(resource: Any) -> str:
         try:
             return base64.b64decode(resource.blob).decode()
         except (binascii.Error, ValueError):
-            pass  # its type is wrong: name it like any other
+            pass  # its type is wrong: treat it like other binary resources
     return f"[resource: {resource.uri}, {kind}]"
 
 
 def _repeats(parts: Sequence[str], structured: Any) -> bool:
-    """Return True if parts of a text say all that structured content says, and surely so.
+    """Return True if the parts certainly repeat all of the structured content.
 
-    They do as JSON that has every field, as fields and values alone (``3 rows``), or, where a server wrapped a plain
-    value as ``{"result": value}``, as that value or the items of that list.
+    They do so as JSON that has every field, as nothing but fields and values (``3 rows``), or, if a server wrapped a
+    plain value as ``{"result": value}``, as that value or as the items of that list.
     """
     wanted = [structured]
     if isinstance(structured, dict) and list(structured) == ["result"]:
@@ -67,13 +67,13 @@ def _repeats(parts: Sequence[str], structured: Any) -> bool:
         found = [value for part in parts for value in _json_values(part)]
         if any(_covers(value, one) for value in found for one in wanted):
             return True
-        return _is_told(parts, wanted[-1]) or _is_spelled("\n".join(parts), structured)
+        return _is_plain_value(parts, wanted[-1]) or _is_fields_only("\n".join(parts), structured)
     except RecursionError:
         return False
 
 
 def _json_values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a text: itself, or the objects and lists in it."""
+    """Yield the JSON values of a text: the whole text, or the objects and lists in it."""
     try:
         yield json.loads(text)
         return
@@ -103,8 +103,8 @@ def _covers(found: Any, wanted: Any) -> bool:
     return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
 
 
-def _is_told(parts: Sequence[str], value: Any) -> bool:
-    """Return True if parts are a plain value, or the items of a list in their order."""
+def _is_plain_value(parts: Sequence[str], value: Any) -> bool:
+    """Return True if the parts are a plain value, or the items of a list in their order."""
     values = value if isinstance(value, list) else [value]
     return len(values) == len(parts) > 0 and all(map(_is_one, parts, values))
 
@@ -113,8 +113,8 @@ def _is_one(text: str, value: Any) -> bool:
     return text == value or any(_covers(found, value) for found in _json_values(text))
 
 
-def _is_spelled(text: str, structured: Any) -> bool:
-    """Return True if a text is nothing but the fields of an object, each before or after its value."""
+def _is_fields_only(text: str, structured: Any) -> bool:
+    """Return True if a text consists of the fields of an object, each before or after its value."""
     if not isinstance(structured, dict) or any(isinstance(value, dict | list) for value in structured.values()):
         return False
     pairs = [(name, value if isinstance(value, str) else json.dumps(value)) for name, value in structured.items()]

@@ -1,4 +1,4 @@
-"""Sessions with an MCP server: opening and closing, lists of tools, calls, and lost connections."""
+"""Sessions with an MCP server: opening, closing, listing tools, calls, and lost connections."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from .mcp_arguments import EXTRA
 from .mcp_results import result_text
 
 START_S = 60.0
-"""Deadline of a server that starts."""
+"""Seconds that a server has to start."""
 LIST_S = 60.0
-"""Deadline of its list of tools."""
+"""Seconds that a server has to list its tools."""
 STOP_S = 5.0
-"""Seconds that a server which did not start has to end."""
+"""Seconds that a server has to end if it did not start."""
 LONGEST_QUOTE = 500
 _CLOSED = "Connection closed"
 _LOST = (-32000, -32001, -32600, 32600)
-"""JSON-RPC errors that over HTTP mean a lost session: closed, timed out, terminated."""
+"""JSON-RPC error codes that mean a lost session over HTTP: closed, timed out, terminated."""
 _HTTP_ERROR = (-32603, "Server returned an error response")
-"""What the client makes of an HTTP status of 400 or more."""
+"""Error that the client raises for an HTTP status of 400 or more."""
 
 
 class Session:
     """An open session with a server.
 
     Args:
-        client: Of the `mcp` package, entered.
-        place: Where the server is.
-        owner: The task that entered it.
-        is_remote: It is reached over HTTP.
-        last_words: Reads what the server wrote to its standard error last.
+        client: An entered client of the `mcp` package.
+        place: Command or URL of the server.
+        owner: The task that entered the client.
+        is_remote: True if the server is reached over HTTP.
+        last_words: Function that reads the end of the server's standard error.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Session:
         self._is_remote = is_remote
         self._last_words = last_words
         self._is_lost = False
-        # the client raises where a result breaks the tool's own output schema, and the result is gone: `MCPTool` checks
+        # the client would drop a result that breaks the tool's own output schema and raise: `MCPTool` checks instead
         client.session.validate_tool_result = _accept_result
 
     @property
@@ -62,11 +62,11 @@ class Session:
         """True if the connection was lost."""
         return self._is_lost or self._owner.done()
 
-    async def described(self) -> list[Any]:
+    async def list_tools(self) -> list[Any]:
         """Ask the server for its tools.
 
         Raises:
-            EnvironmentFailure: it does not answer in time, or answers something else.
+            EnvironmentFailure: it does not answer in time, or the answer is not valid.
         """
         try:
             async with asyncio.timeout(LIST_S):
@@ -83,14 +83,14 @@ class Session:
         seen: set[str] = set()
         cursor = None
         while True:
-            page = await self._checked(self._client.list_tools(cursor=cursor))
+            page = await self._request(self._client.list_tools(cursor=cursor))
             found += page.tools
             cursor = page.next_cursor
             if not cursor:
                 return found
             if cursor in seen:
                 raise EnvironmentFailure(
-                    f"the MCP server {self._place} lists its tools without an end", got=f"cursor {cursor!r} twice"
+                    f"the MCP server {self._place} lists its tools endlessly", got=f"cursor {cursor!r} twice"
                 )
             seen.add(cursor)
 
@@ -102,18 +102,19 @@ class Session:
             EnvironmentFailure: the server is lost.
         """
         try:
-            result = await self._checked(self._client.call_tool(name, dict(arguments)))
+            result = await self._request(self._client.call_tool(name, dict(arguments)))
         except ToolError as error:
-            if (result := _completed(error.__cause__)) is None:
+            if (result := _complete(error.__cause__)) is None:
                 raise
         if result.is_error:
             raise ToolError(result_text(result) or f"{name} failed")
         return result
 
-    async def _checked(self, asking: Any) -> Any:
+    async def _request(self, request: Any) -> Any:
+        """Await a request; turn its errors into `ToolError` or, if the session is lost, `EnvironmentFailure`."""
         mcp_error, invalid = EXTRA.load("mcp").MCPError, EXTRA.load("pydantic").ValidationError
         try:
-            return await asking
+            return await request
         except AgentRLError:
             raise
         except mcp_error as error:
@@ -129,24 +130,24 @@ class Session:
         raise EnvironmentFailure(f"the MCP server {self._place} failed", got=got, hint=hint) from failure
 
     def _means_lost(self, error: Any) -> bool:
-        """Return True if an error is the transport's, and not the server's answer to a request."""
+        """Return True if an error comes from the transport, not from the server."""
         if self._is_remote and (error.code in _LOST or (error.code, error.message) == _HTTP_ERROR):
             return True
         return bool(error.code == _LOST[0] and error.message == _CLOSED)
 
 
 async def _accept_result(name: str, result: Any) -> None:
-    """Accept a result, whatever the output schema says."""
+    """Accept a result without checking it against the output schema."""
 
 
 def _error_text(error: Any) -> str:
-    """Write an error of JSON-RPC: its message, and its data where they are text that says more."""
+    """Write a JSON-RPC error: its message, and its data if they are text that adds to it."""
     data = error.data if isinstance(error.data, str) and error.data not in error.message else ""
     return "\n".join(filter(None, [error.message, data])) or f"error {error.code}"
 
 
-def _completed(error: Any) -> Any:
-    """Return a result that was refused for lack of ``content``, which other packages of the protocol do not require."""
+def _complete(error: Any) -> Any:
+    """Complete a result that was refused because it lacks ``content``, which other MCP packages do not require."""
     if not isinstance(error, EXTRA.load("pydantic").ValidationError):
         return None
     lacks = [one["input"] for one in error.errors() if (one["type"], one["loc"]) == ("missing", ("content",))]
@@ -162,7 +163,7 @@ def _first_problem(error: Any) -> str:
 
 
 class Opened:
-    """Connection in a task of its own, because the `mcp` package must be left in the task that entered it."""
+    """Connection in its own task, because a client of the `mcp` package must be left in the task that entered it."""
 
     def __init__(self, connect: Callable[[Any], Any], place: str, *, is_remote: bool) -> None:
         self._connect = connect
@@ -173,7 +174,7 @@ class Opened:
     async def __aenter__(self) -> Session:
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._own(ready), name=f"MCP {self._place}")
-        self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())  # that is told by `Session`
+        self._owner.add_done_callback(lambda task: task.cancelled() or task.exception())  # `Session` reports it
         try:
             async with asyncio.timeout(START_S):
                 client = await ready
@@ -185,7 +186,7 @@ class Opened:
                 raise EnvironmentFailure(f"the MCP server {self._place} does not start", got=got) from error
             raise
         return Session(
-            client, self._place, self._owner, is_remote=self._is_remote, last_words=lambda: _said(self._errors)
+            client, self._place, self._owner, is_remote=self._is_remote, last_words=lambda: _quote_errors(self._errors)
         )
 
     async def __aexit__(self, *error: object) -> None:
@@ -204,20 +205,20 @@ class Opened:
                 if ready.done():
                     raise
                 what = f"the MCP server {self._place} does not start"
-                ready.set_exception(EnvironmentFailure(what, got=_innermost(error), hint=_said(errors)))
+                ready.set_exception(EnvironmentFailure(what, got=_innermost(error), hint=_quote_errors(errors)))
 
 
-def _said(errors: Any) -> str | None:
-    """Quote the end of a server's standard error; ``None`` if it is empty, or closed with the connection."""
+def _quote_errors(errors: Any) -> str | None:
+    """Quote the end of a server's standard error; ``None`` if it is empty or already closed."""
     if errors.closed:
         return None
     size = os.fstat(errors.fileno()).st_size
-    said = os.pread(errors.fileno(), LONGEST_QUOTE, max(0, size - LONGEST_QUOTE)).decode(errors="replace").strip()
-    return f"it said: {said}" if said else None
+    text = os.pread(errors.fileno(), LONGEST_QUOTE, max(0, size - LONGEST_QUOTE)).decode(errors="replace").strip()
+    return f"it wrote: {text}" if text else None
 
 
 def _innermost(error: BaseException) -> str:
-    """Describe the first error within groups of errors."""
+    """Describe the first error within exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

@@ -20,7 +20,7 @@ from .mcp_results import NOTHING, result_text
 from .mcp_session import START_S, Opened, Session
 
 LONGEST_CALL_S = 3600.0
-"""Seconds without a word from a server over HTTP; a call's own deadline is shorter."""
+"""Maximum seconds without data from a server over HTTP; a call's own deadline is shorter."""
 LONGEST_NAME = 64
 _VARIABLE = re.compile(r"\$(?:\$|([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\})", re.ASCII)
 
@@ -28,20 +28,20 @@ _log = logging.getLogger(__name__)
 
 
 class MCPTools(Toolset):
-    """Every tool of an MCP server.
+    """Tools of an MCP server.
 
-    Each episode has a session of its own with the server, and with ``command`` a server of its own, unless `shared`.
+    Each episode has its own session with the server, and with ``command`` its own server, unless `shared` is set.
 
     Args:
-        command: Starts a server that speaks over its standard input and output.
-        url: Address of a server that speaks streamable HTTP.
-        env: Environment variables of the command; ``$NAME`` or ``${NAME}`` stands for one of this process's, ``$$``
-            for a dollar sign.
-        headers: Of requests to `url`, with variables as in `env`, so that no secret is in a config.
-        tools: Names of the tools to offer; all when left out.
-        prefix: Put before the names.
-        shared: All episodes share one session: only for servers that remember nothing.
-        timeout_s: Deadline of a call; ``agent.tool_timeout_s`` when left out.
+        command: Command of a server that uses its standard input and output.
+        url: Address of a server that uses streamable HTTP.
+        env: Environment variables of the command; ``$NAME`` or ``${NAME}`` stands for a variable of this process,
+            ``$$`` for a dollar sign.
+        headers: Headers of requests to `url`, with variables as in `env`, so that configs contain no secrets.
+        tools: Names of the tools to offer; all if left out.
+        prefix: Prefix of the tools' names.
+        shared: All episodes share one session: only for servers without state.
+        timeout_s: Time limit of a call in seconds; ``agent.tool_timeout_s`` if left out.
     """
 
     def __init__(
@@ -57,15 +57,17 @@ class MCPTools(Toolset):
         timeout_s: float | None = None,
     ) -> None:
         if (command is None) == (url is None):
-            raise UsageError("an MCP server is reached in one way", expected="command (a list of words) or url")
+            raise UsageError("an MCP server needs one address", expected="either command (a list of words) or url")
         if (url is None and headers is not None) or (command is None and env is not None):
             ignored = "headers" if url is None else "env"
-            raise UsageError(f"option {ignored} of tools mcp is ignored", expected="env with command, headers with url")
+            raise UsageError(
+                f"option {ignored} of tool mcp has no effect here", expected="env with command, headers with url"
+            )
         EXTRA.load()
         self._command = command
         self._url = url
-        self._env = _filled_in(env or {})
-        self._headers = _filled_in(headers or {})
+        self._env = _fill_in(env or {})
+        self._headers = _fill_in(headers or {})
         self._only = tools
         self._prefix = prefix
         self._shared = shared
@@ -77,11 +79,11 @@ class MCPTools(Toolset):
 
     @property
     def place(self) -> str:
-        """Where the server is, for messages."""
+        """Command or URL of the server, for messages."""
         return self._url or " ".join(self._command or [])
 
     async def tools(self) -> Sequence[Tool]:
-        """The server's tools, asked for once."""
+        """Return the server's tools; they are requested once."""
         async with self._asking:
             if self._tools is None:
                 self._tools = await self._ask()
@@ -89,7 +91,7 @@ class MCPTools(Toolset):
 
     async def _ask(self) -> list[Tool]:
         async with self.session() as session:
-            described = await session.described()
+            described = await session.list_tools()
         if not described:
             raise UsageError(f"the MCP server {self.place} offers no tools", expected="a server with at least one")
         names = _offered_names([one.name for one in described], self._prefix)
@@ -107,14 +109,14 @@ class MCPTools(Toolset):
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """A session for a while: the shared one, or one of its own."""
+        """Open a session: the shared one, or a new one that ends with the context."""
         if self._shared:
             yield await self._lasting_session()
             return
-        async with self._opened() as session:
+        async with self._open() as session:
             yield session
 
-    def _opened(self) -> Opened:
+    def _open(self) -> Opened:
         return Opened(self._connect, self.place, is_remote=self._url is not None)
 
     async def _lasting_session(self) -> Session:
@@ -122,12 +124,12 @@ class MCPTools(Toolset):
             if self._lasting is None or self._lasting[1].is_over:
                 await self._leave()
                 stack = AsyncExitStack()
-                self._lasting = stack, await stack.enter_async_context(self._opened())
+                self._lasting = stack, await stack.enter_async_context(self._open())
             return self._lasting[1]
 
     @asynccontextmanager
     async def _connect(self, errors: Any) -> AsyncIterator[Any]:
-        """The client of the `mcp` package, to be entered and left in one task."""
+        """Open a client of the `mcp` package; it must be entered and left in the same task."""
         mcp = EXTRA.load()
         if self._command is not None:
             stdio = EXTRA.load("mcp.client.stdio")
@@ -160,7 +162,7 @@ class MCPTool(Tool):
     open_deadline_s = START_S + 5.0
 
     def __init__(self, toolset: MCPTools, described: Any, name: str, timeout_s: float | None) -> None:
-        told = described.description or described.title or described.name
+        description = described.description or described.title or described.name
         reads = described.annotations is not None and described.annotations.read_only_hint is True
         self.name = name
         self.rules = ToolRules(parallel=reads, timeout_s=timeout_s)
@@ -168,29 +170,29 @@ class MCPTool(Tool):
         self._input = InputSchema(described.name, described.input_schema)
         self.schema = {
             "type": "function",
-            "function": {"name": name, "description": told, "parameters": self._input.shown},
+            "function": {"name": name, "description": description, "parameters": self._input.shown},
         }
         output = described.output_schema
         self._output = None if output is None else Checker(f"the output schema of MCP tool {described.name}", output)
-        self._was_told = False
+        self._has_warned = False
         self._toolset = toolset
         self._own_name = described.name
 
     @property
     def is_stateful(self) -> bool:
-        """Its state is the server's."""
+        """False: the state is in the server."""
         return False
 
     @property
     def needs_sandbox(self) -> bool:
-        """The server runs where the config says."""
+        """False: the server runs outside the sandbox."""
         return False
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, if they fit the server's schema.
+        """Return the arguments in the form of the server's schema.
 
         Raises:
-            ToolError: names each wrong argument.
+            ToolError: some arguments are wrong; the error names each of them.
         """
         try:
             return self._input.read(arguments)
@@ -199,7 +201,7 @@ class MCPTool(Tool):
             raise ToolError(f"wrong arguments for {self.name}: {error}; it takes: {takes}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: ToolDependencies | None = None) -> Callable[..., Any]:
-        """The episode's session with the server."""
+        """Open the episode's session with the server."""
         context = None if provisions is None else provisions.context
         if context is None:
             session = await stack.enter_async_context(self._toolset.session())
@@ -208,25 +210,25 @@ class MCPTool(Tool):
         return session.call
 
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
-        """Ask the server."""
+        """Call the tool on the server."""
         result = await bound(self._own_name, checked)
         self._compare(result.structured_content)
         return ToolResult(result_text(result) or NOTHING)
 
     def _compare(self, structured: Any) -> None:
-        """Warn once if structured content breaks the tool's own output schema; the policy reads it all the same."""
-        if self._output is None or self._was_told or structured is None:
+        """Warn once if structured content breaks the tool's own output schema; the policy still reads it."""
+        if self._output is None or self._has_warned or structured is None:
             return
         if errors := self._output.errors(structured):
-            self._was_told = True
+            self._has_warned = True
             what = f"results of MCP tool {self._own_name} break its own output schema"
-            _log.warning("%s: %s; they are passed on as they are", what, errors[0].message[:LONGEST_PROBLEM])
+            _log.warning("%s: %s; they are passed on unchanged", what, errors[0].message[:LONGEST_PROBLEM])
 
 
 def _offered_names(names: Sequence[str], prefix: str) -> dict[str, str]:
-    """Return the name under which each tool is offered: characters that models cannot write become ``_``.
+    """Return the name under which each tool is offered; characters that are not allowed in tool names become ``_``.
 
-    A name that is too long, or that another tool has then, ends with a checksum.
+    A name that is too long or no longer unique ends with a checksum.
     """
     offered: dict[str, str] = {}
     for name in names:
@@ -238,8 +240,8 @@ def _offered_names(names: Sequence[str], prefix: str) -> dict[str, str]:
     return offered
 
 
-def _filled_in(values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values with those of environment variables in place of their names.
+def _fill_in(values: Mapping[str, str]) -> dict[str, str]:
+    """Replace the names of environment variables by their values.
 
     Raises:
         UsageError: a variable is not set.

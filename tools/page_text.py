@@ -1,4 +1,4 @@
-"""The text of an HTML page: headings, paragraphs, lists and links; no scripts, styles or pictures."""
+"""Text of an HTML page: headings, paragraphs, lists and links; no scripts, styles or pictures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _HEADINGS = {f"h{level}": f"{'#' * level} " for level in range(1, 7)}
 
 
 def page_text(html: str, url: str) -> str:
-    r"""What a reader sees of a page, with the addresses of its links.
+    r"""Return the visible text of a page, with the addresses of its links.
 
     >>> page_text("<h1>Ferns</h1><p>They <b>like</b> <a href='c'>shade</a>.<style>x</style>", "https://a.org/b/")
     '# Ferns\n\nThey like [shade](https://a.org/b/c).'
 
     Args:
         html: The page.
-        url: Its address, for links.
+        url: Its address, to resolve relative links.
     """
     reader = _Reader(url)
     reader.feed(html)

@@ -1,4 +1,4 @@
-"""A Python interpreter in the episode's sandbox, which keeps its variables from call to call."""
+"""A Python interpreter in the episode's sandbox that keeps its variables between calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from agentrl.sandbox import Sandbox
 from agentrl.sandbox.interpreter import Interpreter
 
 SHARE = 0.8
-"""Of the call's deadline: after that the code is interrupted."""
+"""Fraction of the call's time limit after which the code is interrupted."""
 GRACE_SHARE = 0.1
-"""Of the call's deadline: what interrupted code has to end."""
+"""Fraction of the call's time limit that interrupted code has to end."""
 RESTARTED = "The interpreter was started again: all variables and imports are lost; files are still there."
 
 
@@ -23,7 +23,7 @@ class Python:
         self._interpreter = Interpreter(sandbox, seconds=SHARE * seconds, grace_s=GRACE_SHARE * seconds)
 
     async def __aenter__(self) -> Python:
-        """The interpreter starts with the first call."""
+        """Return the tool; the interpreter starts with the first call."""
         return self
 
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""Searching passages: BM25 over a JSONL file, or a retriever behind HTTP."""
+"""Search for passages, with BM25 over a JSONL file or with an HTTP retriever."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.remote.retrieval import BM25Index, RetrievalService, list_passages,
 
 @functools.lru_cache(maxsize=4)
 def index_of(corpus: str) -> BM25Index:
-    """The index of a file, made once per process.
+    """Return the index of a file; it is built once per process.
 
     Raises:
         UsageError: the file cannot be read.
@@ -22,20 +22,21 @@ def index_of(corpus: str) -> BM25Index:
 
 
 class Search:
-    """A search of one episode.
+    """Search tool of one episode.
 
     Args:
         corpus: A JSONL file with passages: ``contents``, or ``title`` and ``text``.
         url: Address of a retriever that answers ``POST /retrieve``, instead of a file.
-        topk: Passages that a search shows.
-        patience_s: Seconds after which the retriever at `url` counts as failed, which is no fault of the policy's.
+        topk: Number of passages that a search shows.
+        patience_s: Seconds after which the retriever at `url` counts as failed: an environment failure, not an error
+            of the policy.
     """
 
     def __init__(
         self, *, corpus: str | None = None, url: str | None = None, topk: int = 3, patience_s: float = 20.0
     ) -> None:
         if (corpus is None) == (url is None):
-            raise UsageError("tool search needs one place to search in", expected="corpus or url")
+            raise UsageError("tool search needs one source of passages", expected="either corpus or url")
         if topk < 1 or patience_s <= 0:
             raise UsageError("an option of tool search is too small", got=f"topk {topk}, patience_s {patience_s:g}")
         self._index = None if corpus is None else index_of(corpus)
@@ -43,7 +44,7 @@ class Search:
         self._topk = topk
 
     async def __aenter__(self) -> Search:
-        """Nothing is opened before the first search."""
+        """Return the tool; connections open with the first search."""
         return self
 
     async def __aexit__(

@@ -6,7 +6,7 @@ from agentrl import ToolContext, ToolResult, tool
 from agentrl.sandbox import Limits, Sandbox
 
 SHARE = 0.8
-"""Of the call's deadline: the command's own; what it wrote until then is shown."""
+"""Fraction of the call's time limit that the command may use; its output until then is shown."""
 OUTPUT_BYTES = 64 * 1024
 _ONE_STREAM = 'exec 2>&1; if command -v bash >/dev/null; then exec bash -c "$0"; else exec sh -c "$0"; fi'
 

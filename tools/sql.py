@@ -12,31 +12,31 @@ from agentrl import ToolError, ToolResult, tool
 from agentrl.errors import UsageError
 
 CHECK_EVERY = 10_000
-"""Steps of SQLite's machine between two looks at the clock."""
+"""Instructions of SQLite's virtual machine between two checks of the time limit."""
 LONGEST_VALUE = 200
-"""Characters of a value that are shown."""
+"""Maximum characters of a value that are shown."""
 LARGEST_VALUE = 2**20
-"""Bytes of a value that a query may make."""
+"""Maximum bytes of a value in a query."""
 _READ_PRAGMAS = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info", "foreign_key_list"})
 _FORBIDDEN_FUNCTIONS = frozenset({"load_extension", "printf", "format"})
-"""SQLite 3.40 writes past its memory where the last two are given huge widths, and takes this process with it."""
+"""Forbidden functions: with huge widths, the last two write past SQLite 3.40's memory and crash this process."""
 _FORBIDDEN = frozenset({sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH})
 _READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
 
 
 class Sql:
-    """A connection of one episode.
+    """Database connection of one episode.
 
     Args:
-        database: The file.
-        read_only: Refuse whatever would change it; otherwise each episode changes a copy of its own, in memory.
-        max_rows: Rows that are shown.
-        max_seconds: Time of a query.
+        database: The database file.
+        read_only: Refuse statements that change the database; otherwise each episode changes its own copy in memory.
+        max_rows: Maximum number of rows that are shown.
+        max_seconds: Time limit of a query.
     """
 
     def __init__(self, database: str, *, read_only: bool = True, max_rows: int = 50, max_seconds: float = 5.0) -> None:
         if not Path(database).is_file():
-            raise UsageError("the database of tool sql is not there", got=database, expected="a SQLite file")
+            raise UsageError("the database of tool sql does not exist", got=database, expected="a SQLite file")
         if max_rows < 1 or max_seconds <= 0:
             raise UsageError("a limit of tool sql is too small", got=f"{max_rows} rows, {max_seconds:g} s")
         self._path = Path(database).resolve()
@@ -70,9 +70,9 @@ class Sql:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the connection."""
         if self._connection is not None:
-            self._connection.interrupt()  # a query whose caller waits no more
+            self._connection.interrupt()  # a query may still run after its caller timed out
             self._connection.close()
 
     def __call__(self, query: str) -> ToolResult:
@@ -105,7 +105,7 @@ class Sql:
                 "the query takes too long", got=f"more than {self._max_seconds:g} s", hint="ask for less at once"
             )
         if "authoriz" in str(error) or "readonly" in str(error):
-            allowed = "a query that only reads" if self._read_only else "a statement on this database alone"
+            allowed = "a query that only reads" if self._read_only else "a statement on this database only"
             return ToolError("the statement is not allowed", got=str(error), expected=allowed)
         return ToolError("the statement is wrong", got=str(error))
 
@@ -113,7 +113,7 @@ class Sql:
         return int(time.monotonic() > self._deadline)
 
     def _judge(self, action: int, first: str | None, second: str | None, *_: Any) -> int:
-        """Whether a statement may do something: other files are closed to it, settings too."""
+        """Return SQLite's code for an allowed or a forbidden action; other files and settings are forbidden."""
         if action == sqlite3.SQLITE_PRAGMA:
             return sqlite3.SQLITE_OK if first in _READ_PRAGMAS else sqlite3.SQLITE_DENY
         if action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN_FUNCTIONS:
@@ -123,13 +123,13 @@ class Sql:
 
 
 def _table(names: list[str], rows: list[tuple[Any, ...]], more: bool) -> str:
-    lines = [" | ".join(names), *(" | ".join(map(_shown, row)) for row in rows)]
+    lines = [" | ".join(names), *(" | ".join(map(_format, row)) for row in rows)]
     if more:
-        lines.append(f"[more than {len(rows)} rows; the rest is left out]")
+        lines.append(f"[more than {len(rows)} rows; the rest is not shown]")
     return "\n".join(lines) if rows else f"{lines[0]}\n[no rows]"
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bytes):
         return f"[{len(value)} bytes]"
     text = "NULL" if value is None else str(value).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Handing in an answer: the environment judges it, and the episode ends."""
+"""Submission of an answer: the environment judges it, and the episode ends."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ async def submit(answer: str, context: ToolContext) -> str:
     """Hands in the final answer; nothing can be done after it.
 
     Args:
-        answer: The answer alone, in the form that the task asks for.
+        answer: Only the answer, in the form that the task asks for.
     """
     return await context.act(answer)

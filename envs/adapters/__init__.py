@@ -1,1 +1,1 @@
-"""Environments of other libraries, each imported only where one of its environments is made."""
+"""Environments of other libraries, which are imported only when one of their environments is created."""

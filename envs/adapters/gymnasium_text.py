@@ -1,4 +1,4 @@
-"""Any Gymnasium environment of numbers, in text: the registry's entry ``gymnasium``, and what plain ids go through."""
+"""Gymnasium environments of numbers as text: the registry's entry ``gymnasium``, which also serves plain ids."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from .gymnasium_words import WORDS, Words
 
 NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
 MOST_NUMBERS = 1024
-"""Observations of more are pictures, and no text to read."""
+"""Maximum numbers of an observation; larger ones are pictures, which are not readable as text."""
 _CODE = re.compile(r"\x1b\[([1-9]\d?)(?:;\d+)*m")
 _COLOURED = re.compile(rf"((?:{_CODE.pattern})+)([^\x1b]*)(?:\x1b\[0m)+")
 _COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
 class GymnasiumText(TextAdapter):
-    """A Gymnasium environment of numbers, with what is known about it in words.
+    """A Gymnasium environment of numbers as text, with the known names of its parts.
 
-    The first observation begins with the goal, where one is known. An environment that draws itself as text is shown
-    by that drawing, with colours in the form ``{red:S}``.
+    The first observation begins with the goal, if one is known. If the environment can draw itself as text, this
+    drawing is the observation, with colours in the form ``{red:S}``.
 
     Args:
         env: The environment.
-        actions: Names of a discrete space's actions; where left out, known names, else numbers.
+        actions: Names of a discrete space's actions; if left out, known names or else numbers.
 
     Raises:
         UsageError: the spaces have no text form.
@@ -52,7 +52,7 @@ class GymnasiumText(TextAdapter):
                 hint="derive from agentrl.envs.text_adapter.TextAdapter and write describe()",
             )
         if env.render_mode != "ansi":
-            describe(env.observation_space, env.observation_space.sample())  # what has no text form is refused here
+            describe(env.observation_space, env.observation_space.sample())  # raises if the space has no text form
         steps = env.spec.max_episode_steps if env.spec else None
         super().__init__(env, actions=actions or self._known_actions(env), max_steps=steps)
         self._threshold = env.spec.reward_threshold if env.spec else None
@@ -81,7 +81,7 @@ class GymnasiumText(TextAdapter):
         return text, reward, terminated, truncated, info
 
     def describe(self, observation: Any) -> str:
-        """The environment's drawing, else the numbers, with their names where they are known."""
+        """Return the environment's drawing, or else the numbers, with their names if they are known."""
         if self.inner.render_mode == "ansi":
             return _without_colours(str(self.inner.render())).strip("\n")
         if not self.words.parts:
@@ -96,35 +96,35 @@ def make(
     actions: Sequence[str] | None = None,
     **options: Any,
 ) -> gymnasium.Env[Any, Any]:
-    """Make an environment, and put it into text where it speaks numbers.
+    """Create an environment; one that uses numbers is adapted to text.
 
     Args:
         env_id: A Gymnasium id (``module:EnvId`` imports the module first), or a class.
         actions: Names of a discrete space's actions.
-        options: Of the environment, and of `gymnasium.make` for an id.
+        options: Options of the environment, and of `gymnasium.make` for an id.
 
     Raises:
-        UsageError: it cannot be made, or has no text form.
+        UsageError: the environment cannot be created, or has no text form.
     """
-    env = _made(env_id, options)
+    env = _create(env_id, options)
     if not _has_numbers(env):
         if actions is not None:
             env.close()
-            raise UsageError(f"{env_id} speaks text", got="names of actions", expected="none")
+            raise UsageError(f"{env_id} uses text already", got="names of actions", expected="no names")
         return env
     if isinstance(env_id, str) and "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in options:
         env.close()
-        env = _made(env_id, {**options, "render_mode": "ansi"})
+        env = _create(env_id, {**options, "render_mode": "ansi"})
     return GymnasiumText(env, actions=actions)
 
 
-def _made(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def _create(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     try:
         if isinstance(env_id, str):
             return gymnasium.make(env_id, disable_env_checker=True, **options)
         return env_id(**options)
     except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-        raise UsageError(f"the Gymnasium environment {env_id} cannot be made", got=error) from error
+        raise UsageError(f"the Gymnasium environment {env_id} cannot be created", got=error) from error
 
 
 def _has_numbers(env: gymnasium.Env[Any, Any]) -> bool:
@@ -133,7 +133,7 @@ def _has_numbers(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def _count(space: spaces.Space[Any]) -> int:
-    """How many numbers a value of a space has."""
+    """Count the numbers of a value of a space."""
     match space:
         case spaces.Dict():
             return sum(map(_count, space.spaces.values()))
@@ -144,7 +144,7 @@ def _count(space: spaces.Space[Any]) -> int:
 
 
 def _without_colours(text: str) -> str:
-    r"""The text with its coloured pieces in the form ``{colour:piece}``.
+    r"""Return the text with its coloured pieces in the form ``{colour:piece}``.
 
     >>> _without_colours("S\x1b[43m\x1b[35mY\x1b[0m\x1b[0mF")
     'S{yellow magenta:Y}F'
@@ -161,8 +161,8 @@ SPEC = EnvironmentSpec(
     make=make,
     tasks=functools.partial(seed_tasks, "gymnasium"),
     description=(
-        "Any Gymnasium environment with discrete or few numbers as actions, in text. Option env_id: a registered id;"
-        " plain ids such as CartPole-v1 or my_game:MyEnv-v0 go through it, too."
+        "Any Gymnasium environment whose actions are discrete or a few numbers, as text. Option env_id: a registered"
+        " id; it also serves plain ids such as CartPole-v1 or my_game:MyEnv-v0."
     ),
     isolation=Isolation.THREAD,
     options={"env_id": "CartPole-v1"},

@@ -1,4 +1,4 @@
-"""What Gymnasium's own environments mean: the goal, and names for the numbers that they take and give."""
+"""Descriptions of Gymnasium's own environments: the goal, and names of their actions and observations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _CLIFF_MOVES = ("up", "right", "down", "left")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """An environment in words."""
+    """Description of an environment."""
 
     goal: str
     actions: tuple[str, ...] = ()
     """Names of a discrete space's actions, in the space's order."""
     parts: tuple[str, ...] = ()
-    """What the numbers of a flat observation are, in their order."""
+    """Names of the numbers of a flat observation, in their order."""
 
 
 _LAKE = Words(
@@ -25,8 +25,8 @@ _LAKE = Words(
     actions=_LAKE_MOVES,
 )
 _CLIFF = Words(
-    goal="Walk from the lower left corner to the target (T); you are x. A step onto the cliff (C) costs 100 and puts"
-    " you back to the start, any other step costs 1.",
+    goal="Walk from the lower left corner to the target (T); you are x. A step onto the cliff (C) costs 100 and takes"
+    " you back to the start; any other step costs 1.",
     actions=_CLIFF_MOVES,
 )
 _LUNAR_PARTS = (
@@ -46,7 +46,7 @@ WORDS: dict[str, Words] = {
         parts=("cos 1", "sin 1", "cos 2", "sin 2", "angular velocity 1", "angular velocity 2"),
     ),
     "Blackjack": Words(
-        goal="Come closer to 21 than the dealer, not beyond it.",
+        goal="Come closer to 21 than the dealer without exceeding it.",
         actions=("stick", "hit"),
         parts=("your sum", "dealer's card", "usable ace"),
     ),
@@ -85,9 +85,9 @@ WORDS: dict[str, Words] = {
     ),
     "Taxi": Words(
         goal="Fetch the passenger (blue) and set them down at the destination (magenta). The taxi is yellow, and green"
-        " with the passenger in it. It drives through ':' and not through '|'. A step costs 1, a wrong pickup or"
+        " with the passenger in it. It can drive through ':' but not through '|'. A step costs 1, a wrong pickup or"
         " dropoff 10; the right dropoff gives 20.",
         actions=("south", "north", "east", "west", "pickup", "dropoff"),
     ),
 }
-"""By the name in the environment's id, without namespace and version."""
+"""Descriptions by the name in the environment's id, without namespace and version."""

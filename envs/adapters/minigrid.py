@@ -1,4 +1,4 @@
-"""The worlds of `minigrid` (MiniGrid and BabyAI) in text."""
+"""The worlds of `minigrid` (MiniGrid and BabyAI) as text."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ EXTRA = Extra(name="minigrid", module="minigrid")
 DIRECTIONS = ("east", "south", "west", "north")
 DOOR_STATES = ("open", "closed", "locked")
 UNSEEN, EMPTY, WALL, FLOOR, DOOR = "unseen", "empty", "wall", "floor", "door"
-LEGEND = "The grid: ^ you, # wall, . nothing, ? not seen, D door, G goal, ~ lava, X box; others by their first letter."
+LEGEND = (
+    "The grid: ^ you, # wall, . nothing, ? not seen, D door, G goal, ~ lava, X box; other things by their first letter."
+)
 LETTERS = {UNSEEN: "?", EMPTY: ".", WALL: "#", FLOOR: ".", DOOR: "D", "goal": "G", "lava": "~", "box": "X"}
-"""What the grid shows for a kind of thing; for others, the kind's first letter."""
+"""Letter in the grid by kind of thing; other kinds are shown by their first letter."""
 AHEAD, LEFT, RIGHT = "straight ahead", "to your left", "to your right"
 
 
 class View(enum.StrEnum):
-    """How the world is shown."""
+    """Form of the observations."""
 
     TEXT = "text"
     """The things in view, each with its distance."""
     GRID = "grid"
-    """The view as a grid of letters too, the agent at its lower edge, looking up."""
+    """The same, and the view as a grid of letters, with the agent at its lower edge, facing up."""
 
 
 class MiniGrid(TextAdapter):
@@ -44,10 +46,10 @@ class MiniGrid(TextAdapter):
     Args:
         env_id: An id that `minigrid` registers, of MiniGrid or BabyAI.
         view: ``text`` or ``grid``.
-        options: Of the world.
+        options: Options of the world.
 
     Raises:
-        UsageError: the package is not installed, or has no such world.
+        UsageError: the package is not installed, or the world is unknown.
     """
 
     def __init__(self, *, env_id: str = "MiniGrid-Empty-5x5-v0", view: str = View.TEXT, **options: Any) -> None:
@@ -64,7 +66,7 @@ class MiniGrid(TextAdapter):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Start in the world that the seed decides."""
+        """Start in the world of the seed."""
         text, info = super().reset(seed=seed, options=options)
         self.max_steps = self.world.max_steps  # some worlds set it with the mission
         if self.view is View.GRID:
@@ -77,7 +79,7 @@ class MiniGrid(TextAdapter):
         return text, reward, terminated, truncated, {**info, "success": reward > 0, "task_type": self.name}
 
     def describe(self, observation: Any) -> str:
-        """The mission, the direction, what is carried, and what is seen."""
+        """Return the mission, the direction, the carried object, and the things in view."""
         cells = self._cells(observation["image"])
         middle, last = len(cells) // 2, len(cells[0]) - 1
         carried = cells[middle][last]
@@ -87,16 +89,16 @@ class MiniGrid(TextAdapter):
             "You see:",
             *(f"- {line}" for line in _seen(cells, middle, last)),
         ]
-        return "\n".join(lines if self.view is View.TEXT else [*lines, _drawn(cells, middle, last)])
+        return "\n".join(lines if self.view is View.TEXT else [*lines, _draw_grid(cells, middle, last)])
 
     def state_key(self) -> str:
-        """Key of the grid, the agent, what it carries, and the mission."""
+        """Return a key of the grid, the agent, the carried object, and the mission."""
         carried = self.world.carrying.encode() if self.world.carrying else None
         state = [self.world.hash(size=64), carried, self.world.mission]
         return hashlib.blake2b(repr(state).encode(), digest_size=16).hexdigest()
 
     def _cells(self, image: np.ndarray[Any, Any]) -> list[list[str]]:
-        """The view by column and row, in words: ``red key``, ``locked blue door``, ``wall``."""
+        """Return the view by column and row, in words: ``red key``, ``locked blue door``, ``wall``."""
         return [[self._words(*map(int, cell)) for cell in column] for column in image]
 
     def _words(self, kind: int, colour: int, state: int) -> str:
@@ -108,7 +110,7 @@ class MiniGrid(TextAdapter):
 
 
 def _seen(cells: list[list[str]], middle: int, last: int) -> list[str]:
-    """The things in view, near ones first, and the nearest walls in the three directions of the agent."""
+    """Return the things in view, near ones first, and the nearest walls in the three directions of the agent."""
     found: list[tuple[int, str]] = []
     for column, kinds in enumerate(cells):
         for row, kind in enumerate(kinds):
@@ -137,13 +139,13 @@ def _steps(count: int) -> str:
 
 
 def _article(words: str) -> str:
-    """``a red key``, ``an open red door``; empty for an empty cell."""
+    """Add an article: ``a red key``, ``an open red door``; empty for an empty cell."""
     if words in (EMPTY, UNSEEN, FLOOR):
         return ""
     return words if words == "lava" else f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
-def _drawn(cells: list[list[str]], middle: int, last: int) -> str:
+def _draw_grid(cells: list[list[str]], middle: int, last: int) -> str:
     rows = [[_letter(column[row]) for column in cells] for row in range(last + 1)]
     rows[last][middle] = "^"
     return "\n".join(" ".join(row) for row in rows)
@@ -155,14 +157,14 @@ def _letter(words: str) -> str:
 
 
 def _world(env_id: str, options: dict[str, Any]) -> Any:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its banner would stand in reports
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # keeps its banner out of reports
     EXTRA.load()
     try:
         env = gymnasium.make(env_id, disable_env_checker=True, **options)
     except (gymnasium.error.Error, TypeError, AssertionError) as error:
-        raise UsageError(f"the world {env_id} of minigrid cannot be made", got=error) from error
+        raise UsageError(f"the world {env_id} of minigrid cannot be created", got=error) from error
     if not hasattr(env.unwrapped, "agent_view_size"):
-        raise UsageError("this is no world of minigrid", got=env_id, hint="use the environment gymnasium for others")
+        raise UsageError("this is not a world of minigrid", got=env_id, hint="use the environment gymnasium for others")
     return env
 
 
@@ -171,7 +173,7 @@ SPEC = EnvironmentSpec(
     make=MiniGrid,
     tasks=functools.partial(seed_tasks, "minigrid"),
     description=(
-        "The worlds of minigrid (MiniGrid and BabyAI) in text: rooms with keys, doors and a mission, seen from inside."
+        "The worlds of minigrid (MiniGrid and BabyAI) as text: rooms with keys, doors and a mission, seen from inside."
         " Option env_id: a world's id; view: text or grid; other options are the world's own."
     ),
     instructions=(

@@ -1,4 +1,4 @@
-"""Word games of other libraries need corpora that `nltk` downloads."""
+"""Error for corpora of `nltk` that word games of other libraries need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _RESOURCE = re.compile(r"Resource (?:\x1b\[\d+m)?(\w+)")
 
 
 def missing_corpus(what: str, error: LookupError) -> UsageError:
-    """What to say where `nltk` looked for a corpus in vain.
+    """Return the error for a corpus that `nltk` did not find.
 
     >>> missing_corpus("the game X", LookupError("Resource words not found.")).got
     'no words'
@@ -18,5 +18,5 @@ def missing_corpus(what: str, error: LookupError) -> UsageError:
     return UsageError(
         f"{what} needs data of nltk",
         got=f"no {' or '.join(_RESOURCE.findall(str(error))) or error}",
-        hint="get it: python -m nltk.downloader words averaged_perceptron_tagger_eng",
+        hint="download it: python -m nltk.downloader words averaged_perceptron_tagger_eng",
     )

@@ -21,24 +21,23 @@ from .reasoning_gym_answers import may_be_scored
 
 EXTRA = Extra(name="reasoning-gym", module="reasoning_gym")
 STRIDE = len(SeedTasks.SPLITS) * SeedTasks.SPLIT_SIZE
-"""From one seed of a dataset that a task tries to the next."""
+"""Distance between the dataset seeds that a task tries one after the other."""
 MAX_DRAWS = 140
-"""With so many, seeds stay below 2**32, the most that some generators take."""
+"""Maximum number of seeds that a task tries; they stay below 2**32, the limit of some generators."""
 
 
 class ReasoningGym(gymnasium.Env[str, str]):
-    """A question, and one answer: the reward is what the dataset's score function gives it, from 0 to 1.
+    """One question and one answer; the reward is the score of the dataset's score function, from 0 to 1.
 
-    A question is the first of the dataset under some seed. It belongs to one split, by the checksum of its text; a
-    task goes through seeds until the question belongs to the split of its own range (`SeedTasks`; any other seed draws
-    for training).
+    A question is the first of the dataset under some seed. The checksum of its text decides its split; a task tries
+    seeds until the question belongs to the split of the task's range (`SeedTasks`; any other seed draws for training).
 
     Args:
         dataset: Name of a dataset.
-        config: Of the dataset, `seed` and `size` excepted, which are the tasks' own.
+        config: Settings of the dataset except `seed` and `size`, which the tasks set.
 
     Raises:
-        UsageError: the package is not installed, or has no such dataset, or the dataset no such setting.
+        UsageError: the package is not installed, or the dataset or one of its settings is unknown.
     """
 
     action_hint = "the final answer and nothing else; or reasons, with the answer in <answer> </answer>"
@@ -52,10 +51,10 @@ class ReasoningGym(gymnasium.Env[str, str]):
         self._over = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Ask the question that the seed decides.
+        """Ask the question of the seed.
 
         Raises:
-            UsageError: the split of the seed is not found among the dataset's questions.
+            UsageError: no question of the seed's split was found in the dataset.
         """
         super().reset(seed=seed)
         first = int(self.np_random.integers(SeedTasks.SPLIT_SIZE)) if seed is None else seed
@@ -83,20 +82,20 @@ class ReasoningGym(gymnasium.Env[str, str]):
         if valid:
             try:
                 score = float(self.dataset.score_answer(answer, self.entry))
-            except Exception:  # some score functions parse, and raise what their parser raises
+            except Exception:  # some score functions parse, and raise the errors of their parser
                 valid = False
         return f"Score: {score:g}.", score, True, False, {**self._info(solved=score >= 1), "valid": valid}
 
     def state_key(self) -> str:
-        """Key of the question and of whether it was answered."""
+        """Return a key of the question and its status: answered or not."""
         return hashlib.blake2b(f"{self.entry['question']}{self._over}".encode(), digest_size=16).hexdigest()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"seed": self._seed, "over": self._over}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
+        """Continue from a snapshot."""
         self._enter(snapshot["seed"])
         self._over = snapshot["over"]
 
@@ -115,7 +114,7 @@ def _dataset(name: str, config: Mapping[str, Any]) -> Any:
     known = [known for known in factory.DATASETS if known != "composite"]
     if name not in known:
         raise UsageError(
-            "reasoning-gym has no dataset of this name",
+            "reasoning-gym has no dataset with this name",
             got=repr(name),
             expected=f"one of its {len(known)}",
             hint=did_you_mean(name, known),
@@ -123,7 +122,7 @@ def _dataset(name: str, config: Mapping[str, Any]) -> Any:
     try:
         return factory.create_dataset(name, **config)
     except (TypeError, ValueError, AssertionError) as error:
-        raise UsageError(f"dataset {name} of reasoning-gym cannot be made", got=error) from error
+        raise UsageError(f"dataset {name} of reasoning-gym cannot be created", got=error) from error
 
 
 SPEC = EnvironmentSpec(

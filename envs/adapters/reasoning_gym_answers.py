@@ -1,7 +1,7 @@
-"""Answers that a score function of reasoning-gym would run as Python: only what is a value or a formula may reach it.
+"""Filter of answers for the score functions of reasoning-gym: only values and formulas may reach those that run code.
 
-Some of these functions hand the answer to `eval`, others to sympy's `parse_expr`, which calls it: either would let the
-policy run anything in the process that trains it.
+Some of these functions pass the answer to `eval`, others to sympy's `parse_expr`, which calls `eval`: both would let
+the policy run any code in the training process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FUNCTIONS = frozenset((
     "tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "Rational", "Pow", "Mul", "Add",
     "Integral", "erf", "erfi", "Ei", "Si", "Ci", "li", "gamma",
 ))  # fmt: skip
-"""What a formula may call."""
+"""Functions that a formula may call."""
 _FORMULA = re.compile(r"[\w\s.+\-*/^()!,]*", re.ASCII)
 _CALL = re.compile(r"(\w+|\))\s*\(")
 _INERT = (
@@ -25,10 +25,10 @@ _INERT = (
 
 
 def may_be_scored(answer: str, dataset: type) -> bool:
-    """Whether a dataset's score function can be given an answer without that it runs code.
+    """Return True if a dataset's score function can score an answer without running code in it.
 
     Args:
-        answer: What the policy answered.
+        answer: The policy's answer.
         dataset: The dataset's class.
     """
     source = _source(dataset)
@@ -39,18 +39,18 @@ def may_be_scored(answer: str, dataset: type) -> bool:
 
 @functools.cache
 def _source(dataset: type) -> str:
-    """The text of the module that has the class."""
+    """Return the source code of the module that defines the class."""
     module = inspect.getmodule(dataset)
     return inspect.getsource(module) if module is not None else "eval("
 
 
 def _is_formula(answer: str) -> bool:
-    """Whether it has nothing but numbers, names, operators and calls of known functions."""
+    """Return True if the answer consists of numbers, names, operators and calls of known functions."""
     return _FORMULA.fullmatch(answer) is not None and FUNCTIONS.issuperset(_CALL.findall(answer))
 
 
 def _is_inert(answer: str) -> bool:
-    """Whether `eval` gives a name, a constant or a list of them, or fails before it runs anything."""
+    """Return True if `eval` would return a name, a constant or a collection of them, or fail before running code."""
     try:
         nodes = list(ast.walk(ast.parse(answer.lstrip(" \t"), mode="eval")))
     except (SyntaxError, ValueError):

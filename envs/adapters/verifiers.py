@@ -1,6 +1,6 @@
-"""Environments of `verifiers`, of its v0 interface: `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` and their kin.
+"""Environments of `verifiers` with its v0 interface: `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` and similar ones.
 
-The library's own rollout runs as it is, with a client that hands each prompt out and waits for the answer; the rubric
+The library's own rollout runs unchanged, with a client that passes each prompt on and waits for the answer; the rubric
 then gives the reward.
 """
 
@@ -25,15 +25,15 @@ Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class VerifiersEnv(AsyncEnv):
-    """An environment of `verifiers`: an observation is the text of the messages since the last answer.
+    """An environment of `verifiers`; an observation is the text of the messages since the last answer.
 
-    An answer is text. Where the environment has tools, a call of one is a JSON object, ``{"name": …, "arguments":
-    {…}}``, or a list of them, and nothing else. `reset` takes the options ``split`` and ``row``; without them the seed
-    is the number of a row of the training split, which starts again after its last one. An unseeded reset draws one.
+    An answer is text. If the environment has tools, an answer that calls them is only a JSON object, ``{"name": …,
+    "arguments": {…}}``, or a list of such objects. `reset` takes the options ``split`` and ``row``; without them the
+    seed is the number of a row of the training split, modulo its size. An unseeded reset draws a row.
 
     Args:
         environment: ``module:load_environment``, or the name of an installed environment of verifiers.
-        arguments: Of its `load_environment`.
+        arguments: Arguments of its `load_environment`.
 
     Raises:
         UsageError: the package or the environment is not installed, or the environment cannot be adapted.
@@ -43,7 +43,7 @@ class VerifiersEnv(AsyncEnv):
         self.environment = load(environment, arguments)
         self.name = environment
         self.action_space = Text(64, charset=string.ascii_letters + string.digits)
-        """What a random policy says."""
+        """Space of a random policy's answers."""
         self._client = client_type()
         self._prompts: asyncio.Queue[Messages] = asyncio.Queue()
         self._answers: asyncio.Queue[str] = asyncio.Queue()
@@ -57,7 +57,7 @@ class VerifiersEnv(AsyncEnv):
         """Start the rollout of a row.
 
         Raises:
-            UsageError: the options name no row.
+            UsageError: the options do not name a row.
         """
         await self.close()
         if seed is not None:
@@ -75,7 +75,7 @@ class VerifiersEnv(AsyncEnv):
 
         Raises:
             UsageError: the episode is over.
-            EnvironmentFailure: the environment recorded an error of its own.
+            EnvironmentFailure: the environment recorded an error.
         """
         if self._rollout is None or self._rollout.done():
             raise UsageError(f"the episode of {self.name} is over", expected="reset before the next step")
@@ -83,10 +83,10 @@ class VerifiersEnv(AsyncEnv):
         prompt = await self._next_prompt()
         if prompt is not None:
             return self._text(prompt), 0.0, False, False, {"success": False, "valid": True}
-        return self._ended(self._rollout.result())
+        return self._finish(self._rollout.result())
 
     async def close(self) -> None:
-        """Stop a rollout that is under way; its own clean-up runs."""
+        """Stop a running rollout; its own clean-up runs."""
         if self._rollout is not None and not self._rollout.done():
             self._rollout.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -101,18 +101,18 @@ class VerifiersEnv(AsyncEnv):
         return state
 
     async def _next_prompt(self) -> Messages | None:
-        """The next prompt; ``None`` when the rollout has ended without one."""
+        """Wait for the next prompt; return ``None`` if the rollout has ended without one."""
         assert self._rollout is not None
         prompt = asyncio.create_task(self._prompts.get())
         await asyncio.wait({prompt, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
         if prompt.done():
             return prompt.result()
         prompt.cancel()
-        self._rollout.result()  # raises what ended it
+        self._rollout.result()  # raises the rollout's error
         return None
 
     def _text(self, prompt: Messages) -> str:
-        """What of a prompt is new: all of it where the history was rewritten."""
+        """Return the new part of a prompt: all of it if the history was rewritten."""
         shown, self._shown = self._shown, list(prompt)
         is_longer = list(prompt[: len(shown)]) == list(shown)
         new = prompt[len(shown) :] if is_longer else prompt
@@ -120,7 +120,7 @@ class VerifiersEnv(AsyncEnv):
             content_of(message) for message in new if not shown or field_of(message, "role") != "assistant"
         )
 
-    def _ended(self, state: Mapping[str, Any]) -> Step:
+    def _finish(self, state: Mapping[str, Any]) -> Step:
         reward = float(state["reward"] or 0.0)
         last = state.get("final_env_response")
         words = "\n\n".join(map(content_of, last)) if isinstance(last, list) else str(last or "")
@@ -144,7 +144,7 @@ class VerifiersEnv(AsyncEnv):
 
 
 async def scored_rollout(environment: Any, row: Mapping[str, Any], client: Any) -> dict[str, Any]:
-    """The library's rollout, scored unless it recorded an error; the rubric cleans up whatever happened to it."""
+    """Run the library's rollout and score it unless it recorded an error; the rubric always cleans up."""
     state: dict[str, Any] = await environment.rollout(dict(row), client, "policy", {})
     try:
         if state["error"] is None:

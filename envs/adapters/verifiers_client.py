@@ -1,4 +1,4 @@
-"""What an environment of `verifiers` talks to in place of a model, and its messages as text."""
+"""Client that stands in for a model of an environment of `verifiers`, and messages as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Messages: TypeAlias = Sequence[Any]
 
 @functools.cache
 def client_type() -> Any:
-    """A client of verifiers whose answers come from a queue."""
+    """Return the class of a verifiers client whose answers come from a queue."""
     types = EXTRA.load("verifiers.types")
 
     class PolicyClient(EXTRA.load("verifiers.clients").Client):  # type: ignore[misc]
@@ -35,12 +35,12 @@ def client_type() -> Any:
             )
             return types.Response(id="", created=0, model=model, message=message)
 
-    PolicyClient.__abstractmethods__ = frozenset()  # those are about requests, of which there are none
+    PolicyClient.__abstractmethods__ = frozenset()  # these build requests, which this client does not send
     return PolicyClient
 
 
 def read_calls(answer: str) -> list[dict[str, str]]:
-    """The tool calls that an answer consists of, with their arguments as JSON; none where it is words.
+    """Return the tool calls of an answer, with their arguments as JSON; none if the answer is not only calls.
 
     >>> read_calls('{"name": "add", "arguments": {"a": 1}}'), read_calls('{"name": "add"'), read_calls("[1]")
     ([{'name': 'add', 'arguments': '{"a": 1}'}], [], [])
@@ -56,7 +56,7 @@ def read_calls(answer: str) -> list[dict[str, str]]:
 
 
 def tool_lines(environment: Any) -> str:
-    """What the tools are and how they are called; empty where there are none."""
+    """Describe the tools and how to call them; empty without tools."""
     tools = getattr(environment, "tool_defs", None) or ()
     lines = [f"- {tool.name}: {tool.description.strip()} Parameters: {json.dumps(tool.parameters)}" for tool in tools]
     how = 'A call is a JSON object and nothing else: {"name": "…", "arguments": {…}}'
@@ -64,7 +64,7 @@ def tool_lines(environment: Any) -> str:
 
 
 def content_of(message: Any) -> str:
-    """The text of a message; other parts are left out."""
+    """Return the text of a message; other parts are left out."""
     content = field_of(message, "content")
     if isinstance(content, list):
         return "".join(str(field_of(part, "text") or "") for part in content)
@@ -72,5 +72,5 @@ def content_of(message: Any) -> str:
 
 
 def field_of(message: Any, name: str) -> Any:
-    """A field of a message, which is a dictionary or an object."""
+    """Return a field of a message, which is a dictionary or an object."""
     return message.get(name) if isinstance(message, dict) else getattr(message, name, None)

@@ -1,4 +1,4 @@
-"""Loads environments of `verifiers`, and makes tasks of their data."""
+"""Loading of `verifiers` environments, and tasks from their data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.task import Task
 EXTRA = Extra(name="verifiers", module="verifiers")
 NAME, TRAIN, TEST = "verifiers", "train", "test"
 EVERY = 10
-"""Where an environment has no evaluation data, every so many-th row is one of the test split."""
+"""Without evaluation data, every tenth row belongs to the test split."""
 
 
 class VerifiersTasks:
@@ -40,10 +40,10 @@ class VerifiersTasks:
 
 
 def rows_of(environment: Any, split: str) -> Sequence[tuple[bool, int]]:
-    """Where the rows of a split are: whether in the evaluation data, and at which index.
+    """Return the place of each row of a split: True for the evaluation data, and the index.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split is unknown.
     """
     if split not in (TRAIN, TEST):
         raise UsageError("environment verifiers has no split of this name", got=split, expected=f"{TRAIN} or {TEST}")
@@ -57,10 +57,10 @@ def rows_of(environment: Any, split: str) -> Sequence[tuple[bool, int]]:
 
 
 def row_at(environment: Any, split: str, index: int) -> Mapping[str, Any]:
-    """A row of a split; an index beyond the last one starts again.
+    """Return a row of a split; the index is taken modulo the number of rows.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split is unknown.
     """
     rows = rows_of(environment, split)
     is_evaluation, place = rows[index % len(rows)]
@@ -70,14 +70,14 @@ def row_at(environment: Any, split: str, index: int) -> Mapping[str, Any]:
 
 
 def load(environment: str | None, arguments: Mapping[str, Any]) -> Any:
-    """The environment; one object for the same arguments, because it is made to play many rollouts at once.
+    """Return the environment; equal arguments return the same object, which plays many rollouts at once.
 
     Raises:
-        UsageError: it is not installed, cannot be made, or judges whole groups of rollouts.
+        UsageError: the environment is not installed, cannot be created, or judges whole groups of rollouts.
     """
     if not environment:
         raise UsageError(
-            "no environment of verifiers is named",
+            "the option environment of verifiers is not set",
             expected="environment=module:load_environment, or environment=NAME of an installed one",
         )
     return _load(environment, json.dumps(arguments, sort_keys=True))
@@ -98,7 +98,7 @@ def _load(reference: str, arguments: str) -> Any:
         try:
             made = make(**json.loads(arguments))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"environment {reference} of verifiers cannot be made", got=error) from error
+            raise UsageError(f"environment {reference} of verifiers cannot be created", got=error) from error
     if getattr(made, "requires_group_rollouts", False):
         raise UsageError(f"environment {reference} judges groups of rollouts", expected="a reward for each rollout")
     return made
@@ -106,8 +106,8 @@ def _load(reference: str, arguments: str) -> Any:
 
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """An environment of verifiers takes the handlers of the process for itself: they are put back, and in a thread that
-    may set none, the attempt comes to nothing.
+    """Restore the process's signal handlers, which an environment of verifiers replaces; in other threads than the
+    main one, which may not set handlers, make the attempt do nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         with mock.patch.object(signal, "signal"):

@@ -1,1 +1,1 @@
-"""Writing functions: generated problems or those of JSONL files, graded by tests that the policy never sees."""
+"""Writing Python functions: generated problems or problems of JSONL files, graded by hidden tests."""

@@ -1,4 +1,4 @@
-"""Problems of data files in the form of MBPP or HumanEval."""
+"""Problems of data files in the format of MBPP or HumanEval."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def _of_mbpp(row: Mapping[str, Any], task_id: str, shown: int) -> Problem:
     hidden = [*tests[shown:], *map(str, row.get("challenge_test_list") or ())]
     if not hidden:
         raise ValueError("no test is left to grade with")
-    function = _tested(code, tests)
+    function = _tested_function(code, tests)
     arguments = next(n for n in ast.parse(code).body if isinstance(n, ast.FunctionDef) and n.name == function).args
-    told = "\n".join(["Your code has to pass:", *tests[:shown]]) if shown else f"The function is called {function}."
+    note = "\n".join(["Your code has to pass:", *tests[:shown]]) if shown else f"The function is called {function}."
     return Problem(
         id=task_id,
-        statement=f"{text.strip()}\n{told}",
+        statement=f"{text.strip()}\n{note}",
         function=function,
         header=f"def {function}({ast.unparse(arguments)}):",
         shown_tests=tuple(tests[:shown]),
@@ -82,8 +82,8 @@ def _of_mbpp(row: Mapping[str, Any], task_id: str, shown: int) -> Problem:
     )
 
 
-def _tested(code: str, tests: list[str]) -> str:
-    """The function of some code that the tests call."""
+def _tested_function(code: str, tests: list[str]) -> str:
+    """Return the name of the function that the tests call."""
     names = [node.name for node in ast.parse(code).body if isinstance(node, ast.FunctionDef)]
     called = {node.id for test in tests for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Name)}
     found = [name for name in names if name in called]

@@ -1,4 +1,4 @@
-"""The environment: code is tried on the examples, then graded where the policy never was."""
+"""The environment: code is tried on the examples, then graded in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .tasks import ENVIRONMENT, CodeTasks, problem_of
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 MOST_SHOWN = 1500
-"""Characters of what went wrong."""
+"""Maximum characters of a description of wrong results."""
 PROBLEMS_SHOWN = 3
 NO_CODE = (
     "Your answer has no block of code, so nothing was run. Answer again with the whole function in one block, like"
@@ -33,20 +33,20 @@ NO_CODE = (
 
 
 class CodeEnv(AsyncEnv):
-    """Write a function. An action's code is tried on the examples; once all are right, or at the last attempt, it is
-    graded by tests that the policy does not see, in a sandbox in which nothing of the policy ran before.
+    """Environment in which the policy writes a function.
 
-    `reset` takes the option ``task_id``; without it the seed draws a training task.
+    An action's code is tried on the examples. Once all pass, or at the last attempt, it is graded by hidden tests in a
+    fresh sandbox. `reset` takes the option ``task_id``; without it the seed draws a training task.
 
     Args:
-        size: Of generated functions: ``small``, or ``tiny`` for one line.
-        level: How many steps generated functions take: 1 to 3, or 0 for all.
-        files: Split to JSONL file, in the form of MBPP or HumanEval; problems are generated when left out.
-        shown: How many of a file's tests the policy sees, where it has a list of them.
-        max_steps: Attempts; the last one is graded in any case. 4, or 1 for tiny functions.
+        size: Size of generated functions: ``small``, or ``tiny`` for one line.
+        level: Number of steps of generated functions: 1 to 3, or 0 for all.
+        files: Split to JSONL file, in the format of MBPP or HumanEval; problems are generated if left out.
+        shown: Number of a file's tests that the policy sees, if the file lists tests.
+        max_steps: Maximum number of attempts; the last one is always graded. 4, or 1 for tiny functions.
         reward: ``all``, or ``share`` for the share of hidden tests that pass.
-        seconds: For all tests of an attempt.
-        sandbox: What sandboxes are like: a back end's name, or its settings.
+        seconds: Time limit of all tests of an attempt.
+        sandbox: Sandbox back end: its name, or its settings.
     """
 
     action_hint = ""
@@ -97,7 +97,7 @@ class CodeEnv(AsyncEnv):
         """Pose a problem.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         task_id = asked_task(options, ENVIRONMENT) or CodeTasks(TRAIN, self.options).draw(seed or 0)
         await self._acting.close()
@@ -106,7 +106,7 @@ class CodeEnv(AsyncEnv):
         return self._problem.statement, self._info()
 
     async def step(self, action: str) -> Step:
-        """Try, and grade, the code of an action.
+        """Try the code of an action on the examples, or grade it.
 
         Raises:
             UsageError: the episode is over.
@@ -121,20 +121,20 @@ class CodeEnv(AsyncEnv):
         if code is None or len(code) > MOST_SOURCE:
             self._over = is_last
             said = NO_CODE if code is None else f"Your code is longer than {MOST_SOURCE} characters."
-            return said, 0.0, False, await self._closed_if(is_last), {**self._info(), "valid": False}
+            return said, 0.0, False, await self._close_if(is_last), {**self._info(), "valid": False}
         if problem.has_examples and not is_last:
             tried = await self._try(code)
             if not tried.is_right:
                 return _feedback(tried), 0.0, False, False, {**self._info(), "valid": True}
         return await self._grade(code)
 
-    async def _closed_if(self, is_over: bool) -> bool:
+    async def _close_if(self, is_over: bool) -> bool:
         if is_over:
             await self._acting.close()
         return is_over
 
     async def _try(self, code: str) -> Verdict:
-        """What the examples say, in the policy's own sandbox: all that is there, the policy has read."""
+        """Try code on the examples in the policy's own sandbox, which contains nothing that the policy may not read."""
         problem, sandbox, seconds = self.problem, await self._acting.get(), self.options.seconds
         solution = Solution(source=problem.complete(code))
         if problem.examples:
@@ -152,7 +152,7 @@ class CodeEnv(AsyncEnv):
             setup=problem.setup,
             seconds=self.options.seconds,
         )
-        self._over = await self._closed_if(True)
+        self._over = await self._close_if(True)
         reward = verdict.share if self.options.reward is RewardKind.SHARE else float(verdict.is_right)
         said = "Your code is right." if verdict.is_right else "Your code is not right."
         components = {"hidden_tests": verdict.share}
@@ -160,7 +160,7 @@ class CodeEnv(AsyncEnv):
         return said, reward, True, False, info
 
     async def run_python(self, code: str) -> str:
-        """Runs a Python program and gives back what it prints.
+        """Runs a Python program and returns its output.
 
         Args:
             code: The program.
@@ -171,7 +171,7 @@ class CodeEnv(AsyncEnv):
         return show_result(result, seconds=seconds)
 
     async def run_tests(self, code: str) -> str:
-        """Tries a solution on the examples. It is not handed in.
+        """Tries a solution on the examples without submitting it.
 
         Args:
             code: The whole function.
@@ -182,23 +182,23 @@ class CodeEnv(AsyncEnv):
         return "All examples are right." if verdict.is_right else _feedback(verdict)
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action: code is handed in as words, not by a tool."""
+        """Return the assistant message of a text action: code is submitted as text, not by a tool."""
         return Message(role="assistant", content=action)
 
     def expert(self) -> CodeExpert:
-        """A policy that knows the solution."""
+        """Return a policy that knows the solution."""
         return CodeExpert(self.problem.solution, is_bare=self.problem.function == "f" and self.options.files is None)
 
     def state_key(self) -> str:
-        """Key of the problem and of what was tried."""
+        """Return a key of the problem and of the attempts."""
         return hashlib.blake2b(repr([self.problem.id, self._tried]).encode(), digest_size=16).hexdigest()
 
     async def visible(self) -> dict[str, str]:
-        """What the policy's own sandbox shows, for reports on the reward's integrity."""
+        """Return the readable contents of the policy's own sandbox, for reports on the reward's integrity."""
         return await visible(await self._acting.get(), seconds=self.options.seconds)
 
     def secrets(self) -> list[str]:
-        """What must not stand there: hidden tests, and the solution."""
+        """Return texts that must not be readable there: the hidden tests and the solution."""
         problem = self.problem
         return [*map(str, problem.hidden), *problem.hidden_tests, problem.solution]
 
@@ -211,18 +211,18 @@ class CodeEnv(AsyncEnv):
 
 
 class CodeExpert:
-    """Hands in the solution that a problem was made with.
+    """Expert that submits the reference solution.
 
     Args:
         solution: The code.
-        is_bare: Without a block around it.
+        is_bare: Submit the code without a block around it.
     """
 
     def __init__(self, solution: str, *, is_bare: bool) -> None:
         self._answer = solution if is_bare else write_code(solution)
 
     def act(self, observation: Content) -> str:
-        """The solution."""
+        """Return the solution."""
         return self._answer
 
 

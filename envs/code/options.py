@@ -1,4 +1,4 @@
-"""The options of the code environment and of its tasks."""
+"""Options of the code environment and of its tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_SECONDS = 60.0
 
 
 class Size(enum.StrEnum):
-    """How large generated functions are."""
+    """Size of generated functions."""
 
     TINY = "tiny"
     """One line over three numbers."""
@@ -27,7 +27,7 @@ class Size(enum.StrEnum):
 
 
 class RewardKind(enum.StrEnum):
-    """What a graded solution is rewarded by."""
+    """Reward of a graded solution."""
 
     ALL = "all"
     """1 if every hidden test passes, else 0."""
@@ -37,7 +37,7 @@ class RewardKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeOptions:
-    """What the environment and its task source are made with."""
+    """Checked options of the environment and its task source."""
 
     size: Size
     level: int
@@ -60,17 +60,17 @@ def parse_options(
     seconds: float = SECONDS,
     sandbox: Mapping[str, Any] | SandboxSpec | str = "local",
 ) -> CodeOptions:
-    """Check options as they stand in a config.
+    """Check the options of a config.
 
     Args:
-        size: Of generated functions: ``small``, or ``tiny`` for one line.
-        level: How many steps generated functions take: 1 to 3, or 0 for all.
-        files: Split to JSONL file, in the form of MBPP or HumanEval; problems are generated when left out.
-        shown: How many of a file's tests the policy sees, where it has a list of them.
-        max_steps: Attempts; the last one is graded in any case. 4, or 1 for tiny functions.
+        size: Size of generated functions: ``small``, or ``tiny`` for one line.
+        level: Number of steps of generated functions: 1 to 3, or 0 for all.
+        files: Split to JSONL file, in the format of MBPP or HumanEval; problems are generated if left out.
+        shown: Number of a file's tests that the policy sees, if the file lists tests.
+        max_steps: Maximum number of attempts; the last one is always graded. 4, or 1 for tiny functions.
         reward: ``all``, or ``share`` for the share of hidden tests that pass.
-        seconds: For all tests of an attempt.
-        sandbox: What sandboxes are like: a back end's name, or what a config's ``agent.sandbox`` may hold.
+        seconds: Time limit of all tests of an attempt.
+        sandbox: Sandbox back end: its name, or settings as in a config's ``agent.sandbox``.
 
     Raises:
         UsageError: a value is not allowed.
@@ -81,9 +81,11 @@ def parse_options(
     if not 0 <= level <= MAX_LEVEL:
         raise UsageError("unknown level of code", got=level, expected=f"1 to {MAX_LEVEL}, or 0 for all")
     if shown < 0:
-        raise UsageError("code cannot show fewer than no tests", got=shown, expected="0 or more")
+        raise UsageError("code's shown is negative", got=shown, expected="0 or more")
     if not 0 < seconds <= MOST_SECONDS:
-        raise UsageError("code's seconds are not allowed", got=seconds, expected=f"more than 0, up to {MOST_SECONDS:g}")
+        raise UsageError(
+            "code's seconds are out of range", got=seconds, expected=f"more than 0, up to {MOST_SECONDS:g}"
+        )
     steps = max_steps if max_steps is not None else 1 if size == Size.TINY and not files else MAX_STEPS
     if steps < 1:
         raise UsageError("code's max_steps is too small", got=steps, expected="at least 1")

@@ -1,4 +1,4 @@
-"""Functions of a few steps over a list: each step is a sentence and a line of code."""
+"""Generated functions of a few steps over a list; each step is a sentence and a line of code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .problem import Problem
 FUNCTION = "solve"
 EXAMPLES, HIDDEN = 3, 10
 VARIED = 3
-"""Values that the hidden cases have at least."""
+"""Minimum number of different values of the hidden cases."""
 NUMBERS, WORDS, END = "numbers", "words", "end"
 WORD_LIST = (
     "apple",
@@ -48,17 +48,17 @@ WORD_LIST = (
 
 
 class Step(NamedTuple):
-    """What may happen to the list."""
+    """A step that changes the list."""
 
     before: str
-    """What the list holds."""
+    """Type of the list's items before the step."""
     after: str
     words: str
     code: str
     """An expression over ``items``."""
     low: int = 0
     high: int = 0
-    """From where to where the number ``k`` is, if there is one."""
+    """Range of the number ``k``, if the step has one."""
 
 
 STEPS = (
@@ -112,23 +112,23 @@ class Plan(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What makes a plan the one it is."""
+        """Text that identifies the plan."""
         return f"{self.start}: {'; '.join(self.words)}"
 
     @property
     def level(self) -> int:
-        """1 for a plan of one step and what is returned, and so on."""
+        """Number of steps before the return value."""
         return len(self.words) - 1
 
     @property
     def solution(self) -> str:
-        """A function that does as planned."""
+        """Code of the planned function."""
         steps = [f"    items = {code}" for code in self.code[:-1]]
         return "\n".join([f"def {FUNCTION}(items):", *steps, f"    return {self.code[-1]}"])
 
 
 def draw_plan(random: Random, level: int) -> Plan:
-    """A plan of `level` steps, and of what is returned."""
+    """Draw a plan of `level` steps and a return value."""
     start = kind = random.choice((NUMBERS, NUMBERS, WORDS))
     chosen: list[Step] = []
     while len(chosen) < level:
@@ -142,7 +142,7 @@ def draw_plan(random: Random, level: int) -> Plan:
 
 
 def problem_of(plan: Plan, task_id: str) -> Problem:
-    """The problem of writing a planned function."""
+    """Return the problem whose solution is a planned function."""
     cases = _cases(plan, Random(f"code {task_id} {plan.text}"))
     steps = [f"{number}. {words}" for number, words in enumerate(plan.words, start=1)]
     examples = [f"{case} == {case.value!r}" for case in cases[:EXAMPLES]]
@@ -160,7 +160,7 @@ def problem_of(plan: Plan, task_id: str) -> Problem:
 
 
 def _cases(plan: Plan, random: Random) -> Sequence[Case]:
-    """Cases with an empty list among the hidden ones, and not all of one value."""
+    """Draw cases; the hidden ones include an empty list and have at least `VARIED` different values."""
     function = _function(plan)
     while True:
         drawn = [*(_items(plan.start, random) for _ in range(EXAMPLES + HIDDEN - 1)), []]
@@ -170,7 +170,7 @@ def _cases(plan: Plan, random: Random) -> Sequence[Case]:
 
 
 def is_varied(plan: Plan) -> bool:
-    """Whether a planned function's value depends on its argument, and not only here and there."""
+    """Return True if a planned function returns at least `VARIED` different values for random arguments."""
     function, random = _function(plan), Random(plan.text)
     return len({repr(function(_items(plan.start, random))) for _ in range(HIDDEN)}) >= VARIED
 

@@ -1,4 +1,4 @@
-"""A problem: what to write, and how it is judged."""
+"""A problem: the task text, and the tests that judge a solution."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ class Problem:
 
     id: str
     statement: str
-    """What the policy reads."""
+    """Text that the policy reads."""
     function: str
     header: str
-    """What stands before a solution that is only the function's body: imports and the ``def`` line."""
+    """Code before a solution that is only the function's body: imports and the ``def`` line."""
     preamble: str = ""
-    """What stands before a solution that is a whole function."""
+    """Code before a solution that is a whole function."""
     examples: tuple[Case, ...] = ()
-    """Shown, and tried before a solution is graded."""
+    """Cases that the policy sees, and that are tried before a solution is graded."""
     hidden: tuple[Case, ...] = ()
     shown_tests: tuple[str, ...] = ()
-    """As `examples`, as code."""
+    """Examples in the form of code."""
     hidden_tests: tuple[str, ...] = ()
     setup: str = ""
-    """Runs before the tests that are code."""
+    """Code that runs before the tests that are code."""
     solution: str = ""
     type: str = ""
 
     @property
     def has_examples(self) -> bool:
-        """Whether there is something to try a solution on."""
+        """True if the problem has examples of either form."""
         return bool(self.examples or self.shown_tests)
 
     def complete(self, code: str) -> str:
-        """The program that some code stands for: whole functions, or this function's body."""
+        """Complete code to a program; the code is either whole functions or only this function's body."""
         if re.search(rf"^(?:async )?(?:def|class) +{self.function}\b|^{self.function} *[=:]", code, re.MULTILINE):
             return f"{self.preamble}\n{code}"
         if re.search(r"^(?:async )?(?:def|class) ", code, re.MULTILINE):
@@ -50,7 +50,7 @@ class Problem:
 
 
 def read_code(action: str) -> str | None:
-    r"""The code of an action: its last block, or all of it where that begins like code.
+    r"""Return the code of an action: its last block, or the whole action if it starts like code.
 
     >>> read_code("I add them.\n```python\nreturn a + b\n```")
     'return a + b\n'
@@ -64,5 +64,5 @@ def read_code(action: str) -> str | None:
 
 
 def write_code(code: str) -> str:
-    """The action that hands in some code."""
+    """Return the action that submits code."""
     return f"```python\n{code.rstrip()}\n```"

@@ -24,7 +24,7 @@ better code. When all examples pass, your code is graded by tests that you canno
 out of turns, your last code is graded."""
 TOOL_INSTRUCTIONS = """\
 You solve a problem by writing a Python function. The tool run_python runs a program, and the tool run_tests tries a
-solution on the examples. To hand in your solution, do not call a tool: answer with the whole function in one code
+solution on the examples. To submit your solution, do not call a tool: answer with the whole function in one code
 block, like this:
 
 ```python
@@ -36,7 +36,7 @@ If all examples pass, it is graded by tests that you cannot see, and the episode
 
 
 def tasks(split: str, **options: Any) -> CodeTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return CodeTasks(split, parse_options(**options))
 
 
@@ -46,9 +46,8 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "Writing Python functions, with examples to try them on in a sandbox and hidden tests in a second one:"
-        " generated functions of one line or of some steps, or problems of JSONL files in the form of MBPP and"
-        " HumanEval."
+        "Writing Python functions, with examples in one sandbox and hidden tests in a second one: generated functions"
+        " of one line or of several steps, or problems of JSONL files in the format of MBPP or HumanEval."
     ),
     instructions=INSTRUCTIONS,
     answer_format="free",

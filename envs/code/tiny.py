@@ -1,4 +1,4 @@
-"""Functions of one line over three numbers: a grammar that a model learns from nothing."""
+"""Generated functions of one line over three numbers: a grammar that an untrained model can learn."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NUMBERS = tuple(map(str, range(2, 10)))
 
 
 class Operation(NamedTuple):
-    """What can be done with two numbers."""
+    """Operation on two numbers."""
 
     first: str
-    """The first step, in words."""
+    """Description as the first step."""
     then: str
-    """A further step, in words."""
+    """Description as a later step."""
     code: str
     commutes: bool
 
@@ -49,12 +49,12 @@ class Line(NamedTuple):
 
 @functools.cache
 def lines() -> Sequence[Line]:
-    """All functions of the grammar, each once."""
+    """Return all functions of the grammar, each once."""
     return [line for one in _first_steps() for line in (Line(one[0].words, one[0].code, 1), *_second_steps(*one))]
 
 
 def _first_steps() -> Iterator[tuple[Line, bool, tuple[str, str]]]:
-    """A step, whether it binds less than a product, and its operands."""
+    """Yield each first step, true if it binds weaker than a product, and its operands."""
     for operation in OPERATIONS:
         for x, y in itertools.product(PARAMETERS, (*PARAMETERS, *_NUMBERS)):
             if x == y or (operation.commutes and y in PARAMETERS and y < x):
@@ -73,7 +73,7 @@ def _second_steps(first: Line, is_loose: bool, operands: tuple[str, str]) -> Ite
 
 
 def _is_constant(first: str, x: str, then: str, y: str) -> bool:
-    """Whether nothing is left to choose, as in ``max(min(a, 3), 5)``."""
+    """Return True if the result does not depend on the arguments, as in ``max(min(a, 3), 5)``."""
     if x in PARAMETERS or y in PARAMETERS:
         return False
     clipped = first[:3], then[:3]
@@ -81,7 +81,7 @@ def _is_constant(first: str, x: str, then: str, y: str) -> bool:
 
 
 def problem_of(line: Line, task_id: str) -> Problem:
-    """The problem of writing a function of the grammar."""
+    """Return the problem whose solution is a function of the grammar."""
     header = f"def {FUNCTION}({', '.join(PARAMETERS)}):"
     return Problem(
         id=task_id,
@@ -95,7 +95,7 @@ def problem_of(line: Line, task_id: str) -> Problem:
 
 
 def _cases(line: Line, random: Random) -> tuple[Case, ...]:
-    """Cases that no parameter and no number passes by itself, of as many values as may be."""
+    """Draw cases that no single parameter or constant passes, with as many different values as possible."""
     function: Any = eval(f"lambda {', '.join(PARAMETERS)}: {line.code}", {"max": max, "min": min})
     for wanted in itertools.chain(range(HIDDEN, 2, -1), itertools.repeat(2)):
         drawn = [tuple(random.randint(LOWEST, HIGHEST) for _ in PARAMETERS) for _ in range(HIDDEN)]

@@ -1,4 +1,4 @@
-"""Which commands are admissible: exactly those that `World.step` answers."""
+"""The admissible commands: exactly those that `World.step` answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .vocabulary import KNIVES
 
 
 def admissible_commands(situation: Situation, put_syntax: PutSyntax) -> list[str]:
-    """Every admissible command, sorted."""
+    """Return every admissible command, sorted."""
     house, state = situation.house, situation.state
     commands = ["help", "inventory", "look"]
     commands += [

@@ -1,9 +1,9 @@
-"""The rules: what each command does to the state, and what it says.
+"""The rules: the effect of each command on the state, and its answer.
 
-A command is admissible exactly when `World.step` answers it; everything else is answered by ``None``, which the
-environment words as "Nothing happens.". Quirks of the original that are kept: going is teleporting; appliances work
-closed; a lamp that was used once stays on; slicing reaches into closed receptacles; nothing is ever full; a thing that
-was moved between two receptacles at one pose lies "next to" them, too, when one looks.
+A command is admissible exactly if `World.step` answers it; otherwise the answer is ``None``, which the environment
+shows as "Nothing happens.". Quirks of the original that are kept: the agent teleports; appliances work closed; a lamp
+that was used once stays on; slicing reaches into closed receptacles; nothing is ever full; `look` also lists a thing
+that was moved between two receptacles at one pose as "next to" them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _EFFECTS = {
     "heat": (Condition.HOT.value, Condition.COOL.value),
     "cool": (Condition.COOL.value, Condition.HOT.value),
 }
-"""Verb to the flags that it sets and clears."""
+"""Flags that each verb sets and clears."""
 _CONTAINER = Ability.CONTAINER.value
 
 
 class World(Situation):
-    """A house in some state, and what commands do to it.
+    """A house in some state, and the effects of commands.
 
     Args:
-        house: What does not change.
-        state: Where to go on; the initial state when left out.
-        put_syntax: How an object is put down.
+        house: The constant part of the game.
+        state: The current state; by default the initial one.
+        put_syntax: Form of the command that puts an object down.
     """
 
     def __init__(self, house: House, state: State | None = None, put_syntax: PutSyntax = PutSyntax.MOVE) -> None:
@@ -61,12 +61,12 @@ class World(Situation):
         self.solved = self.is_goal_reached()
 
     def introduction(self) -> str:
-        """The first observation."""
+        """Return the first observation."""
         view = self._view() if self.here() else room_view(self.house.receptacles)
         return introduction(view, self.facts.goal_text)
 
     def step(self, command: str) -> str | None:
-        """Do what `command` says and answer it; ``None`` when it is not admissible, and nothing changed."""
+        """Carry out a command and return its answer; ``None``, without a change, if it is not admissible."""
         verb, _, rest = command.strip().partition(" ")
         if verb in TREATMENT_OF:
             return self._treat(verb, rest)
@@ -167,7 +167,7 @@ class World(Situation):
         return None if rest else self._view()
 
     def _view(self) -> str:
-        """What is seen from here; from the middle of the room, that is nothing, but at the start of an episode."""
+        """Return the view from here; in the middle of the room, nothing is listed after the start of an episode."""
         here = self.here()
         return facing([self.house.receptacles[one] for one in here], self.next_to()) if here else room_view([])
 
@@ -182,7 +182,7 @@ class World(Situation):
         return None if rest else help_text(f"{self.put_syntax} (object){self.put_syntax.separator}(receptacle)")
 
     def admissible(self) -> list[str]:
-        """Every command that `step` answers now, sorted."""
+        """Return the admissible commands, sorted."""
         return admissible_commands(self, self.put_syntax)
 
 

@@ -22,15 +22,15 @@ RESET_OPTIONS = ("task_id", "scene", "task_type")
 
 
 class HouseholdEnv(HouseGame):
-    """The ALFWorld text game. An episode is a function of (options, seed), on every machine.
+    """The ALFWorld text game. An episode is a function of options and seed, on every machine.
 
     `reset` takes these options: ``task_id`` (a task of a split; with its own seed unless one is given), or ``scene``
-    and ``task_type``; without them the seed draws a training task among those that the environment's options allow.
+    and ``task_type``; without them the seed draws a training task from those that the environment's options allow.
 
     Args:
-        size: How large houses are: tiny, small, medium or full (ALFWorld's).
-        task_types: Kinds of tasks, by ALFWorld's names; all when left out.
-        rooms: Kinds of rooms: kitchen, living, bedroom, bathroom; all when left out.
+        size: Size of the houses: tiny, small, medium or full (ALFWorld's).
+        task_types: Kinds of tasks, by ALFWorld's names; all if left out.
+        rooms: Kinds of rooms: kitchen, living, bedroom, bathroom; all if left out.
         max_steps: Steps after which an episode is truncated.
         put_syntax: ``move`` (``move apple 1 to fridge 1``) or ``put`` (``put apple 1 in/on fridge 1``).
     """
@@ -53,7 +53,7 @@ class HouseholdEnv(HouseGame):
         """Start an episode.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         super().reset(seed=seed)
         return self.enter(self._build(seed, options or {}))

@@ -1,7 +1,7 @@
-"""A scripted policy that solves every task through the text alone: it reads what a model would read.
+"""A scripted policy that solves every task from the text only, like a model.
 
-It searches where the thing is likeliest per step of searching (a closed receptacle costs two steps), remembers what
-it has seen, and learns that two receptacles share a pose when going from one to the other does nothing.
+It searches the receptacle with the highest probability per step (a closed receptacle costs two steps), remembers what
+it has seen, and infers that two receptacles share a pose if going from one to the other does nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _NAME = re.compile(r"\ba (\w+ \d+)")
 _GOAL = re.compile(r"Your task is to: (.*)\.")
 
 _WRONG_TAKES = 0.7
-"""Share of mistakes that reach for what is not there; the others go to where one already is."""
+"""Share of mistakes that take an absent thing; the others go to the current place."""
 
 
 def kind_of(name: str) -> str:
-    """The type in a name.
+    """Return the type of a named thing.
 
     >>> kind_of("cabinet 8")
     'cabinet'
@@ -37,10 +37,10 @@ def kind_of(name: str) -> str:
 
 
 class HouseholdExpert:
-    """Plays one episode. The first observation is the introduction; each later one answers the last action.
+    """Expert for one episode. The first observation is the introduction; each later one answers the last action.
 
     Args:
-        put_syntax: How an object is put down.
+        put_syntax: Form of the command that puts an object down.
     """
 
     def __init__(self, put_syntax: PutSyntax = PutSyntax.MOVE) -> None:
@@ -49,7 +49,7 @@ class HouseholdExpert:
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
             UsageError: the first observation states no goal, or nothing is left to do.
@@ -66,15 +66,15 @@ class HouseholdExpert:
             raise UsageError("the household expert has nothing left to do", got=repr(observation)) from stop
 
     def mistake(self, rng: random.Random) -> str | None:
-        """What somebody does who does not look: take the goal's object where it is not, or go where one is already."""
+        """Return a careless action: take the goal's object where it is not, or go to the current place."""
         return None if self._plan is None else self._plan.mistake(rng)
 
 
 def _one_of(kind: str | None, names: Iterable[str]) -> str:
-    """The first name of a kind.
+    """Return the first name of a kind.
 
     Raises:
-        UsageError: there is none.
+        UsageError: none of the names has this kind.
     """
     for name in names:
         if kind_of(name) == kind:
@@ -83,7 +83,7 @@ def _one_of(kind: str | None, names: Iterable[str]) -> str:
 
 
 class _Plan:
-    """What the expert knows, and its plan: a generator of actions that is sent what each of them led to."""
+    """The expert's knowledge and its plan: a generator of actions that receives the answer to each of them."""
 
     def __init__(self, introduction: str, put_syntax: PutSyntax) -> None:
         stated = _GOAL.search(introduction)
@@ -95,14 +95,14 @@ class _Plan:
         self.receptacles: list[str] = _NAME.findall(introduction)
         self.numbers = Counter(map(kind_of, self.receptacles))
         self.contents: dict[str, list[str]] = {}
-        """What was seen in each receptacle that was looked into."""
+        """Things seen in each receptacle that was searched."""
         self.together = {place: {place} for place in self.receptacles}
-        """The receptacles known to share a pose with each."""
+        """Receptacles known to share a pose with each one."""
         self.here: str | None = None
-        """The receptacle that the agent went to last."""
+        """Receptacle to which the agent went last."""
 
     def steps(self) -> _Steps:
-        """Look at the object in light, or bring as many objects as the goal needs."""
+        """Yield the actions: look at the object in light, or bring as many objects as the goal needs."""
         if self.goal.task_type is TaskType.LOOK:
             yield from self._look_in_light()
             return
@@ -118,7 +118,7 @@ class _Plan:
             self.contents[target].append(name)
 
     def mistake(self, rng: random.Random) -> str | None:
-        """An action that the world refuses here, wherever "here" is known."""
+        """Return an action that the world refuses at the current place; ``None`` if the place is unknown."""
         if self.here is None:
             return None
         names = [f"{self.goal.object_type} {number}" for number in (1, 2, 3)]
@@ -146,7 +146,7 @@ class _Plan:
         return name
 
     def _find(self, wanted: str, *, outside: str | None) -> Generator[str, str, str]:
-        """The receptacle that holds a thing of the kind wanted, looked for as long as none is known."""
+        """Return a receptacle with a thing of the wanted kind; search until one is known."""
         while True:
             for place, names in self.contents.items():
                 if place != outside and any(kind_of(name) == wanted for name in names):
@@ -157,7 +157,7 @@ class _Plan:
             yield from self._look_into(max(unseen, key=lambda place: self._promise(place, wanted)))
 
     def _promise(self, place: str, wanted: str) -> float:
-        """How likely a receptacle is to show something of use, per step that looking into it takes."""
+        """Return the estimated probability that a receptacle contains something useful, per step of searching it."""
         kind = kind_of(place)
         chance = self._can_hold(kind, wanted)
         if wanted != LAMP and self.goal.task_type is TaskType.LOOK:
@@ -171,7 +171,7 @@ class _Plan:
         return float(wanted in CONTENTS.get(kind, ()) and not is_target)
 
     def _look_into(self, place: str) -> _Steps:
-        """Be at a receptacle, with it open and its contents known."""
+        """Go to a receptacle, and open or examine it unless its contents are known."""
         yield from self._go(place)
         if place not in self.contents:
             text = yield f"{'open' if kind_of(place) in OPENABLE else 'examine'} {place}"

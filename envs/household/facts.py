@@ -1,7 +1,7 @@
-"""What is the case in a house at first, beyond its furniture and its things: the vocabulary's facts, or a game file's.
+"""Initial facts of a house besides its furniture and its things, from the vocabulary or from a game file.
 
-A generated house follows the vocabulary. A game of the original states every fact itself, and some of them are odd: a
-thing that lies in two receptacles, a thing that is noted elsewhere than where it lies, a pen in a mug, an open drawer.
+A generated house follows the vocabulary. A game of the original states every fact itself, and some are unusual: a
+thing in two receptacles, a thing whose spot is not where it lies, a pen in a mug, an open drawer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 START = -1
-"""The agent's pose before it goes anywhere: the middle of the room."""
+"""Initial pose of the agent: the middle of the room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,26 +19,26 @@ class Facts:
     """Facts by receptacle or by thing, in the order of the house's lists. Poses are those of the house."""
 
     accepts: Mapping[str, frozenset[str]]
-    """Type of receptacle to the types of things that can be put there."""
+    """Types of things that can be put into each type of receptacle."""
     openable: tuple[bool, ...]
     opened: tuple[bool, ...]
     abilities: tuple[int, ...]
     """`Ability` flags of each thing."""
     places: tuple[tuple[int, ...], ...]
-    """The receptacles in which each thing lies."""
+    """Receptacles in which each thing lies."""
     spots: tuple[tuple[int, ...], ...]
-    """The poses at which each thing is noted: where a knife reaches it."""
+    """Poses from which a knife reaches each thing."""
     insides: tuple[tuple[int, ...], ...]
-    """The things in each thing."""
+    """Things in each thing."""
     conditions: tuple[int, ...]
     """`Condition` flags of each thing."""
     start: int = START
-    """Where the agent stands."""
+    """Initial pose of the agent."""
     goal_text: str
-    """The goal as the game words it."""
+    """The game's wording of the goal."""
 
     def to_plain(self) -> dict[str, Any]:
-        """These facts as JSON types; `from_plain` restores them."""
+        """Return these facts as JSON types; `from_plain` restores them."""
         plain: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**plain, "accepts": {kind: sorted(accepted) for kind, accepted in self.accepts.items()}}
 

@@ -1,4 +1,4 @@
-"""A game in a house as a Gymnasium environment; where its houses come from is the subclass's matter."""
+"""A game in a house as a Gymnasium environment; subclasses supply the houses."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class HouseGame(gymnasium.Env[str, str]):
     """An episode in a house. A subclass resets by calling `enter` with a house.
 
     The reward is 1 when the goal is reached, which ends the episode, and 0 otherwise. An action that is not
-    admissible answers "Nothing happens." and costs a step.
+    admissible is answered with "Nothing happens." and costs a step.
 
     Args:
         max_steps: Steps after which an episode is truncated.
-        put_syntax: How an object is put down.
+        put_syntax: Form of the command that puts an object down.
     """
 
     action_hint = "one whole command, for example: go to cabinet 1"
@@ -55,12 +55,12 @@ class HouseGame(gymnasium.Env[str, str]):
         return self._world
 
     def enter(self, house: House) -> tuple[str, dict[str, Any]]:
-        """Start an episode in a house: the first observation and its info."""
+        """Start an episode in a house; return the first observation and its info."""
         self._begin(World(house, put_syntax=self.put_syntax), steps=0)
         return self.world.introduction(), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Do what one command says.
+        """Carry out a command.
 
         Raises:
             UsageError: the episode is over.
@@ -76,25 +76,25 @@ class HouseGame(gymnasium.Env[str, str]):
         return answer or NOTHING_HAPPENS, float(world.solved), world.solved, truncated, info
 
     def admissible_actions(self) -> list[str]:
-        """The commands that do something now, sorted."""
+        """Return the admissible commands, sorted."""
         return self.world.admissible()
 
     def expert(self) -> HouseholdExpert:
-        """A policy that reads the texts; it solves every generated task within 50 steps."""
+        """Return a policy that reads the texts; it solves every generated task within 50 steps."""
         return HouseholdExpert(self.put_syntax)
 
     def state_key(self) -> str:
-        """Key of the full state of the house, whatever number of steps led to it."""
+        """Return a key of the full state of the house, independent of the number of steps."""
         if self._house_key is None:
             self._house_key = _digest(self.world.house.to_plain())
         return _digest(self._house_key, self.world.state.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"house": self.world.house.to_plain(), "state": self.world.state.to_plain(), "steps": self._steps}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         house = House.from_plain(snapshot["house"])
         state = State.from_plain(snapshot["state"])
         self._begin(World(house, state, self.put_syntax), steps=snapshot["steps"])

@@ -1,6 +1,6 @@
-"""Makes houses: a scene's furniture, a goal that can be reached, and things lying about.
+"""Generator of houses: a scene's furniture, a reachable goal, and things at random places.
 
-A house is a function of scene, task type, size and seed. Python's Mersenne twister is used through `random()` alone,
+A house is a function of scene, task type, size and seed. Python's Mersenne Twister is used only through `random()`,
 whose numbers are the same on every platform and in every version.
 """
 
@@ -20,25 +20,25 @@ from .state import House, number_names
 from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, ROOM_OBJECTS
 
 _MOST_COPIES = 3
-"""Things of one kind in a house."""
+"""Maximum number of things of one kind in a house."""
 _LAMP_RATE = 0.5
-"""How often a room that could have a lamp has one although the task needs none."""
+"""Probability that a room that can have a lamp has one although the task needs none."""
 
 T = TypeVar("T")
 _Homes = dict[str, tuple[int, ...]]
-"""Kind of receptacle to the receptacles of that kind."""
+"""Receptacles by kind of receptacle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Placed:
-    """A thing, before it has a number."""
+    """A thing without a number yet."""
 
     kind: str
     receptacle: int
 
 
 def generate(scene: int, task_type: TaskType, seed: int, size: Size) -> House:
-    """A house in which the task can be done, and is not done yet.
+    """Return a house in which the task is possible and not yet done.
 
     Raises:
         UsageError: the room does not allow the task.
@@ -71,7 +71,7 @@ def _draw_goal(scene: int, task_type: TaskType, size: Size, random: Random) -> G
 
 
 def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_Placed]:
-    """The things the goal asks for, outside its target, up to `_MOST_COPIES`; and the lamp it needs."""
+    """Return the things of the goal's kind, up to `_MOST_COPIES`, enough of them outside its target, and its lamp."""
     homes = _homes(scene, size)[goal.object_type]
     outside = {kind: places for kind, places in homes.items() if kind != goal.target_type}
     count = goal.needed + int(random.random() * (_MOST_COPIES - goal.needed + 1))
@@ -96,7 +96,7 @@ def _other_things(scene: int, goal: Goal, size: Size, taken: int, random: Random
 
 
 def _place(kind: str, homes: _Homes, random: Random) -> _Placed:
-    """Put a thing somewhere: every kind of receptacle is as likely as every other, however many there are."""
+    """Put a thing at a random place; all kinds of receptacles are equally likely, whatever their numbers."""
     return _Placed(kind=kind, receptacle=_choose(homes[_choose(tuple(homes), random)], random))
 
 
@@ -106,7 +106,7 @@ def _choose(items: Sequence[T], random: Random) -> T:
 
 @functools.cache
 def _homes(scene: int, size: Size) -> dict[str, _Homes]:
-    """Where each kind of thing can lie in a scene."""
+    """Return the possible receptacles of each kind of thing in a scene."""
     layout = layout_of(scene, size)
     by_kind = {kind: tuple(i for i, t in enumerate(layout.types) if t == kind) for kind in layout.types}
     kinds = ROOM_OBJECTS[layout.room][: EXTENTS[size].object_types]
@@ -118,7 +118,7 @@ def _homes(scene: int, size: Size) -> dict[str, _Homes]:
 
 @functools.cache
 def _goal_choices(scene: int, task_type: TaskType, size: Size) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The kinds of things a goal of this type can be about, each with its possible targets."""
+    """Return the possible kinds of things of a goal of this type, each with its possible targets."""
     treatment = task_type.treatment
     choices = []
     for kind, homes in _homes(scene, size).items():

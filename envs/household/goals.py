@@ -1,4 +1,4 @@
-"""The six kinds of tasks: how a goal is worded, and when it is reached."""
+"""The six kinds of tasks, and the wordings and conditions of their goals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TaskType(enum.StrEnum):
 
     @property
     def treatment(self) -> Treatment | None:
-        """What must be done to the object first, for the clean, heat and cool tasks."""
+        """Treatment of the object in the clean, heat and cool tasks."""
         return TREATMENTS.get(self)
 
     @property
@@ -40,7 +40,7 @@ class Treatment(NamedTuple):
 
 
 class Condition(enum.IntFlag):
-    """What has happened to an object."""
+    """Conditions of an object after treatments."""
 
     HOT = 1
     COOL = 2
@@ -82,14 +82,14 @@ _PATTERNS = [
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What must become true."""
+    """Goal of a task."""
 
     task_type: TaskType
     object_type: str
     target_type: str
     """Type of the receptacle, or of the lamp."""
     template: int = 0
-    """Which of the two wordings."""
+    """Index of the wording: 0 or 1."""
 
     @property
     def text(self) -> str:
@@ -98,12 +98,12 @@ class Goal:
 
     @property
     def needed(self) -> int:
-        """How many objects of the type the goal asks for."""
+        """Number of objects of the type that the goal asks for."""
         return 2 if self.task_type is TaskType.TWO else 1
 
 
 def parse_goal(text: str) -> Goal | None:
-    """The goal that `text` states, or ``None`` when it is none of the twelve wordings.
+    """Return the goal of a text; ``None`` if the text has none of the twelve wordings.
 
     >>> goal = parse_goal("put a hot potato in fridge")
     >>> goal.task_type.value, goal.object_type, goal.target_type

@@ -1,6 +1,6 @@
-"""The splits as shipped data: which tasks there are, and checksums of what they look like.
+"""The splits as shipped data: their tasks, and checksums of the houses.
 
-The manifest is made by ``python -m agentrl.envs.household.manifest``; a test compares it with what the code makes.
+``python -m agentrl.envs.household.manifest`` writes the manifest; a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .scenes import Size
 from .tasks import FIRST_SEED, SPLITS, Row, rows_of
 
 HASHED_TASKS = 512
-"""Of a split only so many houses, the first, are hashed."""
+"""Maximum number of hashed houses per split; the first ones are hashed."""
 
 
 def build_manifest() -> dict[str, Any]:
-    """The manifest as the code makes it: per split its scenes, counts, seeds, and SHA-256 of rows and observations.
+    """Build the manifest: the scenes, counts, seeds, and SHA-256 of rows and observations of each split.
 
-    Rows of splits that are hashed whole are written out: task id, scene, task type and seed in a line each.
+    Rows of splits that are hashed completely are included: one line each, of task id, scene, task type and seed.
     """
     return {"size": Size.FULL.value, "splits": {split: _describe(split) for split in SPLITS}}
 
@@ -44,13 +44,13 @@ def _describe(split: str) -> dict[str, Any]:
 
 
 def first_observation(row: Row) -> str:
-    """What a task shows first, at full size."""
+    """Return the first observation of a task, at full size."""
     house = generate(row.scene, row.task_type, row.seed, Size.FULL)
     return World(house).introduction()
 
 
 def whole_house(row: Row) -> str:
-    """Everything in a task's house, hidden things too, at full size."""
+    """Return the JSON text of a task's house, including hidden things, at full size."""
     return json.dumps(generate(row.scene, row.task_type, row.seed, Size.FULL).to_plain(), sort_keys=True)
 
 

@@ -1,4 +1,4 @@
-"""The options of the household environment and of its tasks."""
+"""Options of the household environment and of its tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STEPS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HouseholdOptions:
-    """What the environment and its task source are made with."""
+    """Checked options of the environment and its task source."""
 
     size: Size
     task_types: tuple[TaskType, ...]
@@ -37,7 +37,7 @@ def parse_options(
     max_steps: int = MAX_STEPS,
     put_syntax: str = PutSyntax.MOVE,
 ) -> HouseholdOptions:
-    """Check options as they stand in a config.
+    """Check the options of a config.
 
     Raises:
         UsageError: a value is not allowed, or the rooms allow none of the task types.

@@ -1,7 +1,7 @@
-"""Scenes: 120 rooms, 30 of each kind, numbered as ALFWorld's floor plans, and how each is furnished.
+"""Scenes: 120 rooms, 30 of each kind, numbered as ALFWorld's floor plans, and their furniture.
 
-A scene's furniture depends on its number and the size of the house, on nothing else. No two scenes of a room have the
-same furniture, so a held-out scene is a room that training never shows.
+A scene's furniture depends only on its number and the size of the house. No two scenes of a kind of room have the same
+furniture, so training never shows the rooms of held-out scenes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ HELD_OUT = {
 }
 """Scenes of the unseen splits; they contain the four that ALFWorld holds out (10, 219, 308, 424)."""
 MAX_SEARCH_COST = 38
-"""Most steps it takes to look into everything, so that every task can be done within 50 steps."""
+"""Maximum number of steps to search every receptacle, so that every task can be done within 50 steps."""
 _SHARED_POSE = 0.25
 _NEIGHBOURLY = frozenset({"cabinet", "drawer", "shelf"})
-"""What stands so close together that several can be reached from one pose."""
+"""Kinds of furniture that may stand so close together that several are reached from one pose."""
 
 
 class Size(enum.StrEnum):
-    """How large houses are."""
+    """Size of houses."""
 
     TINY = "tiny"
     SMALL = "small"
@@ -44,12 +44,12 @@ class Size(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What a size means."""
+    """Ranges of a size."""
 
     receptacles: Mapping[Room, tuple[int, int]]
     objects: tuple[int, int]
     object_types: int
-    """How many of a room's kinds of objects occur, the typical ones first."""
+    """Number of a room's kinds of objects that occur, the typical ones first."""
 
 
 EXTENTS = {
@@ -69,7 +69,7 @@ _FIXED: dict[Room, tuple[str, ...]] = {
     Room.BEDROOM: ("bed", "desk"),
     Room.BATHROOM: ("countertop", "sinkbasin", "toilet"),
 }
-"""What every room of a kind has, so that each of its task types is possible."""
+"""Furniture of every room of a kind, so that each of its task types is possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ _MOVABLE: dict[Room, tuple[_Piece, ...]] = {
         " sinkbasin 1 2, shelf 1 4, towelholder 1 1, countertop 0.5 2, sidetable 0.4 1, cart 0.4 1, dresser 0.3 1"
     ),
 }
-"""What may be added: kind, how often relative to the others, and the most a room can have."""
+"""Optional furniture: kind, relative frequency, and maximum number in a room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,24 +121,24 @@ class Layout:
 
     @property
     def search_cost(self) -> int:
-        """Most steps that looking into every receptacle takes: one to go there, one to open it or to see that a
-        neighbour is already in reach.
+        """Maximum number of steps to search every receptacle: one to go there, and one to open it, or to find out that
+        a neighbour is already within reach.
         """
         shared = Counter(self.poses)
         return sum(1 + (t in OPENABLE or shared[p] > 1) for t, p in zip(self.types, self.poses, strict=True))
 
 
 def room_of(scene: int) -> Room:
-    """The kind of room that a scene is.
+    """Return the kind of room of a scene.
 
     Raises:
-        KeyError: no such scene.
+        KeyError: the scene does not exist.
     """
     return _ROOM_OF[scene]
 
 
 def scenes(room: Room) -> range:
-    """The numbers of a room's scenes."""
+    """Return the numbers of a room's scenes."""
     return range(FIRST_SCENE[room], FIRST_SCENE[room] + SCENES_PER_ROOM)
 
 
@@ -146,7 +146,7 @@ _ROOM_OF = {scene: room for room in Room for scene in scenes(room)}
 
 
 def layout_of(scene: int, size: Size) -> Layout:
-    """The furniture of a scene."""
+    """Return the furniture of a scene."""
     return _layouts(room_of(scene), size)[scene]
 
 

@@ -1,4 +1,4 @@
-"""What is the case in a house, and what is therefore possible."""
+"""The state of a house, and the actions that it allows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Situation:
     """A house in some state. Receptacles and things are indices into the house's lists.
 
     Args:
-        house: What does not change.
-        state: What does; the initial state when left out.
+        house: The constant part.
+        state: The changing part; by default the initial state.
     """
 
     def __init__(self, house: House, state: State | None = None) -> None:
@@ -34,29 +34,29 @@ class Situation:
             self.at_pose[pose].append(receptacle)
 
     def reachable(self, name: str) -> int | None:
-        """The receptacle of this name, if it is at the agent's pose."""
+        """Return the receptacle with this name if it is at the agent's pose."""
         receptacle = self.receptacle_named.get(name)
         return receptacle if receptacle is not None and self.house.poses[receptacle] == self.state.pose else None
 
     def here(self) -> list[int]:
-        """The receptacles at the agent's pose."""
+        """Return the receptacles at the agent's pose."""
         return self.at_pose.get(self.state.pose, [])
 
     def is_accessible(self, receptacle: int) -> bool:
-        """Whether things can be put into a receptacle and taken out."""
+        """Return True if things can be put into a receptacle and taken out."""
         return self.state.opened[receptacle] or not self.facts.openable[receptacle]
 
     def is_held(self, name: str) -> bool:
-        """Whether the thing of this name is in the hand."""
+        """Return True if the agent holds the thing with this name."""
         return self.state.held != NOTHING and self.house.objects[self.state.held] == name
 
     def is_near(self, thing: int) -> bool:
-        """Whether a thing lies in a receptacle at the agent's pose, open or not."""
+        """Return True if a thing lies in a receptacle at the agent's pose, open or not."""
         poses, pose = self.house.poses, self.state.pose
         return any(poses[place] == pose for place in self.state.places[thing])
 
     def can_take(self, thing: int, receptacle: int) -> bool:
-        """Whether a thing can be taken out of a receptacle, which is within reach."""
+        """Return True if a thing can be taken out of a reachable receptacle."""
         return (
             self.state.held == NOTHING
             and receptacle in self.state.places[thing]
@@ -65,27 +65,27 @@ class Situation:
         )
 
     def can_put(self, receptacle: int) -> bool:
-        """Whether the held thing can be put into a receptacle, which is within reach."""
+        """Return True if the held thing can be put into a reachable receptacle."""
         accepted = self.facts.accepts.get(self.house.receptacle_types[receptacle], ())
         return self.is_accessible(receptacle) and self.house.object_types[self.state.held] in accepted
 
     def can_treat(self, verb: str, receptacle: int) -> bool:
-        """Whether the held thing can be cleaned, heated or cooled at a receptacle, which is within reach."""
+        """Return True if the held thing can be cleaned, heated or cooled at a reachable receptacle."""
         at_appliance = self.house.receptacle_types[receptacle] == TREATMENT_OF[verb].appliance
         return at_appliance and self.facts.abilities[self.state.held] & _TREATABLE[verb] > 0
 
     def can_use(self, thing: int) -> bool:
-        """Whether a thing can be turned on."""
+        """Return True if a thing can be turned on."""
         return self.facts.abilities[thing] & TOGGLEABLE > 0 and self.is_near(thing)
 
     def can_slice(self, thing: int) -> bool:
-        """Whether the held thing can slice another one."""
+        """Return True if the held thing can slice another one."""
         with_knife = self.house.object_types[self.state.held] in KNIVES
         sliceable = self.facts.abilities[thing] & SLICEABLE > 0
         return with_knife and sliceable and self.state.pose in self.state.spots[thing]
 
     def contents_text(self, receptacle: int) -> str:
-        """What a look at a receptacle says."""
+        """Describe a receptacle and its visible contents."""
         name = self.house.receptacles[receptacle]
         if not self.facts.openable[receptacle]:
             return f"On the {name}, you see {self._list_contents(receptacle)}."
@@ -98,7 +98,7 @@ class Situation:
         return enumerate_things([objects[i] for i, places in enumerate(self.state.places) if receptacle in places])
 
     def next_to(self) -> list[str]:
-        """What `look` lists: a thing for each receptacle here that it was taken out of, if it is here still."""
+        """Return the things that `look` lists: those still here, once per receptacle here that they were taken from."""
         state, here = self.state, self.here()
         return [
             self.house.objects[thing]
@@ -109,7 +109,7 @@ class Situation:
         ]
 
     def is_goal_reached(self) -> bool:
-        """Whether the state is what the goal asks for."""
+        """Return True if the state satisfies the goal."""
         if self.house.goal.task_type is TaskType.LOOK:
             return self._is_held_in_light()
         goal, house, state = self.house.goal, self.house, self.state

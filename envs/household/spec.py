@@ -42,7 +42,7 @@ The commands are not tools. There is one tool for all of them, and its argument 
 
 
 def tasks(split: str, **options: Any) -> HouseholdTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return HouseholdTasks(split, parse_options(**options))
 
 

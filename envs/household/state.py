@@ -11,33 +11,33 @@ from .goals import Goal, TaskType
 from .vocabulary import CONTENTS, OPENABLE, abilities_of
 
 NOTHING = -1
-"""What an empty hand holds."""
+"""Index of the held object if the hand is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
-    """What does not change in an episode. Receptacles and objects are in the order in which lists show them."""
+    """Constant part of an episode. Receptacles and objects are in the order in which lists show them."""
 
     scene: int
     receptacles: tuple[str, ...]
-    """Names: type and number."""
+    """Names, of type and number."""
     receptacle_types: tuple[str, ...]
     poses: tuple[int, ...]
-    """Where one stands to reach each receptacle; several may share a pose."""
+    """Pose from which each receptacle is reached; several may share a pose."""
     objects: tuple[str, ...]
     object_types: tuple[str, ...]
     places: tuple[int, ...]
-    """Index of the receptacle in which each object lies at first; empty where `stated` says it."""
+    """Index of the receptacle in which each object lies at first; empty if `stated` contains it."""
     goal: Goal
     stated: Facts | None = None
-    """The facts that a game file states; those of the vocabulary when left out."""
+    """Facts of a game file; ``None`` for those of the vocabulary."""
 
     def facts(self) -> Facts:
-        """What is the case at first."""
+        """Return the initial facts."""
         return vocabulary_facts(self) if self.stated is None else self.stated
 
     def to_plain(self) -> dict[str, Any]:
-        """This house as JSON types; `from_plain` restores it."""
+        """Return this house as JSON types; `from_plain` restores it."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         lists = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
         del lists["stated"]
@@ -54,7 +54,7 @@ class House:
 
 
 def vocabulary_facts(house: House) -> Facts:
-    """The facts of a house that follows the vocabulary: all is closed and untouched, and each thing is in one place."""
+    """Return the facts of a house that follows the vocabulary: all closed and untouched, each thing in one place."""
     return Facts(
         accepts=CONTENTS,
         openable=tuple(kind in OPENABLE for kind in house.receptacle_types),
@@ -70,31 +70,31 @@ def vocabulary_facts(house: House) -> Facts:
 
 @dataclass(slots=True)
 class State:
-    """What an episode changes."""
+    """Changing part of an episode."""
 
     pose: int
     held: int
     """Index of the object in the hand, or `NOTHING`."""
     places: list[tuple[int, ...]]
-    """Receptacles in which each object lies; none, as a rule, for the one in the hand."""
+    """Receptacles in which each object lies; usually none for the held one."""
     spots: list[tuple[int, ...]]
-    """Poses at which each object is noted."""
+    """Poses from which a knife reaches each object."""
     left: list[tuple[int, ...]]
-    """Receptacles out of which each object was taken, where another one shares the pose; `look` tells."""
+    """Receptacles from which each object was taken, if another one shares the pose; `look` uses them."""
     opened: list[bool]
-    """Of each receptacle."""
+    """True for each open receptacle."""
     conditions: list[int]
     """`Condition` flags of each object."""
 
     @classmethod
     def initial(cls, facts: Facts) -> State:
-        """The state at the start of an episode; the hand is empty."""
+        """Return the state at the start of an episode; the hand is empty."""
         left: list[tuple[int, ...]] = [()] * len(facts.places)
         at_first = (list(facts.places), list(facts.spots), left, list(facts.opened), list(facts.conditions))
         return cls(facts.start, NOTHING, *at_first)
 
     def to_plain(self) -> dict[str, Any]:
-        """This state as JSON types; `from_plain` restores it."""
+        """Return this state as JSON types; `from_plain` restores it."""
         return {
             "pose": self.pose,
             "held": self.held,
@@ -115,7 +115,7 @@ class State:
 
 
 def number_names(types: Sequence[str]) -> tuple[str, ...]:
-    """Names for things sorted by type: numbers count down to 1 within a type, as ALFWorld lists them.
+    """Return names for things sorted by type; numbers count down to 1 within a type, as in ALFWorld.
 
     >>> number_names(["drawer", "drawer", "fridge"])
     ('drawer 2', 'drawer 1', 'fridge 1')

@@ -1,4 +1,4 @@
-"""How a command puts an object down."""
+"""Form of the command that puts an object down."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class PutSyntax(enum.StrEnum):
-    """How an object is put down; ALFWorld changed its wording in 0.4."""
+    """Form of the command that puts an object down; ALFWorld changed it in 0.4."""
 
     MOVE = "move"
     """``move apple 1 to fridge 1``"""
@@ -15,5 +15,5 @@ class PutSyntax(enum.StrEnum):
 
     @property
     def separator(self) -> str:
-        """What stands between the object and the receptacle."""
+        """Text between the object and the receptacle."""
         return " to " if self is PutSyntax.MOVE else " in/on "

@@ -1,8 +1,8 @@
-"""The tasks and their splits: which scene, kind of task and seed each task id stands for.
+"""The tasks and their splits: the scene, kind of task and seed of each task id.
 
-The validation splits have ALFWorld's numbers of tasks per type, the training split ten times its numbers, and the test
-split ten times those of the unseen validation split, so that it stays large where options narrow it. The unseen splits
-use the held-out scenes, which no other split uses; seeds of the splits come from ranges that do not meet.
+The validation splits have ALFWorld's numbers of tasks per type, the training split ten times ALFWorld's, and the test
+split ten times those of the unseen validation split, so that it stays large if options restrict it. Only the unseen
+splits use the held-out scenes; the seeds of the splits are in disjoint ranges.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ COUNTS: dict[str, dict[TaskType, int]] = {
         TaskType.TWO: 170,
     },
 }
-"""Tasks of each split by type."""
+"""Number of tasks of each split by type."""
 FIRST_SEED = {TRAIN: 0, VALID_SEEN: 1_000_000, VALID_UNSEEN: 2_000_000, TEST_UNSEEN: 3_000_000}
 """Seed of a split's first task; the next tasks have the next seeds."""
 
 
 class Row(NamedTuple):
-    """What a task id stands for."""
+    """Scene, kind and seed of a task."""
 
     task_id: str
     scene: int
@@ -74,7 +74,7 @@ class HouseholdTasks:
     """The tasks of a split that the options allow.
 
     Raises:
-        UsageError: no such split, or it holds no such task.
+        UsageError: the split does not exist, or contains no such task.
     """
 
     def __init__(self, split: str, options: HouseholdOptions) -> None:
@@ -95,10 +95,10 @@ class HouseholdTasks:
 
 
 def row_of(task_id: str) -> Row:
-    """The row of a task id such as ``valid_unseen-17``.
+    """Return the row of a task id such as ``valid_unseen-17``.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the task does not exist.
     """
     split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: sum(COUNTS[split].values()), SPLITS)
     return rows_of(split)[number]
@@ -106,21 +106,21 @@ def row_of(task_id: str) -> Row:
 
 @functools.cache
 def allowed_rows(split: str, options: HouseholdOptions) -> tuple[Row, ...]:
-    """The rows of a split whose task type and room the options allow."""
+    """Return the rows of a split whose task type and room the options allow."""
     rows = tuple(
         row for row in rows_of(split) if row.task_type in options.task_types and room_of(row.scene) in options.rooms
     )
     if not rows:
-        raise UsageError(f"household/{split} holds no task of these types in these rooms", got=options)
+        raise UsageError(f"household/{split} contains no task of these types in these rooms", got=options)
     return rows
 
 
 @functools.cache
 def rows_of(split: str) -> tuple[Row, ...]:
-    """All rows of a split. Types are spread evenly: any stretch of rows has about the split's mixture.
+    """Return all rows of a split. Types are spread evenly: any range of rows has about the split's proportions.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
     if split not in SPLITS:
         raise UsageError("environment household has no split of this name", got=split, expected=" or ".join(SPLITS))
@@ -138,7 +138,7 @@ def rows_of(split: str) -> tuple[Row, ...]:
 
 @functools.cache
 def scenes_of(split: str, task_type: TaskType) -> tuple[int, ...]:
-    """The scenes in which a split has tasks of a type, rooms taking turns."""
+    """Return the scenes in which a split has tasks of a type; the kinds of rooms alternate."""
     is_held_out = split in UNSEEN
     return tuple(
         scenes(room)[i]

@@ -1,4 +1,4 @@
-"""What the world says, word for word."""
+"""Texts of the household world, word for word as in ALFWorld."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HELP_TAIL = (
 
 
 def help_text(place_command: str) -> str:
-    """The list of commands; `place_command` is how an object is put down: ``"move (object) to (receptacle)"``."""
+    """Return the list of commands; `place_command` puts an object down: ``"move (object) to (receptacle)"``."""
     return f"{_HELP_HEAD}  {place_command}:  place an object in or on a receptacle\n{_HELP_TAIL}"
 
 
 def enumerate_things(names: Sequence[str]) -> str:
-    """A list with articles.
+    """Return a list with articles.
 
     >>> enumerate_things([]), enumerate_things(["fork 1"]), enumerate_things(["fork 2", "fork 1"])
     ('nothing', 'a fork 1', 'a fork 2, and a fork 1')
@@ -47,17 +47,17 @@ def enumerate_things(names: Sequence[str]) -> str:
 
 
 def introduction(view: str, goal: str) -> str:
-    """The first observation: what is seen from where the agent stands, and the task."""
+    """Return the first observation: the view from the agent's pose, and the task."""
     return f"{WELCOME}\n\n{view}\n\nYour task is to: {goal}."
 
 
 def room_view(receptacles: Sequence[str]) -> str:
-    """What is seen from the middle of the room."""
+    """Return the view from the middle of the room."""
     return MIDDLE_OF_ROOM.format(enumerate_things(receptacles))
 
 
 def facing(receptacles: Sequence[str], next_to: Sequence[str] = ()) -> str:
-    """What `look` says in front of receptacles.
+    """Return the answer to `look` in front of receptacles.
 
     >>> facing(["drawer 4", "drawer 3"])
     'You are facing the drawer 4, and drawer 3. Next to it, you see nothing.'
@@ -67,7 +67,7 @@ def facing(receptacles: Sequence[str], next_to: Sequence[str] = ()) -> str:
 
 
 def describe_container(name: str, contents: Sequence[str]) -> str:
-    """What `examine` says of an object that can have others in it.
+    """Return the answer to `examine` for an object that can contain others.
 
     >>> describe_container("mug 1", [])
     'This is a normal mug 1. In it, you see nothing.'
@@ -76,7 +76,7 @@ def describe_container(name: str, contents: Sequence[str]) -> str:
 
 
 def describe_object(name: str, condition: int) -> str:
-    """What `examine` says of any other object.
+    """Return the answer to `examine` for any other object.
 
     >>> describe_object("egg 1", Condition.COOL)
     'This is a cold egg 1.'

@@ -1,4 +1,4 @@
-"""What exists in the household world: rooms, kinds of objects and receptacles, and what can be done with them.
+"""Vocabulary of the household world: rooms, kinds of objects and receptacles, and their possible uses.
 
 The tables are facts of ALFWorld (object sets of actions, containment), in its lower-case names without spaces.
 """
@@ -18,7 +18,7 @@ class Room(enum.StrEnum):
 
 
 class Ability(enum.IntFlag):
-    """What an object is good for."""
+    """Possible uses of an object."""
 
     PICKUPABLE = 1
     CLEANABLE = 2
@@ -48,12 +48,12 @@ SLICEABLE = _words("apple bread egg lettuce potato tomato")
 KNIVES = _words("knife butterknife")
 OPENABLE = _words("fridge cabinet microwave drawer safe box")
 CONTAINERS = _words("bowl box cup mug pan plate pot")
-"""Objects that can have others in them; nothing that an agent does puts one there."""
+"""Objects that can contain others; no action puts anything into them."""
 
 HEATER, COOLER, CLEANER = "microwave", "fridge", "sinkbasin"
 LAMP = "desklamp"
 LAMP_STANDS = ("desk", "dresser", "sidetable")
-"""Where a lamp stands; it cannot be picked up, and no containment entry holds it."""
+"""Receptacles on which a lamp may stand; it cannot be picked up, and `CONTENTS` does not list it."""
 
 _TABLE_TOP = _words(
     "alarmclock apple baseballbat basketball book bowl box bread butterknife cd candle cellphone cloth creditcard cup"
@@ -125,7 +125,7 @@ CONTENTS: dict[str, frozenset[str]] = {
     "towelholder": _words("towel"),
     "tvstand": _words("tissuebox"),
 }
-"""Receptacle type to the object types that it can contain."""
+"""Object types that each type of receptacle can contain."""
 
 ROOM_OBJECTS: dict[Room, tuple[str, ...]] = {
     Room.KITCHEN: _in_order(
@@ -146,11 +146,11 @@ ROOM_OBJECTS: dict[Room, tuple[str, ...]] = {
         " plunger papertowel vase statue"
     ),
 }
-"""What lies about in a room, the typical things first: small houses draw from the beginning of the list."""
+"""Kinds of objects in each room, the typical ones first: small houses draw from the beginning of the list."""
 
 
 def abilities_of(kind: str) -> int:
-    """The `Ability` flags of a kind of object."""
+    """Return the `Ability` flags of a kind of object."""
     return _ABILITIES.get(kind, Ability.PICKUPABLE.value)
 
 

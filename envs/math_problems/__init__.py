@@ -1,1 +1,1 @@
-"""Mathematics: generated problems, and problems of files, with a calculator."""
+"""Math problems, generated or from files, with a calculator."""

@@ -1,4 +1,4 @@
-"""Finds the answer in a text, and compares answers: exactly as numbers, else as texts."""
+"""Extraction and comparison of answers: exactly as numbers, otherwise as texts."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _LEAD = re.compile(
 _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _HARMLESS = re.compile(r"[\s.,:;!?\"'’%€£{}()\[\]*_~&]*")
 _MOST_WORDS = 3
-"""Words behind a number that stands alone, such as its unit."""
+"""Maximum number of words after a number without a label, such as its unit."""
 
 
 class NoAnswer(Exception):
-    """The text states no answer, or several; the message says which."""
+    """The text states no answer or several; the message says which."""
 
 
 def stated_answer(text: str) -> str | None:
-    r"""Find what a text states as the answer, or ``None``.
+    r"""Return the answer that a text states; ``None`` if it states none.
 
-    It stands in the last ``\boxed{}`` or ``<answer>`` tag, else behind the last ``####`` or "answer"; the rest of the
-    sentence and reasons do not belong to it. Without any of these, a number that stands alone is the answer.
+    The answer is in the last ``\boxed{}`` or ``<answer>`` tag, or else after the last ``####`` or "answer", without
+    reasons and up to the end of the sentence. Without any of these marks, a text that is only a number is the answer.
 
     >>> stated_answer(r"So it is \boxed{\frac{3}{4}}."), stated_answer("The answer is 42, because 6 * 7 is.")
     ('\\frac{3}{4}', '42')
     >>> stated_answer("42 apples."), stated_answer("I do not know the answer."), stated_answer("Let me see: 42")
     ('42 apples', None, None)
     """
-    marked = _boxed(text) or _tagged(text)
+    marked = _find_boxed(text) or _find_tagged(text)
     if marked is not None:
         return marked.strip() or None
     plain = _without_typesetting(text)
@@ -61,13 +61,13 @@ def stated_answer(text: str) -> str | None:
 
 
 def stated_number(stated: str) -> Fraction:
-    """The number that a stated answer gives: the only one in it, or the one behind the last equals sign.
+    """Return the number of a stated answer: the only one in it, or the one after the last equals sign.
 
     >>> stated_number("42 apples"), stated_number("6 * 7 = 42"), stated_number("-1 1/2")
     (Fraction(42, 1), Fraction(42, 1), Fraction(-3, 2))
 
     Raises:
-        NoAnswer: it gives none, or several different ones.
+        NoAnswer: it contains no number, or several different ones.
     """
     plain = _without_typesetting(stated).rpartition("=")[2]
     found = [_value(match) for match in _NUMBER_IN_TEXT.finditer(plain)]
@@ -80,7 +80,7 @@ def stated_number(stated: str) -> Fraction:
 
 
 def number_of(text: str) -> Fraction | None:
-    r"""The number that a text is, exactly; ``None`` when it is none.
+    r"""Return the exact number of a text; ``None`` if the text is not a number.
 
     >>> number_of("$1,250.50"), number_of(r"-\frac{3}{4}"), number_of("2 apples")
     (Fraction(2501, 2), Fraction(-3, 4), None)
@@ -91,7 +91,7 @@ def number_of(text: str) -> Fraction | None:
 
 
 def same_answer(said: str, right: str) -> bool:
-    r"""Whether two answers are the same number, or the same text but for its typesetting.
+    r"""Return True if two answers are the same number, or the same text apart from its typesetting.
 
     >>> same_answer("0.75", r"\frac{3}{4}"), same_answer("(1, 2)", r"\left(1,2\right)"), same_answer("3", "4")
     (True, True, False)
@@ -102,7 +102,7 @@ def same_answer(said: str, right: str) -> bool:
     return _plain(said) == _plain(right)
 
 
-def _boxed(text: str) -> str | None:
+def _find_boxed(text: str) -> str | None:
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -114,7 +114,7 @@ def _boxed(text: str) -> str | None:
     return None
 
 
-def _tagged(text: str) -> str | None:
+def _find_tagged(text: str) -> str | None:
     start, last = None, None
     for tag in _TAG.finditer(text):
         if not tag[1]:
@@ -125,7 +125,7 @@ def _tagged(text: str) -> str | None:
 
 
 def _standing_alone(plain: str) -> str | None:
-    """The text, if it is a number with at most a few words behind it."""
+    """Return the text if it is a number with at most a few words after it."""
     said = _REASON.sub("", plain).strip().rstrip(".!").strip(" *_")
     found = _NUMBER_IN_TEXT.search(said)
     if found is None or not _LEAD.fullmatch(said[: found.start()]):
@@ -140,7 +140,7 @@ def _without_typesetting(text: str) -> str:
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """The value of a number that was found; ``None`` where it divides by zero or is too long."""
+    """Return the value of a matched number; ``None`` if it divides by zero or is too long."""
     if len(found[0]) > MOST_DIGITS:
         return None
     sign = -1 if found["sign"] == "-" else 1

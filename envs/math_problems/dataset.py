@@ -1,4 +1,4 @@
-"""Problems of data files, in the forms of GSM8K and MATH."""
+"""Problems of data files in the formats of GSM8K and MATH."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class FileTasks:
 
     Args:
         environment: Name of the environment.
-        split: The split that the file is.
+        split: The split of the file.
         path: The file.
 
     Raises:
-        UsageError: the file is missing, or a line is no problem.
+        UsageError: the file is missing, or a line is not a problem.
     """
 
     def __init__(self, environment: str, split: str, path: str) -> None:
@@ -70,14 +70,14 @@ def _problem(row: Row, kind: str) -> Problem:
         raise UsageError(
             f"{row.place} is not a problem",
             got=f"the columns {', '.join(row.columns)}" if question is None else f"no answer to {str(question)[:60]!r}",
-            expected='"question" or "problem", and "answer" (GSM8K: behind ####) or "solution" with \\boxed{}',
+            expected='"question" or "problem", and "answer" (GSM8K: after ####) or "solution" with \\boxed{}',
         )
     given = row.first("type", "subject")
     return Problem(question=str(question), answer=answer, kind=kind if given is None else str(given))
 
 
 def _answer(row: Row) -> str:
-    """Return the answer alone: worked solutions state it behind ``####`` or in a box, and 0 is an answer."""
+    """Return only the answer: solutions state it after ``####`` or in a box. 0 is an answer, too."""
     given = row.values.get("answer")
     is_alone = given is not None and given != ""
     text = str(given if is_alone else row.first("solution") or "")

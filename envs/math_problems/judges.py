@@ -1,4 +1,4 @@
-"""Who decides whether an answer is right."""
+"""Judges that decide whether an answer is right."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .answers import NoAnswer, number_of, same_answer, stated_answer, stated_num
 from .verifier import Verifier
 
 LONGEST = 400
-"""Characters of a formula that is worked out."""
+"""Maximum characters of a formula that is evaluated."""
 _HUGE = re.compile(r"(?:\^|\*\*)[\s{(+-]*(?:\d{5,}|[\d.]+[\s})]*(?:\^|\*\*|!))")
-"""An exponent of five digits and more, or one that is a power or a factorial of a number itself."""
+"""An exponent of five or more digits, or one that is itself a power or a factorial."""
 _LIST = re.compile(r"\d\s*(?:[,;|/]\s|,(?!\d{3}(?!\d))|or\b|and\b|\s[-+]?\d)", re.IGNORECASE)
-"""Several numbers: where one number is right, they are no answer."""
+"""Several numbers, which are not an answer if a single number is right."""
 
 
 class Judge(enum.StrEnum):
-    """How answers are compared."""
+    """Method of comparing answers."""
 
     EXACT = "exact"
-    """As numbers and fractions, else as texts."""
+    """Compare as numbers and fractions, otherwise as texts."""
     MATH_VERIFY = "math_verify"
-    """By the package math-verify, which also knows formulas, sets and intervals; in a process of its own."""
+    """Compare with the package math-verify, which also supports formulas, sets and intervals, in its own process."""
 
 
 def judge_named(name: str) -> Callable[[str, str], bool]:
-    """A function of what was said and what is right, which raises `NoAnswer` where no single answer was said.
+    """Return a function of the given and the right answer, which raises `NoAnswer` unless a single answer was given.
 
     Raises:
-        UsageError: there is no such judge, or its package is not installed.
+        UsageError: the judge is unknown, or its package is not installed.
     """
     if name not in list(Judge):
-        raise UsageError("no such judge of answers", got=repr(name), expected=" or ".join(Judge))
+        raise UsageError("unknown judge of answers", got=repr(name), expected=" or ".join(Judge))
     return _exact if name == Judge.EXACT else _math_verify()
 
 
-def _stated(said: str) -> str:
+def _require_answer(said: str) -> str:
     answer = stated_answer(said)
     if answer is None:
         raise NoAnswer("This does not state an answer.")
@@ -50,13 +50,13 @@ def _stated(said: str) -> str:
 
 
 def _exact(said: str, right: str) -> bool:
-    answer, number = _stated(said), number_of(right)
+    answer, number = _require_answer(said), number_of(right)
     return same_answer(answer, right) if number is None else stated_number(answer) == number
 
 
 @functools.cache
 def _verifier() -> Verifier:
-    """One for the whole process: sympy takes 100 MB."""
+    """Return the verifier of this process; there is only one, because sympy takes 100 MB."""
     verifier = Verifier()
     atexit.register(verifier.close)
     return verifier
@@ -71,7 +71,7 @@ def _math_verify() -> Callable[[str, str], bool]:
         )
 
     def compare(said: str, right: str) -> bool:
-        answer = _stated(said)
+        answer = _require_answer(said)
         if number_of(right) is not None and _LIST.search(answer):
             return stated_number(answer) == number_of(right)
         return same_answer(answer, right) or (is_small(answer) and _verifier().is_same(right, answer))
@@ -80,7 +80,7 @@ def _math_verify() -> Callable[[str, str], bool]:
 
 
 def is_small(formula: str) -> bool:
-    r"""Whether a formula may be worked out: it is short, and has no tower of powers and no exponent above 9,999.
+    r"""Return True if a formula can be evaluated cheaply: short, without towers of powers and exponents above 9,999.
 
     >>> is_small("x^{2} + 2^{10}"), is_small("9^{9^{9}}"), is_small("10^{100000}")
     (True, False, False)

@@ -1,4 +1,4 @@
-"""The kinds of generated problems: a text with numbers, and how they lead to the answer."""
+"""Kinds of generated problems: a text with numbers, and the expression of the answer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Kind:
 
     name: str
     level: int
-    """1: one step; 2: several; 3: fractions, or working backwards."""
+    """1: one step; 2: several steps; 3: fractions, or working backwards."""
     text: str
-    """With a place for each number."""
+    """Template with a placeholder for each number."""
     working: str
-    """The expression that is the answer, with the same places."""
+    """Expression of the answer, with the same placeholders."""
     numbers: Mapping[str, tuple[int, int]]
-    """From where to where each number may be."""
+    """Range of each number."""
 
     def draw(self, rng: Random) -> dict[str, int]:
-        """Numbers that lead to an answer that is not negative, and whole unless the level is 3."""
+        """Draw numbers whose answer is not negative, and is whole unless the level is 3."""
         while True:
             drawn = {name: rng.randint(low, high) for name, (low, high) in self.numbers.items()}
             value = self.answer(drawn)
@@ -34,11 +34,11 @@ class Kind:
                 return drawn
 
     def answer(self, drawn: Mapping[str, int]) -> Value:
-        """The answer for some numbers."""
+        """Return the answer for some numbers."""
         return compute(self.working.format(**drawn)).value
 
     def read(self, text: str) -> dict[str, int] | None:
-        """The numbers of a problem of this kind; ``None`` for any other text.
+        """Return the numbers of a problem of this kind; ``None`` for any other text.
 
         >>> KINDS[0].read("What is 3 + 4 * 5?")
         {'a': 3, 'b': 4, 'c': 5}

@@ -31,8 +31,8 @@ class MathProblems(Puzzle):
     """A problem, any number of calculations, one answer: 1 if it is right.
 
     Args:
-        level: How hard generated problems are: 1 to 3, or 0 for all.
-        judge: How answers are compared: exact, or math_verify.
+        level: Difficulty of generated problems: 1 to 3, or 0 for all.
+        judge: Method of comparing answers: exact, or math_verify.
     """
 
     name = "math_problems"
@@ -63,7 +63,7 @@ class MathProblems(Puzzle):
     def play(self, action: str) -> Played:
         """Calculate, or check the answer."""
         if action.startswith(CALCULATE):
-            return Played(note=_calculated(action.removeprefix(CALCULATE)))
+            return Played(note=_calculate(action.removeprefix(CALCULATE)))
         try:
             won = self.judge(action, self.answer)
         except NoAnswer as problem:
@@ -72,19 +72,19 @@ class MathProblems(Puzzle):
         return Played(float(won), note, over=True, won=won)
 
     def text(self) -> str:
-        """The problem."""
+        """Return the problem."""
         return f"Problem: {self.question}"
 
     def guess(self, rng: Random) -> str:
-        """Some number."""
+        """Return a random answer."""
         return f"answer {rng.randint(0, 100)}"
 
     def expert(self) -> MathExpert:
-        """Works out problems of the kinds that are generated."""
+        """Return a policy that solves generated problems."""
         return MathExpert()
 
 
-def _calculated(expression: str) -> str:
+def _calculate(expression: str) -> str:
     try:
         return f"{expression.strip()} = {compute(expression).value}"
     except NotArithmetic as error:
@@ -92,15 +92,15 @@ def _calculated(expression: str) -> str:
 
 
 class MathEnv(PuzzleEnv):
-    """Problems of mathematics with an exact calculator. An action is a calculation or the answer.
+    """Math problems with an exact calculator. An action is a calculation or the answer.
 
-    `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, as the tasks of
-    a file have them.
+    `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, which the tasks
+    of a file set.
 
     Args:
         files: JSONL files, by split or as one name with ``{split}`` in it, for the task source; problems are generated
-            when left out.
-        options: As of `MathProblems` and `PuzzleEnv`.
+            if left out.
+        options: Options of `MathProblems` and `PuzzleEnv`.
     """
 
     game: MathProblems
@@ -130,13 +130,13 @@ class MathEnv(PuzzleEnv):
 
 
 class MathExpert:
-    """Knows the generated kinds of problems: calculates as they need, and answers with what it reads."""
+    """Expert for generated problems: it calculates the expression of the kind and answers with the result."""
 
     def act(self, observation: Content) -> str:
-        """A calculation, or the answer.
+        """Return a calculation, or the answer.
 
         Raises:
-            UsageError: the problem is of no kind that it knows.
+            UsageError: the kind of the problem is unknown.
         """
         before, _, question = read(observation).rpartition("Problem: ")
         if " = " in before:
@@ -149,10 +149,10 @@ class MathExpert:
 
 
 def tasks(split: str, *, files: str | Mapping[str, str] | None = None, **options: Any) -> TaskSource:
-    """The task source of a split: generated problems, or the split's file.
+    """Return the task source of a split: generated problems, or the split's file.
 
     Raises:
-        UsageError: there is no file for the split, or two splits share one.
+        UsageError: the split has no file, or two splits share one.
     """
     if not files:
         return seed_tasks(MathProblems.name, split, **options)
@@ -162,7 +162,7 @@ def tasks(split: str, *, files: str | Mapping[str, str] | None = None, **options
 
 
 def isolation_of(*, judge: str = Judge.EXACT, **_options: Any) -> Isolation:
-    """Where the code runs: whoever compares formulas waits for another process, up to seconds."""
+    """Return where the environment runs: math_verify waits for another process, up to seconds."""
     return Isolation.INLINE if judge == Judge.EXACT else Isolation.PROCESS
 
 
@@ -171,8 +171,8 @@ SPEC = EnvironmentSpec(
     make=MathEnv,
     tasks=tasks,
     description=(
-        "Problems of mathematics with an exact calculator: generated ones of eleven kinds, or those of JSONL files in"
-        " the form of GSM8K or MATH. Options: level (1 to 3, 0 for all), files (split to path), judge (exact or"
+        "Math problems with an exact calculator: generated problems of eleven kinds, or problems of JSONL files in the"
+        " format of GSM8K or MATH. Options: level (1 to 3, 0 for all), files (split to path), judge (exact or"
         " math_verify)."
     ),
     instructions=(

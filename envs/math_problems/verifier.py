@@ -1,4 +1,4 @@
-"""Compares formulas in a process of its own, which ends where a comparison takes too long."""
+"""Comparison of formulas in a separate process, which ends if a comparison takes too long."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMMAND = (sys.executable, "-m", f"{__package__}.verify_main")
 
 
 class Verifier:
-    """A process that is asked whether two formulas are the same. May be shared by threads.
+    """Process that compares two formulas; threads may share it.
 
     Args:
-        command: Starts the process. It says "ready", then answers each line, a JSON list of two texts, by "true" or
-            "false"; what takes too long ends it by the signal SIGPROF.
+        command: Command of the process. It prints "ready", then answers each line, a JSON list of two texts, with
+            "true" or "false"; a comparison that takes too long ends it with the signal SIGPROF.
     """
 
     def __init__(self, command: Sequence[str] = COMMAND) -> None:
@@ -29,41 +29,41 @@ class Verifier:
         self._alone = threading.Lock()
 
     def is_same(self, right: str, said: str) -> bool:
-        """Whether two formulas are the same; no where that takes too long to find out.
+        """Return True if two formulas are the same; False if the comparison takes too long.
 
         Raises:
-            EnvironmentFailure: the process does not start, or died of something else.
+            EnvironmentFailure: the process does not start, or died for another reason.
         """
         with self._alone:
             process = self._process = self._process or self._start()
-            answer = _asked(process, json.dumps([right, said]))
+            answer = _ask(process, json.dumps([right, said]))
             if answer:
                 return answer == "true"
             self._process = None
-            code = _ended(process)
+            code = _wait(process)
             if code != -signal.SIGPROF:
                 raise EnvironmentFailure("the judge math_verify died", got=f"exit code {code}")
             return False
 
     def close(self) -> None:
-        """End the process; another question would start another."""
+        """End the process; the next comparison would start a new one."""
         with self._alone:
             process, self._process = self._process, None
             if process is not None:
                 process.kill()
-                _ended(process)
+                _wait(process)
 
     def _start(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         if process.stdout.readline().strip() != "ready":
             process.kill()
-            raise EnvironmentFailure("the judge math_verify does not start", got=f"exit code {_ended(process)}")
+            raise EnvironmentFailure("the judge math_verify does not start", got=f"exit code {_wait(process)}")
         return process
 
 
-def _asked(process: subprocess.Popen[str], question: str) -> str:
-    """What it answers; empty when it ended."""
+def _ask(process: subprocess.Popen[str], question: str) -> str:
+    """Return the process's answer; empty if it has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
@@ -74,11 +74,11 @@ def _asked(process: subprocess.Popen[str], question: str) -> str:
     return process.stdout.readline().strip()
 
 
-def _ended(process: subprocess.Popen[str]) -> int:
-    """Its exit code, once its pipes are closed."""
+def _wait(process: subprocess.Popen[str]) -> int:
+    """Close the process's pipes and return its exit code."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.close()
-    with contextlib.suppress(BrokenPipeError):  # it ended with a question half read
+    with contextlib.suppress(BrokenPipeError):  # it ended while a question was written
         process.stdin.close()
     return process.wait()

@@ -1,7 +1,7 @@
-"""The process that compares formulas with math-verify: a line of JSON in, a line out, until its input ends.
+"""Process that compares formulas with math-verify: one line of JSON in, one line out, until its input ends.
 
-What an answer asks to be computed has no bounds, so that memory is limited, and processor time by a timer whose signal
-ends the process wherever it is.
+The cost of evaluating an answer is unbounded, so memory is limited, and a timer's signal ends the process when a
+comparison uses too much processor time.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import signal
 import sys
 
 CPU_S = 1.0
-"""Processor time of one comparison; answers of people take a few hundredths of a second."""
+"""Processor time limit of one comparison in seconds; ordinary answers take a few hundredths."""
 MOST_BYTES = 2 << 30
 
 
 def is_same(right: str, said: str) -> bool:
-    """Whether two formulas are the same."""
+    """Return True if two formulas are the same."""
     from math_verify import parse, verify
 
     try:
@@ -26,14 +26,14 @@ def is_same(right: str, said: str) -> bool:
         answer = parse(f"\\boxed{{{said}}}", parsing_timeout=None)
         return bool(verify(gold, answer, timeout_seconds=None))
     except (MemoryError, RecursionError, OverflowError):
-        return False  # what was said is no number that can be written down
+        return False  # the answer is too large to evaluate
 
 
 def main() -> None:
-    """Say "ready", and answer each pair of texts."""
+    """Print "ready", then answer each pair of texts."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
-    logging.disable(logging.WARNING)  # it warns that nobody limits its time
-    is_same("x", "x + 1")  # imports what parsing needs
+    logging.disable(logging.WARNING)  # math-verify warns that its own time limit is off
+    is_same("x", "x + 1")  # loads the parser's imports
     print("ready", flush=True)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)

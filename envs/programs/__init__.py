@@ -1,1 +1,1 @@
-"""Running and judging programs that nobody vouches for: what the environments with sandboxes share."""
+"""Running and judging untrusted programs: shared code of the environments with sandboxes."""

@@ -1,4 +1,4 @@
-"""The sandbox in which a policy acts: opened when it is first needed, gone at the end of the episode."""
+"""Sandbox in which a policy acts: opened on first use, closed at the end of the episode."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .pipes import begin
 
 CLOSE_S = 20.0
 GRACE_S = 8.0
-"""How much longer than a command's own limit a sandbox may take to answer before it counts as lost."""
+"""Seconds after a command's own limit before a sandbox that does not answer counts as lost."""
 
 
 class ActingSandbox:
-    """One sandbox per episode.
+    """Sandbox of an episode.
 
     Args:
-        spec: What it is like.
-        prepare: A coroutine function that fills a new one.
+        spec: Specification of the sandbox.
+        prepare: Coroutine function that fills a new sandbox.
     """
 
     def __init__(self, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]] | None = None) -> None:
@@ -31,7 +31,7 @@ class ActingSandbox:
         self._opening = asyncio.Lock()
 
     async def get(self) -> Sandbox:
-        """The episode's sandbox.
+        """Return the episode's sandbox.
 
         Raises:
             SandboxError: it does not start.
@@ -48,7 +48,7 @@ class ActingSandbox:
         return self._sandbox
 
     async def close(self) -> None:
-        """Forget the episode's sandbox; the next one is new."""
+        """Close the episode's sandbox; the next `get` opens a new one."""
         sandbox, self._sandbox, self._opening = self._sandbox, None, asyncio.Lock()
         if sandbox is not None:
             await asyncio.shield(asyncio.wait_for(sandbox.close(), CLOSE_S))
@@ -66,26 +66,26 @@ async def run_command(
     """Run a command to its end or its limit.
 
     Raises:
-        SandboxError: the sandbox is gone, or did not keep to the limit.
+        SandboxError: the sandbox is lost, or did not enforce the limit.
     """
     limits = Limits(seconds=seconds)
     try:
         async with asyncio.timeout(seconds + GRACE_S):
             return await sandbox.exec(command, stdin=stdin, cwd=cwd, env=env, limits=limits)
     except TimeoutError as error:
-        raise SandboxError("a sandbox hangs", got=f"no end of a command in {seconds + GRACE_S:g} s") from error
+        raise SandboxError("a sandbox hangs", got=f"a command did not end in {seconds + GRACE_S:g} s") from error
 
 
 _SHELL = 'command -v bash >/dev/null && exec bash -c "$0"; exec sh -c "$0"'
 
 
 def in_bash(command: str) -> list[str]:
-    """Return the words that run a command in bash; in ``sh`` where a sandbox has no bash."""
+    """Return the argument list that runs a command in bash, or in ``sh`` if the sandbox has no bash."""
     return ["sh", "-c", _SHELL, command]
 
 
 async def visible(sandbox: Sandbox, *, seconds: float) -> dict[str, str]:
-    """What code in a sandbox can read that is not the system's: files, variables, arguments of processes."""
+    """Return the data that code in a sandbox can read: files, variables, process arguments; no system files."""
     script = (
         'find . "${TMPDIR:-/tmp}" -type f -size -64k 2>/dev/null |'
         ' while read -r path; do echo "@@ $path"; cat "$path"; done;'
@@ -97,7 +97,7 @@ async def visible(sandbox: Sandbox, *, seconds: float) -> dict[str, str]:
 
 
 def show_result(result: ExecResult, *, seconds: float, most: int = 4000) -> str:
-    """What a command said, for the policy: output, errors, and how it ended unless all is well."""
+    """Return the result of a command for the policy: output, errors, and the exit status if it failed."""
     text = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
     parts = [cut(text.rstrip(), most)]
     if result.timed_out:
@@ -110,7 +110,7 @@ def show_result(result: ExecResult, *, seconds: float, most: int = 4000) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    r"""A text with its middle left out, visibly, if it is longer than `most` characters.
+    r"""Return a text with a mark in place of its middle if it is longer than `most` characters.
 
     >>> cut("abcdefghij", 4)
     'ab\n[6 characters left out]\nij'

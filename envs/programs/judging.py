@@ -1,9 +1,9 @@
-"""Judging a solution: only it enters the sandbox in which it runs, and what is right never does.
+"""Judging of solutions: the sandbox in which a solution runs never contains the right values.
 
-A solution's code is data until a fresh sandbox runs it. Its functions are called there with arguments that come from
-here, and what they return goes out as data and is compared here. Tests that are code run in a sandbox of their own and
-call the solution from there, through here. So a solution may end its process, replace ``assert``, print what it likes,
-look through all frames and leave daemons behind: there is nothing to find, and nothing that it could turn.
+A solution's code is data until a fresh sandbox runs it. Its functions are called there with arguments from this
+process, and their values come back as data and are compared here. Tests that are code run in a separate sandbox and
+call the solution from there, through this process. A solution may end its process, replace ``assert``, print anything,
+inspect all frames and leave daemons behind: it finds no right values, and cannot change its verdict.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from .pipes import Deadline, Late, Pipe, ProcessResult, begin, send_programs
 from .sameness import is_same, show
 
 MOST_SOURCE = 64 * 1024
-"""Characters of a solution."""
+"""Maximum characters of a solution."""
 SECONDS = 6.0
-"""For all tests of a solution together."""
+"""Time limit of all tests of a solution together."""
 MEMORY = 512 * 2**20
 CLOSE_S = 20.0
 
 Fill: TypeAlias = Callable[[Sandbox], Any]
-"""A coroutine function that puts what is to be judged into a fresh sandbox."""
+"""Coroutine function that copies further files of the solution into a fresh sandbox."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A call, and what it has to return."""
+    """A call and its right value."""
 
     call: str
     arguments: tuple[Any, ...]
     value: Any
     module: str | None = None
-    """Where the function is; in the solution's own text when left out."""
+    """Module of the function; ``None`` for the solution's own code."""
 
     def __str__(self) -> str:
         name = self.call if self.module is None else f"{self.module}.{self.call}"
@@ -51,26 +51,26 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """What is judged."""
+    """Solution to judge."""
 
     source: str = ""
-    """Python code, executed first."""
+    """Python code that is executed first."""
     path: tuple[str, ...] = ()
-    """Folders in which it may import, below the sandbox's folder."""
+    """Folders to import from, below the sandbox's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How each test went."""
+    """Results of the tests."""
 
     problems: tuple[str, ...]
-    """What was wrong, by test; empty where nothing was."""
+    """Problem of each test; empty for a test that passed."""
     given: Mapping[str, float] | None = None
-    """Rewards that a checking script gave, of which ``reward`` counts; ``None``: all tests count."""
+    """Rewards from a checking script, of which ``reward`` counts; ``None`` if the tests decide."""
 
     @property
     def reward(self) -> float:
-        """The reward: what the script gave, or 1 where all tests passed."""
+        """The script's reward, or 1 if all tests passed, else 0."""
         return float(self.is_right) if self.given is None else self.given["reward"]
 
     @property
@@ -81,30 +81,30 @@ class Verdict:
 
     @property
     def passed(self) -> int:
-        """How many tests passed."""
+        """Number of tests that passed."""
         return sum(not problem for problem in self.problems)
 
     @property
     def is_right(self) -> bool:
-        """All passed, and there were some."""
+        """True if there were tests and all of them passed."""
         return bool(self.problems) and not any(self.problems)
 
     @property
     def share(self) -> float:
-        """Of the tests, how many passed."""
+        """Share of the tests that passed, 0 to 1."""
         return self.passed / len(self.problems) if self.problems else 0.0
 
 
 @asynccontextmanager
 async def fresh_sandbox(spec: SandboxSpec, *, keeps_network: bool = False) -> AsyncIterator[Sandbox]:
-    """Open a sandbox that nothing has run in, holding the judging programs; it is closed at the end.
+    """Open a new sandbox with the judging programs; close it at the end.
 
     Args:
-        spec: What it is like.
+        spec: Specification of the sandbox.
         keeps_network: Keep the spec's network; otherwise an isolated sandbox has no network.
 
     Raises:
-        SandboxError: it does not start, or is lost.
+        SandboxError: the sandbox does not start, or is lost.
     """
     if not keeps_network:
         spec = dataclasses.replace(spec, network=ANY_NETWORK if spec.options.get("unconfined") else NO_NETWORK)
@@ -126,19 +126,19 @@ async def judge(
     fill: Fill | None = None,
     seconds: float = SECONDS,
 ) -> Verdict:
-    """Judge a solution in a fresh sandbox, and tests that are code in another one.
+    """Judge a solution in a fresh sandbox; tests that are code run in another one.
 
     Args:
-        spec: What the sandboxes are like.
-        solution: What is judged.
+        spec: Specification of the sandboxes.
+        solution: The solution.
         cases: Calls whose values are compared here.
-        tests: Python code that raises where the solution is wrong.
-        setup: Code that runs before them.
-        fill: Puts further files of the solution into its sandbox.
-        seconds: For all calls together, and for all tests together.
+        tests: Python code that raises if the solution is wrong.
+        setup: Code that runs before the tests.
+        fill: Function that copies further files of the solution into its sandbox.
+        seconds: Time limit of all calls together, and of all tests together.
 
     Raises:
-        SandboxError: a sandbox does not start, or is lost; nothing is said about the solution.
+        SandboxError: a sandbox does not start, or is lost; the solution is then not judged.
     """
     async with fresh_sandbox(spec) as sandbox:
         if fill is not None:
@@ -156,7 +156,7 @@ async def judge(
 async def run_cases(
     sandbox: Sandbox, solution: Solution, cases: Sequence[Case], *, seconds: float = SECONDS
 ) -> Verdict:
-    """Call a solution in a sandbox, and compare what it returns here."""
+    """Call a solution in a sandbox and compare its values here."""
     problems: list[str] = []
     try:
         async with _process(sandbox, "solution", seconds) as pipe, Deadline(sandbox, seconds):
@@ -171,7 +171,7 @@ async def run_cases(
 async def run_tests(
     sandbox: Sandbox, aside: Sandbox, solution: Solution, tests: Sequence[str], *, setup: str, seconds: float = SECONDS
 ) -> Verdict:
-    """Run tests that are code in the sandbox `aside`, on a solution in another sandbox."""
+    """Run tests that are code in the sandbox `aside`; the solution runs in the other sandbox."""
     try:
         async with _process(sandbox, "solution", seconds) as pipe, Deadline(sandbox, seconds):
             await _load(pipe, solution)
@@ -189,7 +189,7 @@ async def _load(pipe: Pipe, solution: Solution) -> None:
     request = {"source": solution.source, "folder": "..", "path": [*solution.path], "id": "load"}
     answer = await _ask(pipe, request)
     if "value" not in answer:
-        raise ProcessResult(f"the code does not load: {_raised(answer)}")
+        raise ProcessResult(f"the code does not load: {_describe_error(answer)}")
 
 
 async def _call(pipe: Pipe, number: int, case: Case) -> Mapping[str, Any]:
@@ -201,24 +201,24 @@ async def _ask(pipe: Pipe, request: dict[str, Any]) -> Mapping[str, Any]:
     await pipe.tell(request)
     answer = await pipe.hear()
     if answer.get("id") != request["id"]:
-        raise ProcessResult("the program's answer is to another question")
+        raise ProcessResult("the program's answer belongs to another request")
     return answer
 
 
 def _problem(answer: Mapping[str, Any], case: Case) -> str:
     if "value" not in answer:
-        return f"{case} raised {_raised(answer)}"
+        return f"{case} raised {_describe_error(answer)}"
     if is_same(answer["value"], case.value):
         return ""
     return f"{case} returned {show(answer['value'])}, expected {case.value!r}"
 
 
-def _raised(answer: Mapping[str, Any]) -> str:
+def _describe_error(answer: Mapping[str, Any]) -> str:
     return f"{str(answer.get('raised'))[:80]}: {str(answer.get('said'))[:400]}"
 
 
 async def _relay(checks: Pipe, pipe: Pipe, setup: str, tests: Sequence[str]) -> Verdict:
-    """Carry what the tests ask to the solution, and its answers back, until the tests are through."""
+    """Pass the tests' requests to the solution and its answers back, until the tests end."""
     await checks.tell({"setup": setup, "tests": list(tests)})
     number = 0
     while True:

@@ -1,4 +1,4 @@
-"""Lines of JSON to and from a program in a sandbox."""
+"""Exchange of JSON lines with a program in a sandbox."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from agentrl.sandbox.interpreter import require_life
 from . import inside
 
 JUDGE = ".judge"
-"""The folder of a sandbox that holds the programs of `inside`."""
+"""Folder of a sandbox with the programs of `inside`."""
 LONGEST = 512 * 1024
-"""Bytes of a line; a longer one is no answer."""
+"""Maximum bytes of a line; a longer one is not an answer."""
 STOP_S = 5.0
 START_S = 20.0
-"""Until a sandbox is ready, with all that it needs in it."""
+"""Seconds to start and fill a sandbox."""
 
 
 class ProcessResult(Exception):
-    """The program ended, was killed, or talks nonsense: whoever wrote it is to blame. The message says how."""
+    """The program ended, was killed, or sent invalid messages, which is the fault of the solution; see the message."""
 
 
 class Late(Exception):
-    """The program took too long, and the sandbox is alive: whoever wrote the program is to blame."""
+    """The program took too long although the sandbox works, which is the fault of the solution."""
 
 
 async def send_programs(sandbox: Sandbox) -> None:
@@ -43,7 +43,7 @@ async def begin(sandbox: Sandbox, prepare: Callable[[Sandbox], Awaitable[None]] 
     """Start a sandbox and fill it.
 
     Raises:
-        SandboxError: it does not start, or takes too long.
+        SandboxError: the sandbox does not start, or takes too long.
     """
     async with async_boundary(SandboxError, "starting a sandbox", deadline_s=START_S):
         await sandbox.start()
@@ -55,9 +55,9 @@ class Pipe:
     """A program of `inside` that runs in a sandbox.
 
     Args:
-        sandbox: Where; it was started, and the programs were sent.
-        program: Name of its module.
-        limits: What the program may use.
+        sandbox: A started sandbox to which the programs were sent.
+        program: Name of the program's module.
+        limits: Resource limits of the program.
     """
 
     def __init__(self, sandbox: Sandbox, program: str, limits: Limits | None = None) -> None:
@@ -88,8 +88,8 @@ class Pipe:
         """Send a message.
 
         Raises:
-            Ended: it does not listen any more.
-            SandboxError: the sandbox is gone.
+            ProcessResult: the program has ended.
+            SandboxError: the sandbox is lost.
         """
         try:
             await self._running.write(json.dumps(message).encode() + b"\n")
@@ -98,11 +98,11 @@ class Pipe:
             raise ProcessResult("the program ended early") from error
 
     async def hear(self) -> dict[str, Any]:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            Ended: there is none, or it is none.
-            SandboxError: the sandbox is gone.
+            ProcessResult: the program has ended, or its message is not valid.
+            SandboxError: the sandbox is lost.
         """
         line = await self._running.read_line(longest=LONGEST)
         if not line.endswith(b"\n"):
@@ -124,14 +124,14 @@ class Pipe:
 
 
 class Deadline:
-    """Bounds what a program does inside an ``async with`` block; in time, and the sandbox's answer decides who is late.
+    """Time limit of a program inside an ``async with`` block; a check of the sandbox decides which of them was late.
 
     Args:
-        sandbox: Where the program runs.
-        seconds: For the whole block.
+        sandbox: The sandbox of the program.
+        seconds: Time limit of the whole block.
 
     Raises:
-        Late: the time is over, and the sandbox lives.
+        Late: the time is over, and the sandbox works.
         SandboxError: the time is over, and the sandbox does not answer.
     """
 

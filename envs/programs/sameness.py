@@ -1,4 +1,4 @@
-"""Whether a value that a sandbox told is the right one, without making it: text is compared with text."""
+"""Comparison of a value from a sandbox with the right one, without decoding it: text is compared with text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from .inside.values import Untold, decode, encode
 
 _LONG = 4000
-"""Characters of a told value from which it is not shown."""
+"""Maximum characters of an encoded value that is shown."""
 _ORDERED = ("list", "tuple")
 _SETS = ("set", "frozenset")
 
 
 def is_same(told: Any, expected: Any) -> bool:
-    """Whether a told value is equal to `expected`, as Python sees it: 1, 1.0 and True are.
+    """Return True if an encoded value equals `expected` in Python's sense: 1, 1.0 and True are equal.
 
     Args:
-        told: What came out of a sandbox, whatever it is.
+        told: An untrusted message from a sandbox.
         expected: A plain value.
     """
     try:
@@ -28,7 +28,7 @@ def is_same(told: Any, expected: Any) -> bool:
 
 
 def show(told: Any, most: int = 200) -> str:
-    """A told value as Python writes it, cut to `most` characters."""
+    """Return the `repr` of an encoded value, cut to `most` characters."""
     if len(json.dumps(told)) > _LONG:
         return "a long value"
     try:
@@ -39,12 +39,12 @@ def show(told: Any, most: int = 200) -> str:
 
 
 def _digest(told: Any) -> str:
-    """Of a fixed length, so that deep values stay cheap; nothing told is ever hashed by Python itself."""
+    """Return a digest of fixed length, so that deep values stay cheap; untrusted values are never hashed by Python."""
     return hashlib.sha256(json.dumps(_plain(told)).encode()).hexdigest()
 
 
 def _plain(told: Any) -> Any:
-    """The same for all encodings of equal values: sets and dictionaries sorted, whole floats whole numbers."""
+    """Return a form that is the same for equal values: sorted sets and dictionaries, whole floats as whole numbers."""
     match told:
         case ["none"]:
             return None

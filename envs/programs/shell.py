@@ -1,4 +1,4 @@
-"""Environments in which the policy works in a shell, until it submits what it has done."""
+"""Environments in which the policy works in a shell until it submits its work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FENCED = "Each turn, write one command in a block like this, and you then read i
 
 
 def read_command(action: str) -> str | None:
-    r"""The command of an action: its first block, or ``submit``; ``None`` where there is neither.
+    r"""Return the command of an action: its first block, or ``submit``; ``None`` if it has neither.
 
     >>> read_command("I look.\n```bash\nls -l\n```"), read_command("Submit."), read_command("Done!")
     ('ls -l', 'submit', None)
@@ -43,25 +43,25 @@ def read_command(action: str) -> str | None:
 
 
 def write_command(command: str) -> str:
-    """The action that runs a command."""
+    """Return the action that runs a command."""
     return command if command == SUBMIT else f"```bash\n{command}\n```"
 
 
 class ShellEnv(AsyncEnv):
-    """What environments with a shell share: the sandbox, the commands, the end.
+    """Base class of the environments with a shell: the sandbox, the commands, the end.
 
     Args:
-        name: Of the environment, for messages.
-        sandbox: What sandboxes are like.
-        seconds: For a command.
-        max_steps: Commands after which an episode is judged as it stands.
+        name: Name of the environment, for messages.
+        sandbox: Specification of the sandboxes.
+        seconds: Time limit of a command.
+        max_steps: Number of commands after which the work is judged.
     """
 
     action_hint = ""
 
     def __init__(self, *, name: str, sandbox: SandboxSpec, seconds: float, max_steps: int) -> None:
         if not 0 < seconds <= 25:
-            raise UsageError(f"{name}'s seconds are not allowed", got=seconds, expected="more than 0, up to 25")
+            raise UsageError(f"{name}'s seconds are out of range", got=seconds, expected="more than 0, up to 25")
         if max_steps < 1:
             raise UsageError(f"{name}'s max_steps is too small", got=max_steps, expected="at least 1")
         self.name = name
@@ -75,18 +75,18 @@ class ShellEnv(AsyncEnv):
         )
         self._acting = ActingSandbox(sandbox, self._prepare)
         self._done: list[str] | None = None
-        """What was done; ``None`` before the first reset."""
+        """Commands of the episode; ``None`` before the first reset."""
         self._over = False
         self._content = ""
-        """What makes the task the one it is; set by `_pose`."""
+        """Content that identifies the task; set by `_pose`."""
 
     @abstractmethod
     def _draw(self, seed: int) -> str:
-        """The id of a training task."""
+        """Return the id of a training task."""
 
     @abstractmethod
     def _pose(self, task_id: str) -> str:
-        """Begin a task; what the policy reads."""
+        """Begin a task; return the text that the policy reads."""
 
     @abstractmethod
     async def _prepare(self, sandbox: Sandbox) -> None:
@@ -94,27 +94,27 @@ class ShellEnv(AsyncEnv):
 
     @abstractmethod
     async def _judge(self, sandbox: Sandbox) -> Verdict:
-        """Judge what the policy has left, elsewhere."""
+        """Judge the policy's work in another sandbox."""
 
     def _progress(self, verdict: Verdict) -> float:
-        """Return how much of the task is done, from 0 to 1: 0 where nothing was changed."""
+        """Return the share of the task that is done, 0 to 1; 0 if nothing was changed."""
         return verdict.components["checks"]
 
     @abstractmethod
     def _info(self) -> dict[str, Any]:
-        """What every step tells."""
+        """Return the info of every step."""
 
     @abstractmethod
     def _expert_commands(self) -> list[str]:
-        """Commands that solve the task."""
+        """Return commands that solve the task."""
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Give a task.
+        """Begin a task.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         task_id = asked_task(options, self.name) or self._draw(seed or 0)
         await self._acting.close()
@@ -122,10 +122,10 @@ class ShellEnv(AsyncEnv):
         return self._pose(task_id), self._info()
 
     async def step(self, action: str) -> Step:
-        """Run a command, or judge what was done.
+        """Run a command, or judge the work.
 
         Raises:
-            UsageError: there is no episode.
+            UsageError: the episode is over or has not begun.
             SandboxError: a sandbox failed.
         """
         if self._done is None or self._over:
@@ -153,14 +153,14 @@ class ShellEnv(AsyncEnv):
 
     @property
     def working_folder(self) -> str | None:
-        """Where the policy's commands start, if that is not the sandbox's own folder."""
+        """Folder in which the policy's commands start; ``None`` for the sandbox's own folder."""
         return None
 
     def _at(self, path: str) -> str:
         return path if self.working_folder is None else f"{self.working_folder}/{path}" if path[:1] != "/" else path
 
     async def _end(self, said: str, *, is_submitted: bool, valid: bool) -> Step:
-        """Judge what there is; the last command's output is shown where nothing was submitted."""
+        """Judge the work; without a submission, the last command's output is shown."""
         verdict = await self._judge(await self._acting.get())
         await self._acting.close()
         self._over = True
@@ -197,27 +197,27 @@ class ShellEnv(AsyncEnv):
         return f"Wrote {path}."
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action: a command is a call of bash, the rest is said."""
+        """Return the assistant message of a text action: a command is a call of bash, other text is the content."""
         command = read_command(action)
         if command is None or command == SUBMIT:
             return Message(role="assistant", content=action)
         return Message(role="assistant", tool_calls=(ToolCall(name="bash", arguments={"command": command}),))
 
     def expert(self) -> ShellExpert:
-        """A policy that knows the commands."""
+        """Return a policy that knows the commands."""
         return ShellExpert([*self._expert_commands(), SUBMIT])
 
     def state_key(self) -> str:
-        """Key of the task and of what was done."""
+        """Return a key of the task and of the commands so far."""
         return hashlib.blake2b(repr([self._content, self._done]).encode(), digest_size=16).hexdigest()
 
     async def visible(self) -> dict[str, str]:
-        """What the policy's own sandbox shows, for reports on the reward's integrity."""
+        """Return the readable contents of the policy's own sandbox, for reports on the reward's integrity."""
         return await visible(await self._acting.get(), seconds=self.seconds)
 
     @abstractmethod
     def secrets(self) -> list[str]:
-        """What must not stand there."""
+        """Return texts that must not be readable there."""
 
     async def close(self) -> None:
         """Close the sandbox."""
@@ -225,11 +225,11 @@ class ShellEnv(AsyncEnv):
 
 
 class ShellExpert:
-    """Runs given commands, one after the other."""
+    """Expert that runs given commands, one after the other."""
 
     def __init__(self, commands: list[str]) -> None:
         self._left = commands
 
     def act(self, observation: Content) -> str:
-        """The next one."""
+        """Return the next command."""
         return write_command(self._left.pop(0) if self._left else SUBMIT)

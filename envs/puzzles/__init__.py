@@ -1,1 +1,1 @@
-"""Puzzles and games: the rules of each in one file, one environment around them all."""
+"""Puzzles and games: one file of rules each, and one environment around all of them."""

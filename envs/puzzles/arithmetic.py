@@ -1,4 +1,4 @@
-"""Reads and computes arithmetic exactly: whole numbers, + - * / and brackets, and nothing else."""
+"""Exact arithmetic of expressions with whole numbers, + - * / and brackets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ MAX_TOKENS = 64
 
 
 class Value(NamedTuple):
-    """A fraction, not shortened."""
+    """A fraction, not reduced."""
 
     over: int
     under: int = 1
 
     def equals(self, number: int) -> bool:
-        """Whether the fraction is this whole number."""
+        """Return True if the fraction is this whole number."""
         return self.over == number * self.under
 
     def __str__(self) -> str:
-        """As a whole number where it is one, else as a fraction that is shortened.
+        """Return a whole number if it is one, or else a reduced fraction.
 
         >>> str(Value(6, -4)), str(Value(6, 3))
         ('-3/2', '2')
@@ -40,11 +40,11 @@ class NotArithmetic(Exception):
 
 
 class Expression(NamedTuple):
-    """An expression that was read."""
+    """A parsed expression."""
 
     value: Value
     numbers: list[int]
-    """The numbers in it, in the order of writing."""
+    """Numbers in the expression, in the order of writing."""
 
 
 def compute(text: str) -> Expression:
@@ -54,16 +54,16 @@ def compute(text: str) -> Expression:
     True
 
     Raises:
-        NotArithmetic: it is no expression, is too long, or divides by zero.
+        NotArithmetic: the text is not an expression, is too long, or divides by zero.
     """
     return compute_tokens(tokenize(text))
 
 
 def compute_tokens(tokens: list[str]) -> Expression:
-    """`compute` of what `tokenize` made.
+    """Compute an expression from the tokens of `tokenize`.
 
     Raises:
-        NotArithmetic: as `compute`.
+        NotArithmetic: see `compute`.
     """
     if len(tokens) > MAX_TOKENS:
         raise NotArithmetic("The expression is too long.")
@@ -75,10 +75,10 @@ def compute_tokens(tokens: list[str]) -> Expression:
 
 
 def tokenize(text: str) -> list[str]:
-    """Numbers, operators and brackets.
+    """Split a text into numbers, operators and brackets.
 
     Raises:
-        NotArithmetic: there is something else in the text.
+        NotArithmetic: the text contains anything else.
     """
     if _KNOWN.fullmatch(text) is None:
         raise NotArithmetic("Write one expression of numbers, + - * / and brackets, and nothing else.")
@@ -89,7 +89,7 @@ _Pair: TypeAlias = tuple[int, int]
 
 
 def _sum(left: list[str]) -> _Pair:
-    """Read a sum from the end of the list of tokens that are left; its first one is empty, the end."""
+    """Read a sum from the end of the reversed tokens that are left; the first token is empty and marks the end."""
     over, under = _product(left)
     while (operator := left[-1]) == "+" or operator == "-":
         left.pop()
@@ -134,14 +134,14 @@ def _factor(left: list[str]) -> _Pair:
 
 
 class Term(NamedTuple):
-    """A number of a search: its value and how it is written."""
+    """A number of a search: its value and its text."""
 
     value: Value
     text: str
 
 
 def reach(target: int, numbers: list[int]) -> str | None:
-    """An expression of each of the numbers, once, that is the target; ``None`` when there is none.
+    """Return an expression that uses each number once and has the value `target`; ``None`` if there is none.
 
     >>> reach(24, [1, 5, 5, 5])
     '(5*(5-(1/5)))'

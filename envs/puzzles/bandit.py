@@ -1,4 +1,4 @@
-"""A bandit with several arms: find the one that pays most often."""
+"""A multi-armed bandit: find the arm that pays most often."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .rules import ChancePuzzle, Illegal, Played
 NAMES = ("phoenix", "dragon", "griffin", "unicorn", "sphinx", "hydra", "kraken", "pegasus")
 PERCENT = 100
 BEST_PAYS, LEAST_GAP, OTHERS_PAY = (60, 90), 30, (5, 60)
-"""How many pulls in a hundred pay, from and to, and how much less the other arms pay at least."""
+"""Percentage of pulls that pay: range of the best arm, minimum distance of the others, and range of the others."""
 
 
 class Bandit(ChancePuzzle):
-    """The rules of a bandit. A pull pays its share of 1; the episode is a success when the best arm was pulled most.
+    """The rules of a bandit. A pull that pays gives 1 / pulls; most pulls on the best arm count as a success.
 
     Args:
-        arms: How many arms.
-        pulls: How many pulls.
+        arms: Number of arms.
+        pulls: Number of pulls.
     """
 
     name = "bandit"
@@ -43,11 +43,11 @@ class Bandit(ChancePuzzle):
 
     @property
     def task_type(self) -> str:
-        """How many arms."""
+        """Number of arms, in words."""
         return f"{self.arms} arms"
 
     def start(self, rng: Random) -> None:
-        """Name the arms, and draw how often each pays."""
+        """Name the arms, and draw the probability that each pays."""
         self.names, self.dice = rng.sample(NAMES, self.arms), rng.getrandbits(48)
         best = rng.randint(*BEST_PAYS)
         lowest, highest = OTHERS_PAY
@@ -56,7 +56,7 @@ class Bandit(ChancePuzzle):
         self.tried, self.paid = [0] * self.arms, [0] * self.arms
 
     def identity(self) -> list[str]:
-        """Return the names of the arms, in their order: this is all that the player sees."""
+        """Return the names of the arms, in their order, which is all that the player sees."""
         return self.names
 
     def play(self, action: str) -> Played:
@@ -74,28 +74,28 @@ class Bandit(ChancePuzzle):
         return Played(pays / self.pulls, note, over=True, won=self.tried[best] > sum(self.tried) - self.tried[best])
 
     def text(self) -> str:
-        """What each arm has paid so far."""
+        """Return what each arm has paid so far."""
         arms = zip(self.names, self.paid, self.tried, strict=True)
-        told = ", ".join([f"{name} {paid} of {tried}" for name, paid, tried in arms])
-        return f"Paid so far: {told}. Pulls left: {self.pulls - sum(self.tried)}."
+        results = ", ".join([f"{name} {paid} of {tried}" for name, paid, tried in arms])
+        return f"Paid so far: {results}. Pulls left: {self.pulls - sum(self.tried)}."
 
     def actions(self) -> list[str]:
-        """All arms."""
+        """Return all arms."""
         return list(self.names)
 
     def expert(self) -> BanditExpert:
-        """Weighs what has paid against what is little known."""
+        """Return a policy that balances exploration and exploitation."""
         return BanditExpert()
 
 
 class BanditExpert:
-    """Pulls the arm whose share, with a bonus for what is little known, is largest (UCB1, Auer et al., 2002)."""
+    """Expert that pulls the arm with the largest share plus exploration bonus (UCB1, Auer et al., 2002)."""
 
     BONUS = 0.3
     """Weight of the bonus; smaller than the theorem's, because there are few pulls."""
 
     def act(self, observation: Content) -> str:
-        """The name of an arm."""
+        """Return the name of an arm."""
         arms = re.findall(r"(\w+) (\d+) of (\d+)", read(observation))
         pulls = sum(int(tried) for _, _, tried in arms)
 

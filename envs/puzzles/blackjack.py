@@ -1,4 +1,4 @@
-"""Blackjack against a dealer, by the rules of Gymnasium's."""
+"""Blackjack against a dealer, by Gymnasium's rules."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Blackjack(ChancePuzzle):
 
     player: list[int]
     dealer: list[int]
-    """The first card is open."""
+    """Cards of the dealer; only the first one is open."""
 
     def start(self, rng: Random) -> None:
-        """Two cards each."""
+        """Deal two cards each."""
         self.dice = rng.getrandbits(48)
         self.player = [self._card(), self._card()]
         self.dealer = [self._card(), self._card()]
@@ -51,7 +51,7 @@ class Blackjack(ChancePuzzle):
         while total(self.dealer) < DEALER_STOPS:
             self.dealer.append(self._card())
         yours, theirs = total(self.player), total(self.dealer)
-        note = f"The dealer has {_listed(self.dealer)}: {theirs}."
+        note = f"The dealer has {_join_cards(self.dealer)}: {theirs}."
         if theirs > BEST or yours > theirs:
             return Played(1.0, f"{note} You win.", over=True, won=True)
         if yours == theirs:
@@ -59,17 +59,17 @@ class Blackjack(ChancePuzzle):
         return Played(self.loss_reward, f"{note} You lose.", over=True)
 
     def text(self) -> str:
-        """Your cards and the dealer's open one."""
+        """Return the player's cards and the dealer's open one."""
         soft = " (an ace counts as 11)" if is_soft(self.player) else ""
-        yours = f"Your cards: {_listed(self.player)}: {total(self.player)}{soft}."
-        return f"{yours} The dealer shows {_listed(self.dealer[:1])}."
+        yours = f"Your cards: {_join_cards(self.player)}: {total(self.player)}{soft}."
+        return f"{yours} The dealer shows {_join_cards(self.dealer[:1])}."
 
     def actions(self) -> list[str]:
-        """Both actions."""
+        """Return both actions."""
         return [HIT, STAND]
 
     def expert(self) -> BlackjackExpert:
-        """Plays basic strategy."""
+        """Return a policy that plays basic strategy."""
         return BlackjackExpert()
 
     def _card(self) -> int:
@@ -77,12 +77,12 @@ class Blackjack(ChancePuzzle):
 
 
 def is_soft(cards: list[int]) -> bool:
-    """Whether an ace counts as 11."""
+    """Return True if an ace counts as 11."""
     return 1 in cards and sum(cards) + 10 <= BEST
 
 
 def total(cards: list[int]) -> int:
-    """What the cards count.
+    """Return the value of cards.
 
     >>> total([1, 10]), total([1, 10, 5])
     (21, 16)
@@ -90,15 +90,15 @@ def total(cards: list[int]) -> int:
     return sum(cards) + 10 * is_soft(cards)
 
 
-def _listed(cards: list[int]) -> str:
+def _join_cards(cards: list[int]) -> str:
     return ", ".join("A" if card == 1 else str(card) for card in cards)
 
 
 class BlackjackExpert:
-    """Basic strategy (Baldwin et al., 1956), of hitting and standing only."""
+    """Expert that plays basic strategy (Baldwin et al., 1956), restricted to hitting and standing."""
 
     def act(self, observation: Content) -> str:
-        """Hit or stand.
+        """Return hit or stand.
 
         Raises:
             UsageError: the text shows no cards.

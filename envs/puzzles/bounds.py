@@ -1,4 +1,4 @@
-"""Checks the numbers among a puzzle's options."""
+"""Checks of numeric options of puzzles."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from agentrl.errors import UsageError
 
 
 def within(what: str, value: int, low: int, high: int) -> int:
-    """The value, when it lies in its range.
+    """Return the value if it is within its range.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it is not.
     """
     if not isinstance(value, int) or not low <= value <= high:
         raise UsageError(f"the option {what} is out of range", got=value, expected=f"{low} to {high}")

@@ -1,4 +1,4 @@
-"""Countdown: make a number out of others."""
+"""Countdown: combine numbers to a target."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .planner import read
 from .rules import Illegal, Played, Puzzle
 
 FORMAT_REWARD = 0.1
-"""For the first expression that keeps the rules, as in TinyZero; the rest of 1 is paid for the target."""
+"""Reward of the first valid expression, as in TinyZero; the rest of 1 is the reward of the target."""
 LEAST_TARGET, GREATEST_TARGET = 10, 100
 
 
@@ -23,8 +23,8 @@ class Countdown(Puzzle):
     """The rules of Countdown, with as many attempts as there are steps. Each instance can be solved.
 
     Args:
-        count: How many numbers.
-        largest: The largest number.
+        count: Number of numbers.
+        largest: Maximum of the numbers.
     """
 
     name = "countdown"
@@ -42,7 +42,7 @@ class Countdown(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """How many numbers."""
+        """Number of numbers, in words."""
         return f"{self.count} numbers"
 
     def start(self, rng: Random) -> None:
@@ -61,7 +61,7 @@ class Countdown(Puzzle):
         except NotArithmetic as error:
             raise Illegal(str(error)) from error
         if sorted(used) != self.numbers:
-            raise Illegal(f"Use each of the numbers {_listed(self.numbers)} once, and no other.")
+            raise Illegal(f"Use each of the numbers {_join_numbers(self.numbers)} once, and no other.")
         reward = 0.0 if self.has_tried else FORMAT_REWARD
         self.has_tried = True
         if value.equals(self.target):
@@ -69,27 +69,27 @@ class Countdown(Puzzle):
         return Played(reward, f"That is {value}, not {self.target}.")
 
     def text(self) -> str:
-        """Numbers and target."""
-        return f"Numbers: {_listed(self.numbers)}. Target: {self.target}."
+        """Return the numbers and the target."""
+        return f"Numbers: {_join_numbers(self.numbers)}. Target: {self.target}."
 
     def guess(self, rng: Random) -> str:
-        """The numbers in some order, with some operators and no brackets."""
+        """Return the numbers in some order, with some operators and no brackets."""
         shuffled = rng.sample(self.numbers, self.count)
         return "".join(f"{number} {rng.choice('+-*/')} " for number in shuffled[:-1]) + str(shuffled[-1])
 
     def expert(self) -> CountdownExpert:
-        """Tries all expressions."""
+        """Return a policy that tries all expressions."""
         return CountdownExpert()
 
 
 class CountdownExpert:
-    """Tries all expressions in its head, and says one that is right."""
+    """Expert that searches all expressions and answers with a right one."""
 
     def act(self, observation: Content) -> str:
-        """An expression that is the target.
+        """Return an expression whose value is the target.
 
         Raises:
-            UsageError: the text states no problem that can be solved.
+            UsageError: the text states no solvable problem.
         """
         shown = re.search(r"Numbers: ([\d, ]+)\. Target: (\d+)\.", read(observation))
         found = reach(int(shown[2]), [int(number) for number in shown[1].split(", ")]) if shown else None
@@ -99,7 +99,7 @@ class CountdownExpert:
 
 
 def _combine(rng: Random, numbers: list[int]) -> int | None:
-    """The result of the numbers in some order with some operators; ``None`` when it is no whole number."""
+    """Combine the numbers in random order with random operators; ``None`` if the result is not a whole number."""
     values = [Value(number) for number in numbers]
     while len(values) > 1:
         (a, b), (c, d) = (values.pop(int(rng.random() * len(values))) for _ in range(2))
@@ -118,7 +118,7 @@ def _combine(rng: Random, numbers: list[int]) -> int | None:
     return over // under if over % under == 0 else None
 
 
-def _listed(numbers: list[int]) -> str:
+def _join_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 

@@ -1,4 +1,4 @@
-"""Crafting: gather materials and make things of things until the goal is made."""
+"""Crafting: gather materials and make things from them until the goal is made."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_GOT = 9
 
 
 class Crafting(Puzzle):
-    """The rules of crafting, after TextCraft: recipes are shown, materials are got, the goal takes several steps.
+    """The rules of crafting, after TextCraft: recipes are shown, materials are free, the goal takes several steps.
 
-    Recipes are drawn anew for each instance, so that they must be read, not remembered.
+    Each instance has new recipes, so that they must be read and cannot be memorized.
 
     Args:
-        depth: Steps of crafting from materials to the goal.
-        distractors: Recipes that are of no use.
+        depth: Number of crafting steps from materials to the goal.
+        distractors: Number of useless recipes.
     """
 
     name = "crafting"
@@ -36,7 +36,7 @@ class Crafting(Puzzle):
     actions_per_turn = 5
 
     recipes: dict[str, dict[str, int]]
-    """What each thing is made of, and how many of it."""
+    """Ingredients of each thing, with their counts."""
     goal: str
     held: dict[str, int]
 
@@ -46,11 +46,11 @@ class Crafting(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """How many steps deep the goal is."""
+        """Number of crafting steps to the goal, in words."""
         return f"depth {self.depth}"
 
     def start(self, rng: Random) -> None:
-        """Draw things, one per step and some beside, and what each is made of."""
+        """Draw one thing per step, the distractors, and the ingredients of each."""
         things, made = rng.sample(THINGS, self.depth + self.distractors), {}
         for step, thing in enumerate(things[: self.depth]):
             others = rng.sample(MATERIALS, 2) + things[: max(step - 1, 0)]
@@ -63,7 +63,7 @@ class Crafting(Puzzle):
         self.recipes = {thing: made[thing] for thing in sorted(made)}
 
     def play(self, action: str) -> Played:
-        """Get a material, or craft a thing of what is held."""
+        """Get a material, or craft a thing from held ingredients."""
         if said := _GET.fullmatch(action):
             return self._get(int(said[1]), said[2])
         if said := _CRAFT.fullmatch(action):
@@ -71,23 +71,23 @@ class Crafting(Puzzle):
         raise Illegal("Answer with get or craft, for example: get 2 oak")
 
     def text(self) -> str:
-        """What is held."""
+        """Return the held things."""
         held = ", ".join([f"{count} {name}" for name, count in self.held.items()])
         return f"You have: {held or 'nothing'}."
 
     def introduction(self) -> str:
-        """Recipes and goal."""
+        """Return the recipes, the goal and the held things."""
         lines = [recipe_line(thing, parts) for thing, parts in self.recipes.items()]
         return "\n".join(["Recipes:", *lines, f"Goal: craft 1 {self.goal}.", self.text()])
 
     def actions(self) -> list[str]:
-        """Materials that some recipe names, one of each, and what can be crafted."""
+        """Return actions for one of each material in the recipes, and for each thing that can be crafted."""
         named = {name for parts in self.recipes.values() for name in parts if name not in self.recipes}
         lines = [recipe_line(thing, parts) for thing, parts in self.recipes.items() if self._has(parts)]
         return [f"get 1 {name}" for name in sorted(named)] + lines
 
     def expert(self) -> CraftingExpert:
-        """Makes what the goal needs, and no more."""
+        """Return a policy that makes only what the goal needs."""
         return CraftingExpert()
 
     def _get(self, count: int, name: str) -> Played:
@@ -122,7 +122,7 @@ class Crafting(Puzzle):
 
 
 def recipe_line(thing: str, parts: dict[str, int]) -> str:
-    """A recipe as it is shown, which is also the action.
+    """Return the text of a recipe, which is also the action.
 
     >>> recipe_line("box", {"oak": 2, "nail": 1})
     'craft 1 box using 2 oak, 1 nail'
@@ -135,10 +135,10 @@ def _parts(text: str) -> dict[str, int]:
 
 
 class CraftingExpert(Planner):
-    """Reads the recipes and makes what the goal needs, and no more."""
+    """Expert that reads the recipes and makes only what the goal needs."""
 
     def plan(self, text: str) -> list[str]:
-        """All actions.
+        """Return all actions.
 
         Raises:
             UsageError: the text states no goal.
@@ -166,8 +166,8 @@ def _steps(name: str, count: int, recipes: dict[str, dict[str, int]]) -> list[st
 SPEC = puzzle_spec(
     Crafting,
     description=(
-        "Crafting after TextCraft: get materials, and craft things of them by recipes that are new each time, three"
-        " steps deep. Options: depth (1 to 4), distractors (0 to 20 recipes of no use)."
+        "Crafting after TextCraft: get materials, and craft things from them by new recipes in each episode, three"
+        " steps deep. Options: depth (1 to 4), distractors (0 to 20 useless recipes)."
     ),
     instructions=(
         "You collect materials and craft things until you have made the goal. The recipes list what each thing is"

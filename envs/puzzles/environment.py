@@ -20,7 +20,7 @@ from agentrl.errors import UsageError, did_you_mean
 from agentrl.message import Content
 from agentrl.task import SeedTasks, seed_tasks
 
-from ..pictures import ObservationForm, legend, observation_form, pictured, shows_images
+from ..pictures import ObservationForm, legend, observation_form, shows_images, with_picture
 from ..splits import split_of_checksum, split_of_seed
 from .rules import Illegal, Played, Puzzle, share_gained
 
@@ -30,19 +30,19 @@ CHARACTERS = frozenset(string.printable + "√")
 
 
 class ActionSpace(Text):
-    """Texts; a sample is a random action of the puzzle instead of random letters."""
+    """Space of texts; a sample is a random action of the puzzle instead of random letters."""
 
     def __init__(self, game: Puzzle) -> None:
         super().__init__(256, charset=CHARACTERS)
         self._game = game
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A random action of the situation that the puzzle is in."""
+        """Return a random action in the current state of the puzzle."""
         return self._game.guess(Random(int(self.np_random.integers(2**31))))
 
 
 class _Turn(NamedTuple):
-    """What the actions of one turn led to."""
+    """Results of the actions of one turn."""
 
     reward: float
     taken: int
@@ -53,15 +53,15 @@ class _Turn(NamedTuple):
 class PuzzleEnv(gymnasium.Env[Content, str]):
     """A puzzle as an environment. An episode is a function of the options, the seed and the actions.
 
-    An instance belongs to one split, by the checksum of its `identity`, and a seed draws instances until one belongs to
-    the split of its range (`SeedTasks`; any other seed draws for training): no two splits share an instance.
+    The checksum of its `identity` decides the split of an instance, and a seed draws instances until one belongs to the
+    split of its range (`SeedTasks`; any other seed draws for training), so no two splits share an instance.
 
     Args:
         rules: The puzzle.
-        max_steps: Actions after which an episode is truncated; the puzzle's own number when left out.
-        actions_per_turn: How many actions a turn may hold, separated by ``||``; the puzzle's own number when left out.
-        observation: ``text``, or ``image`` for a picture, of puzzles that can be drawn.
-        options: Of the puzzle.
+        max_steps: Actions after which an episode is truncated; by default the puzzle's number.
+        actions_per_turn: Maximum number of actions in a turn, separated by ``||``; by default the puzzle's number.
+        observation: ``text``, or ``image`` for a picture, if the puzzle can be drawn.
+        options: Options of the puzzle.
 
     Raises:
         UsageError: an option is unknown or out of its range.
@@ -96,7 +96,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
 
     @property
     def action_hint(self) -> str:
-        """What an action looks like."""
+        """Description of an action, with an example."""
         what, _, example = self.game.action_hint.partition(", for example: ")
         if not example and not self._over:
             example = next(iter(self.game.actions() or []), "")
@@ -108,17 +108,17 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Content, dict[str, Any]]:
-        """Start on the instance that the seed decides."""
+        """Start with the instance of the seed."""
         super().reset(seed=seed)
         if options:
-            raise UsageError(f"{self.game.name} has no options of reset", got=", ".join(options), expected="a seed")
+            raise UsageError(f"{self.game.name} has no reset options", got=", ".join(options), expected="a seed")
         self._draw_instance(int(self.np_random.integers(SeedTasks.SPLIT_SIZE)) if seed is None else seed)
         self._steps, self._over = 0, False
         self._progress_at_start = self.game.progress()
         return self._introduction(), self._opening_info()
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
-        """Take the actions of one turn, up to the first that cannot be played.
+        """Take the actions of one turn, up to the first illegal one.
 
         Raises:
             UsageError: the episode is over.
@@ -139,19 +139,19 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         return self._situation(turn.notes), reward, turn.last.over, truncated, info
 
     def admissible_actions(self) -> list[str] | None:
-        """The actions that can be played now; ``None`` where they are too many to list."""
+        """Return the legal actions; ``None`` if there are too many to list."""
         return self.game.actions()
 
     def expert(self) -> Expert:
-        """A policy that plays well by the texts alone, one action a turn."""
+        """Return a policy that plays well from the texts only, with one action per turn."""
         return self.game.expert()
 
     def state_key(self) -> str:
-        """Key of the full state, whatever number of steps led to it."""
+        """Return a key of the full state, independent of the number of steps."""
         return hashlib.blake2b(orjson.dumps(self.game.state()), digest_size=16).hexdigest()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         state = {
             "game": self.game.state(),
             "steps": self._steps,
@@ -162,17 +162,17 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         return copied
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         self.game.load(orjson.loads(orjson.dumps(snapshot["game"])))
         self._steps, self._over = snapshot["steps"], snapshot["over"]
         self._progress_at_start = snapshot["progress_at_start"]
 
     def _reward_at_limit(self) -> float:
-        """Pay what losing pays, and the share of the missing progress that the actions made."""
+        """Return the reward of losing plus the share of the missing progress that the actions made."""
         return self.game.loss_reward + share_gained(self._progress_at_start, self.game.progress())
 
     def _opening_info(self) -> dict[str, Any]:
-        info: dict[str, Any] = {"success": False, "task_type": self.game.task_type, "goal": self.game.restated()}
+        info: dict[str, Any] = {"success": False, "task_type": self.game.task_type, "goal": self.game.goal_text()}
         if self.game.players:
             info |= {"players": list(self.game.players), "player": self.game.to_move}
         return info
@@ -180,12 +180,12 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
     def _introduction(self) -> Content:
         if self.form is ObservationForm.TEXT:
             return self.game.introduction()
-        return pictured(legend(self.game.looks), self.game.text(), self.game.looks)
+        return with_picture(legend(self.game.looks), self.game.text(), self.game.looks)
 
     def _situation(self, notes: list[str]) -> Content:
         if self.form is ObservationForm.TEXT:
             return "\n".join([*notes, self.game.text()])
-        return pictured("\n".join(notes), self.game.text(), self.game.looks)
+        return with_picture("\n".join(notes), self.game.text(), self.game.looks)
 
     def _take(self, parts: list[str]) -> _Turn:
         reward, taken, notes, played = 0.0, 0, [], Played()
@@ -229,7 +229,7 @@ def puzzle_spec(
     scores: Mapping[str, float],
     version: int = 0,
 ) -> EnvironmentSpec:
-    """The registry's entry of a puzzle."""
+    """Return the registry's entry of a puzzle."""
     return EnvironmentSpec(
         name=rules.name,
         make=functools.partial(PuzzleEnv, rules),

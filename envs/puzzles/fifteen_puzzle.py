@@ -1,4 +1,4 @@
-"""The 15-puzzle: slide tiles into the gap until they stand in order."""
+"""The 15-puzzle: slide tiles into the gap until they are in order."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
 class FifteenPuzzle(Puzzle):
-    """The rules of the 15-puzzle. It starts so many random moves from the end, none of which takes back the last.
+    """The rules of the 15-puzzle. It starts with random moves from the end, none of which undoes the one before.
 
     Args:
-        size: Rows and columns.
-        shuffle: How many moves.
+        size: Number of rows and columns.
+        shuffle: Number of random moves.
     """
 
     name = "fifteen_puzzle"
@@ -33,7 +33,7 @@ class FifteenPuzzle(Puzzle):
     actions_per_turn = 5
 
     tiles: list[int]
-    """Row by row; 0 is the gap."""
+    """Tiles row by row; 0 is the gap."""
     gap: int
 
     def __init__(self, *, size: int = 4, shuffle: int = 16) -> None:
@@ -44,11 +44,11 @@ class FifteenPuzzle(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """Size and shuffle."""
+        """Size and number of random moves."""
         return f"{self.size}x{self.size}, {self.shuffle} moves"
 
     def start(self, rng: Random) -> None:
-        """Shuffle by moves, so that it can be solved."""
+        """Shuffle with legal moves, so that the puzzle can be solved."""
         self.tiles, self.gap = list(self.goal), len(self.goal) - 1
         while self.tiles == self.goal:
             last = ""
@@ -57,7 +57,7 @@ class FifteenPuzzle(Puzzle):
                 self._slide(self.sources[self.gap][last])
 
     def play(self, action: str) -> Played:
-        """Slide the tile next to the gap that can go that way."""
+        """Slide a tile next to the gap in a direction."""
         if action not in MOVES:
             raise Illegal("That is not a move. Moves are up, down, left and right.")
         source = self.sources[self.gap].get(action)
@@ -69,20 +69,20 @@ class FifteenPuzzle(Puzzle):
         return Played()
 
     def progress(self) -> float:
-        """The share of the places that hold what belongs there."""
+        """Return the share of the places with the right tile or gap."""
         return sum(one == other for one, other in zip(self.tiles, self.goal, strict=True)) / len(self.goal)
 
     def text(self) -> str:
-        """The tiles, row by row."""
+        """Return the tiles, row by row."""
         cells = [f"{tile:2}" if tile else GAP for tile in self.tiles]
         return "\n".join([" ".join(cells[row : row + self.size]) for row in range(0, len(cells), self.size)])
 
     def actions(self) -> list[str]:
-        """The moves that some tile can make."""
+        """Return the possible moves."""
         return list(self.sources[self.gap])
 
     def expert(self) -> FifteenPuzzleExpert:
-        """Searches for a solution."""
+        """Return a policy that searches for a solution."""
         return FifteenPuzzleExpert()
 
     def _slide(self, source: int) -> None:
@@ -90,12 +90,12 @@ class FifteenPuzzle(Puzzle):
 
 
 def goal_of(size: int) -> list[int]:
-    """The tiles in order, the gap at the end."""
+    """Return the tiles in order, with the gap at the end."""
     return [*range(1, size * size), 0]
 
 
 def sources_of(size: int) -> list[dict[str, int]]:
-    """For each place of the gap, from where a tile comes that slides in a direction."""
+    """Return, for each place of the gap, the place of the tile that slides into it in each direction."""
     found = []
     for place in range(size * size):
         row, column = divmod(place, size)
@@ -107,15 +107,15 @@ def sources_of(size: int) -> list[dict[str, int]]:
 
 
 class FifteenPuzzleExpert(Planner):
-    """Solves by A* with a weighted estimate (Pohl, 1970): fast, not always shortest."""
+    """Expert that uses A* with a weighted heuristic (Pohl, 1970): fast, but not always shortest."""
 
     GREED = 3
 
     def plan(self, text: str) -> list[str]:
-        """All moves.
+        """Return all moves.
 
         Raises:
-            UsageError: the text shows no tiles, or they cannot be put in order.
+            UsageError: the text shows no valid tiles.
         """
         rows = [line.split() for line in text.splitlines() if re.fullmatch(r"[ \d_]+", line)]
         tiles = tuple(0 if cell == GAP else int(cell) for row in rows for cell in row)

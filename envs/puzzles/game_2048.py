@@ -1,4 +1,4 @@
-"""2048: slide tiles until two that are equal become one that is large enough."""
+"""2048: slide and merge equal tiles until one is large enough."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ LINES: dict[str, tuple[tuple[int, ...], ...]] = {
     "up": tuple(tuple(range(column, CELLS, SIDE)) for column in range(SIDE)),
     "down": tuple(tuple(range(CELLS - SIDE + column, -1, -SIDE)) for column in range(SIDE)),
 }
-"""The cells of each line, from the edge that tiles slide to."""
+"""Cells of each line by move, from the edge to which tiles slide."""
 TARGETS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 FOURS = 10
-"""One new tile in so many is a 4."""
+"""One of this many new tiles is a 4."""
 
 
 class Game2048(ChancePuzzle):
-    """The rules of 2048 on four by four cells. Merging pays the new tile's value, as a share of what the target takes.
+    """The rules of 2048 on four by four cells.
+
+    Merging pays the new tile's value, as a share of the total for making the target.
 
     Args:
         target: The tile that wins.
@@ -44,10 +46,10 @@ class Game2048(ChancePuzzle):
 
     def __init__(self, *, target: int = 256) -> None:
         if target not in TARGETS:
-            raise UsageError("2048 cannot end with this tile", got=target, expected=", ".join(map(str, TARGETS)))
+            raise UsageError("the target of 2048 is not valid", got=target, expected=", ".join(map(str, TARGETS)))
         self.target = target
         self.whole = target * (target.bit_length() - 2)
-        """What merging 2s into the target pays."""
+        """Total value of merging 2s into the target."""
 
     @property
     def task_type(self) -> str:
@@ -55,13 +57,13 @@ class Game2048(ChancePuzzle):
         return f"to {self.target}"
 
     def start(self, rng: Random) -> None:
-        """Two tiles on an empty board."""
+        """Put two tiles on an empty board."""
         self.dice, self.board, self.score = rng.getrandbits(48), [0] * CELLS, 0
         self._add_tile()
         self._add_tile()
 
     def play(self, action: str) -> Played:
-        """Slide all tiles; a new one appears."""
+        """Slide all tiles, and add a new one."""
         if action not in LINES:
             raise Illegal("That is not a move. Moves are up, down, left and right.")
         board, gained = slide(self.board, action)
@@ -77,20 +79,20 @@ class Game2048(ChancePuzzle):
         return Played(reward)
 
     def text(self) -> str:
-        """Score and board."""
+        """Return the score and the board."""
         cells = [f"{tile:4}" if tile else "   ." for tile in self.board]
         return f"Score: {self.score}\n" + "\n".join(["".join(cells[row : row + SIDE]) for row in range(0, CELLS, SIDE)])
 
     def actions(self) -> list[str]:
-        """The moves that slide something."""
+        """Return the moves that slide something."""
         return [move for move in LINES if slide(self.board, move)[0] != self.board]
 
     def introduction(self) -> str:
-        """What the target is."""
+        """Return the target, the score and the board."""
         return f"Make a tile of {self.target}.\n{self.text()}"
 
     def expert(self) -> Expert2048:
-        """Looks one move ahead and keeps large tiles in a corner."""
+        """Return a policy that looks one move ahead and keeps large tiles in a corner."""
         return Expert2048()
 
     def _add_tile(self) -> None:
@@ -99,7 +101,7 @@ class Game2048(ChancePuzzle):
 
 
 def slide(board: list[int], move: str) -> tuple[list[int], int]:
-    """The board after a move, without a new tile, and what the move gains."""
+    """Return the board after a move, without a new tile, and the gain of the move."""
     after, gained = [0] * CELLS, 0
     for line in LINES[move]:
         a, b, c, d = line
@@ -111,7 +113,7 @@ def slide(board: list[int], move: str) -> tuple[list[int], int]:
 
 @functools.cache
 def merge(line: tuple[int, int, int, int]) -> tuple[tuple[int, ...], int]:
-    """A line after its tiles slid to its front, and the sum of the tiles that came from merging.
+    """Slide a line's tiles to its front; return it with the sum of the merged tiles.
 
     >>> merge((2, 0, 2, 4))
     ((4, 4, 0, 0), 4)
@@ -129,16 +131,16 @@ def merge(line: tuple[int, int, int, int]) -> tuple[tuple[int, ...], int]:
 
 
 SNAKE = tuple(3.0**weight for weight in (15, 14, 13, 12, 8, 9, 10, 11, 7, 6, 5, 4, 0, 1, 2, 3))
-"""Weights of the cells: large tiles belong along a way that winds from a corner."""
+"""Weights of the cells: large tiles belong on a snake-like path from a corner."""
 EMPTY_BONUS = 50 * 3.0**8
-"""Worth of an empty cell."""
+"""Value of an empty cell."""
 
 
 class Expert2048:
-    """Takes the move after which the best next one leaves the largest tiles furthest along the winding way."""
+    """Expert that takes the move whose best next move gives the board with the highest weighted value."""
 
     def act(self, observation: Content) -> str:
-        """A move.
+        """Return a move.
 
         Raises:
             UsageError: nothing can slide.

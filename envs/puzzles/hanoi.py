@@ -20,8 +20,8 @@ class Hanoi(Puzzle):
     """The rules of the tower of Hanoi, from any start to any peg.
 
     Args:
-        disks: How many disks.
-        min_moves: How many moves the shortest solution has at least.
+        disks: Number of disks.
+        min_moves: Minimum number of moves of the shortest solution.
     """
 
     name = "hanoi"
@@ -31,7 +31,7 @@ class Hanoi(Puzzle):
     actions_per_turn = 5
 
     pegs: list[list[int]]
-    """The disks of each peg, largest first."""
+    """Disks of each peg, largest first."""
     target: int
 
     def __init__(self, *, disks: int = 5, min_moves: int = 4) -> None:
@@ -40,7 +40,7 @@ class Hanoi(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """How many disks."""
+        """Number of disks, in words."""
         return f"{self.disks} disks"
 
     def start(self, rng: Random) -> None:
@@ -69,26 +69,26 @@ class Hanoi(Puzzle):
         return Played()
 
     def text(self) -> str:
-        """The disks of each peg, and where they belong."""
+        """Return the disks of each peg, and the target peg."""
         lines = [f"{name.upper()}: {' '.join(map(str, disks))}" for name, disks in zip(PEGS, self.pegs, strict=True)]
         return "\n".join([*lines, f"All disks belong on {PEGS[self.target].upper()}."])
 
     def actions(self) -> list[str]:
-        """The moves that are allowed."""
+        """Return the legal moves."""
         tops = [disks[-1] if disks else self.disks + 1 for disks in self.pegs]
         numbers = range(len(PEGS))
         return [f"{PEGS[one]} {PEGS[other]}" for one in numbers for other in numbers if tops[one] < tops[other]]
 
     def expert(self) -> HanoiExpert:
-        """Plays a shortest solution."""
+        """Return a policy that plays a shortest solution."""
         return HanoiExpert()
 
 
 class HanoiExpert(Planner):
-    """Plays a shortest solution."""
+    """Expert that plays a shortest solution."""
 
     def plan(self, text: str) -> list[str]:
-        """All moves.
+        """Return all moves.
 
         Raises:
             UsageError: the text shows no pegs.
@@ -101,7 +101,7 @@ class HanoiExpert(Planner):
 
 
 def solve(pegs: list[list[int]], target: int) -> list[str]:
-    """The shortest solution: the largest disk that is astray waits for all smaller ones on the third peg.
+    """Return the shortest solution: each misplaced disk moves once all smaller ones are on the third peg.
 
     >>> solve([[2, 1], [], []], 2)
     ['a b', 'a c', 'b c']

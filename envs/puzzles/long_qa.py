@@ -1,4 +1,4 @@
-"""A story in many parts, and a question about it at the end: what was read has to be remembered."""
+"""A story in many parts, with a question at the end that requires remembering an early part."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _QUESTION = re.compile(rf"Where does ({'|'.join(PEOPLE)}) live now\?")
 
 
 class LongQA(Puzzle):
-    """The rules of a long story: people move, and in the end it is asked where one of them lives now.
+    """The rules of a long story: people move, and at the end the question is where one of them lives now.
 
-    The move that counts is in the first half of the story, so that the parts that are still in sight do not tell.
+    The move that counts is in the first half of the story, so that the last parts do not contain the answer.
 
     Args:
-        parts: How many parts the story has; each is an observation, and `next` shows the one after it.
-        sentences: Sentences in a part.
-        people: How many people move.
-        question: ``last``, or ``first`` to ask before the story begins, too.
+        parts: Number of parts of the story; each is an observation, and `next` shows the next one.
+        sentences: Number of sentences in a part.
+        people: Number of people.
+        question: ``last``, or ``first`` to also ask before the story begins.
         whole: Show all parts and the question in one observation, for a loop that reads it in parts (`memory`).
     """
 
@@ -60,13 +60,13 @@ class LongQA(Puzzle):
         self.sentences = within("sentences of long_qa", sentences, 2, 40)
         self.people = within("people of long_qa", people, 2, len(PEOPLE))
         if question not in (FIRST, LAST):
-            raise UsageError("long_qa cannot ask then", got=f"question {question!r}", expected="first or last")
+            raise UsageError("question of long_qa is not valid", got=repr(question), expected="first or last")
         if not isinstance(whole, bool):
-            raise UsageError("whole of long_qa is no yes or no", got=repr(whole), expected="true or false")
+            raise UsageError("whole of long_qa is not a boolean", got=repr(whole), expected="true or false")
         self.asks_first, self.whole = question == FIRST, whole
 
     def start(self, rng: Random) -> None:
-        """Write the story from its end: who is asked about has moved for the last time in its first half."""
+        """Write the story; the person in the question moves for the last time in its first half."""
         people = rng.sample(PEOPLE, self.people)
         self.asked = people[0]
         count, half = self.parts * self.sentences, self.parts * self.sentences // 2
@@ -100,21 +100,21 @@ class LongQA(Puzzle):
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The question at the end."""
         return f"Where does {self.asked} live now?"
 
     def introduction(self) -> str:
-        """The question, if it comes first, and the first part, or all of them."""
+        """Return the question if it comes first, and the first part or all parts."""
         asked = f"You will be asked: {self.question}\n" if self.asks_first else ""
         story = "\n".join(self._part(number) for number in range(self.parts)) + "\n" if self.whole else ""
         return f"{asked}{story}{self.text()}"
 
-    def restated(self) -> str:
-        """The question, if it comes first."""
+    def goal_text(self) -> str:
+        """Return the question if it comes first."""
         return self.question if self.asks_first else ""
 
     def text(self) -> str:
-        """A part of the story, or the question."""
+        """Return a part of the story, or the question."""
         if self.part < self.parts:
             return self._part(self.part)
         return f"The story is over. {self.question} Answer with the name of a place."
@@ -123,16 +123,16 @@ class LongQA(Puzzle):
         return f"Part {number + 1} of {self.parts}: {self.story[number]}"
 
     def actions(self) -> list[str]:
-        """Reading on, or all places."""
+        """Return the action that reads on, or all places."""
         return [NEXT] if self.part < self.parts else [place.lower() for place in PLACES]
 
     def expert(self) -> LongQAExpert:
-        """Remembers where everybody lives."""
+        """Return a policy that remembers where each person lives."""
         return LongQAExpert()
 
 
 class LongQAExpert:
-    """Remembers the last move of everybody."""
+    """Expert that remembers the last move of each person."""
 
     def __init__(self) -> None:
         self._lives: dict[str, str] = {}
@@ -141,7 +141,7 @@ class LongQAExpert:
         """Read on, or answer.
 
         Raises:
-            UsageError: the question is about somebody whom no text mentioned.
+            UsageError: no text mentioned the person in the question.
         """
         text = read(observation)
         self._lives |= dict(_MOVE.findall(text))
@@ -149,15 +149,15 @@ class LongQAExpert:
             return NEXT
         asked = _QUESTION.findall(text)[-1:]
         if not asked or asked[0] not in self._lives:
-            raise UsageError("no text tells the answer", got=repr(text[-200:]))
+            raise UsageError("no text contained the answer", got=repr(text[-200:]))
         return self._lives[asked[0]]
 
 
 SPEC = puzzle_spec(
     LongQA,
     description=(
-        "A generated story in many parts, and at the end a question about an early one: for loops whose policy writes"
-        " what it remembers (memory, or react_text with compact)."
+        "A generated story in many parts, with a question at the end about an early part: for loops whose policy writes"
+        " its own memory (memory, or react_text with compact)."
     ),
     instructions=(
         "You read a story in parts. It says who moved to which place. A person may move several times; only the"

@@ -1,6 +1,6 @@
 """The splits of all puzzles and generated problems as shipped data: seeds, and checksums of the first instances.
 
-The manifest is made by ``python -m agentrl.envs.puzzles.manifest``; a test compares it with what the code makes.
+``python -m agentrl.envs.puzzles.manifest`` writes the manifest; a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .. import PLUGINS
 
 PACKAGES = (f"{__package__}.", "agentrl.envs.math_problems.")
 HASHED_TASKS = 16
-"""Of each split so many instances, the first, are hashed."""
+"""Number of hashed instances per split; the first ones are hashed."""
 
 
 def puzzle_names() -> list[str]:
-    """The shipped environments that are puzzles, in the order of the alphabet."""
+    """Return the names of the shipped puzzles, in alphabetical order."""
     table = PLUGINS[Kind.ENVIRONMENT]
     return sorted(name for name, reference in table.items() if reference.startswith(PACKAGES))
 
 
 def puzzle_spec_of(name: str) -> EnvironmentSpec:
-    """The entry of a shipped puzzle."""
+    """Return the spec of a shipped puzzle."""
     spec: EnvironmentSpec = load(PLUGINS[Kind.ENVIRONMENT][name])
     return spec
 
 
 def build_manifest() -> dict[str, Any]:
-    """The manifest as the code makes it: per split the tasks and SHA-256 of the first instances, hidden parts too."""
+    """Build the manifest: the tasks of each split, and the SHA-256 of its first instances with their hidden parts."""
     splits = {}
     for number, split in enumerate(SeedTasks.SPLITS):
         first = number * SeedTasks.SPLIT_SIZE

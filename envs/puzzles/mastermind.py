@@ -1,4 +1,4 @@
-"""Mastermind: find a hidden code from how well guesses fit it."""
+"""Mastermind: find a hidden code from the marks of guesses."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Mastermind(Puzzle):
     """The rules of Mastermind.
 
     Args:
-        length: Digits of the code.
-        digits: The code is made of the digits 1 to this.
-        repeats: Whether a digit may stand in the code more than once.
+        length: Number of digits of the code.
+        digits: Largest digit; the smallest is 1.
+        repeats: True if a digit may occur more than once.
     """
 
     name = "mastermind"
@@ -64,25 +64,25 @@ class Mastermind(Puzzle):
         return Played(0.0, f"{' '.join(guess)}: {placed} in place, {misplaced} in another place.")
 
     def progress(self) -> float:
-        """How much closer the last guess came than the first, which nothing was known for."""
+        """Return how much closer the last guess is than the first one, which was made without information."""
         return share_gained(*map(self._closeness, (self.guesses[0], self.guesses[-1]))) if self.guesses else 0.0
 
     def _closeness(self, guess: str) -> float:
-        """The share of the digits that are in place; half for a digit in another place."""
+        """Return the share of the digits that are in place; half for a digit in another place."""
         placed, misplaced = compare(guess, self.code)
         return (placed + misplaced / 2) / self.length
 
     def introduction(self) -> str:
-        """What kind of code it is."""
+        """Return the kind of code."""
         kind = "may stand in it more than once" if self.repeats else "are all different"
         return f"I think of a code of {self.length} digits from 1 to {self.digits}, which {kind}.\n{self.text()}"
 
     def text(self) -> str:
-        """How often was guessed."""
+        """Return the number of guesses so far."""
         return f"Guesses so far: {len(self.guesses)}."
 
     def guess(self, rng: Random) -> str:
-        """A code that was not tried."""
+        """Return a code that was not tried yet."""
         known = "123456789"[: self.digits]
         while True:
             guess = "".join(rng.choices(known, k=self.length) if self.repeats else rng.sample(known, self.length))
@@ -90,17 +90,17 @@ class Mastermind(Puzzle):
                 return guess
 
     def expert(self) -> MastermindExpert:
-        """Guesses what may still be right."""
+        """Return a policy that guesses codes that may be right."""
         return MastermindExpert(self.length, self.digits, repeats=self.repeats)
 
 
 class MastermindExpert:
-    """Guesses, of the codes that agree with all answers, the one in the middle.
+    """Expert that guesses the middle one of the codes that agree with all answers.
 
     Args:
-        length: Digits of the code.
-        digits: The largest digit.
-        repeats: Whether digits may be equal.
+        length: Number of digits of the code.
+        digits: Largest digit.
+        repeats: True if a digit may occur more than once.
     """
 
     def __init__(self, length: int, digits: int, *, repeats: bool) -> None:
@@ -109,10 +109,10 @@ class MastermindExpert:
         self._left = ["".join(code) for code in codes]
 
     def act(self, observation: Content) -> str:
-        """A code that may be right.
+        """Return a code that may be right.
 
         Raises:
-            UsageError: none is left.
+            UsageError: no such code is left.
         """
         told = re.search(r"([\d ]+): (\d) in place, (\d) in another", read(observation))
         if told:
@@ -124,7 +124,7 @@ class MastermindExpert:
 
 
 def compare(guess: str, code: str) -> tuple[int, int]:
-    """Digits in the right place, and digits that are in the code in another place.
+    """Count the digits in the right place, and those that the code has in another place.
 
     >>> compare("1123", "1214")
     (1, 2)

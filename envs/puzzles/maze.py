@@ -14,7 +14,7 @@ from .rules import Illegal, Played, Puzzle
 WALL, FLOOR, PLAYER, EXIT = "#", ".", "P", "E"
 LOOKS: Fields = {
     WALL: Field(legend="a wall is dark grey", ground=Colour.DARK_GREY),
-    FLOOR: Field(legend="what is free is white", ground=Colour.WHITE),
+    FLOOR: Field(legend="a free cell is white", ground=Colour.WHITE),
     PLAYER: Field(legend="you are a blue disc", ground=Colour.WHITE, shapes=((Shape.DISC, Colour.BLUE),)),
     EXIT: Field(legend="the exit is a green square", ground=Colour.WHITE, shapes=((Shape.SQUARE, Colour.GREEN),)),
 }
@@ -24,7 +24,7 @@ class Maze(Puzzle):
     """The rules of a walk through a maze without loops.
 
     Args:
-        size: Rooms along a side.
+        size: Number of rooms along a side.
     """
 
     name = "maze"
@@ -48,7 +48,7 @@ class Maze(Puzzle):
         return f"{self.size}x{self.size}"
 
     def start(self, rng: Random) -> None:
-        """Dig from room to room, going back where all around is dug; player and exit are far apart."""
+        """Dig passages from room to room with backtracking; the player and the exit are far apart."""
         width = self.width
         self.cells = [WALL] * (width * width)
         rooms = [row * width + column for row in range(1, width, 2) for column in range(1, width, 2)]
@@ -67,7 +67,7 @@ class Maze(Puzzle):
         self.cells[self.player], self.cells[exit_] = PLAYER, EXIT
 
     def play(self, action: str) -> Played:
-        """Go one step."""
+        """Take one step."""
         offset = self.moves.get(action)
         if offset is None:
             raise Illegal("That is not a move. Moves are up, down, left and right.")
@@ -79,16 +79,16 @@ class Maze(Puzzle):
         return Played(1.0, "You are at the exit.", over=True, won=True) if won else Played()
 
     def text(self) -> str:
-        """The maze, row by row."""
+        """Return the maze, row by row."""
         cells, width = self.cells, self.width
         return "\n".join(["".join(cells[row : row + width]) for row in range(0, width * width, width)])
 
     def actions(self) -> list[str]:
-        """The moves that no wall stops."""
+        """Return the moves that no wall blocks."""
         return [move for move, offset in self.moves.items() if self.cells[self.player + offset] != WALL]
 
     def expert(self) -> MazeExpert:
-        """Takes the shortest way."""
+        """Return a policy that takes the shortest way."""
         return MazeExpert()
 
     def _is_undug(self, room: int, offset: int) -> bool:
@@ -99,10 +99,10 @@ class Maze(Puzzle):
 
 
 class MazeExpert(Planner):
-    """Takes the shortest way."""
+    """Expert that takes the shortest way."""
 
     def plan(self, text: str) -> list[str]:
-        """The moves of the shortest way."""
+        """Return the moves of the shortest way."""
         rows = [line for line in text.splitlines() if line.startswith(WALL)]
         cells, width = "".join(rows), len(rows)
         moves = {"up": -width, "down": width, "left": -1, "right": 1}
@@ -123,8 +123,7 @@ class MazeExpert(Planner):
 SPEC = puzzle_spec(
     Maze,
     description=(
-        "A maze without loops, all of it in sight. Options: size (3 to 12 rooms along a side), observation (text or"
-        " image)."
+        "A maze without loops, fully visible. Options: size (3 to 12 rooms along a side), observation (text or image)."
     ),
     instructions=(
         "You walk through a maze to its exit. On the map, # is a wall, a dot is free, P is you, and E is the"

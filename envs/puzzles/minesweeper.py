@@ -1,4 +1,4 @@
-"""Minesweeper: reveal all fields without a mine."""
+"""Minesweeper: reveal all cells without a mine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .rules import Illegal, Played, Puzzle
 HIDDEN, FLAG, MINE = ".", "F", "*"
 _ACTION = re.compile(r"(reveal|flag) (\d{1,2}) (\d{1,2})", re.ASCII)
 MILESTONE_REWARD = 0.1
-"""For an action that reveals something, as in GEM."""
+"""Reward of an action that reveals something, as in GEM."""
 
 
 class Minesweeper(Puzzle):
-    """The rules of Minesweeper. An opening is shown at the start, and no field ever has to be guessed.
+    """The rules of Minesweeper. An opening is shown at the start, and no cell ever has to be guessed.
 
     Args:
-        rows: Rows of the field.
-        columns: Columns of the field.
-        mines: How many mines; at most a fifth of the fields, so that boards without guessing are found soon.
+        rows: Number of rows.
+        columns: Number of columns.
+        mines: Number of mines; at most a fifth of the cells, so that boards without guessing are found quickly.
     """
 
     name = "minesweeper"
@@ -32,7 +32,7 @@ class Minesweeper(Puzzle):
     actions_per_turn = 5
 
     counts: list[int]
-    """Mines next to each place; -1 for a mine."""
+    """Number of mines next to each place; -1 for a mine."""
     shown: list[str]
 
     def __init__(self, *, rows: int = 8, columns: int = 8, mines: int = 10) -> None:
@@ -44,11 +44,11 @@ class Minesweeper(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """Size and mines."""
+        """Size and number of mines."""
         return f"{self.rows}x{self.columns} with {self.mines}"
 
     def start(self, rng: Random) -> None:
-        """Lay mines around an opening until deduction alone reveals everything."""
+        """Draw mines around an opening until deduction reveals everything."""
         places = range(self.rows * self.columns)
         while True:
             opening = rng.choice(places)
@@ -61,7 +61,7 @@ class Minesweeper(Puzzle):
                 break
 
     def play(self, action: str) -> Played:
-        """Reveal a place (and what is around it, as long as no mine is near), or set or take away a flag."""
+        """Reveal a place (and its surroundings as long as no mine is near), or set or remove a flag."""
         said = _ACTION.fullmatch(action)
         if said is None:
             raise Illegal("Answer with reveal or flag, a row and a column, for example: reveal 3 2")
@@ -86,25 +86,25 @@ class Minesweeper(Puzzle):
         return Played(MILESTONE_REWARD)
 
     def progress(self) -> float:
-        """The share of the places without a mine that is revealed."""
+        """Return the share of the mine-free places that are revealed."""
         hidden = self.shown.count(HIDDEN) + self.shown.count(FLAG)
         return (len(self.shown) - hidden) / (len(self.shown) - self.mines)
 
     def text(self) -> str:
-        """The field, with numbers of rows and columns."""
+        """Return the board, with numbers of rows and columns."""
         width, shown = self.columns, self.shown
         return self.heading + "\n".join(
             [f"{row:2} {'  '.join(shown[row * width : row * width + width])}" for row in range(self.rows)]
         )
 
     def actions(self) -> list[str]:
-        """Reveal what is hidden, flag what is not revealed."""
+        """Return an action to reveal each hidden place, and to flag each place that is not revealed."""
         places = [(*divmod(place, self.columns), shown) for place, shown in enumerate(self.shown)]
         revealing = [f"reveal {row} {column}" for row, column, shown in places if shown == HIDDEN]
         return revealing + [f"flag {row} {column}" for row, column, shown in places if shown in (HIDDEN, FLAG)]
 
     def expert(self) -> MinesweeperExpert:
-        """Reveals what cannot be a mine."""
+        """Return a policy that reveals places that cannot be mines."""
         return MinesweeperExpert()
 
     def _reveal(self, place: int) -> None:
@@ -120,7 +120,7 @@ class Minesweeper(Puzzle):
         return self.shown.count(HIDDEN) + self.shown.count(FLAG) == self.mines
 
     def _needs_no_guess(self) -> bool:
-        """Whether deduction leads from what is shown to the end; what is shown is then as before."""
+        """Return True if the shown places suffice to deduce all others; they are left unchanged."""
         before = self.shown.copy()
         while not self._is_clear():
             safe = deduce(self.shown, self.near)
@@ -135,8 +135,8 @@ class Minesweeper(Puzzle):
 SPEC = puzzle_spec(
     Minesweeper,
     description=(
-        "Minesweeper that never needs a guess: 10 mines on 8 by 8 places, an opening shown at the start. Options: rows,"
-        " columns (4 to 12), mines (up to a fifth of the places)."
+        "Minesweeper that never needs a guess: 10 mines on 8 by 8 cells, an opening shown at the start. Options: rows,"
+        " columns (4 to 12), mines (up to a fifth of the cells)."
     ),
     instructions=(
         "You play Minesweeper. Reveal every cell that has no mine. Rows and columns are numbered from 0. A dot is"

@@ -1,4 +1,4 @@
-"""Deduction in Minesweeper, and the expert that plays by it."""
+"""Deduction in Minesweeper, and the expert that uses it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIDDEN = ".F"
 
 @functools.cache
 def neighbours(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
-    """The up to eight neighbours of each place, places counted row by row."""
+    """Return the neighbours of each place, up to eight; places are counted row by row."""
     return tuple(
         tuple(
             other_row * columns + other_column
@@ -26,10 +26,12 @@ def neighbours(rows: int, columns: int) -> tuple[tuple[int, ...], ...]:
 
 
 def deduce(shown: Sequence[str], near: Sequence[Sequence[int]]) -> list[int]:
-    """Hidden places that cannot hold a mine, sorted: by single numbers, and by one number's places within another's.
+    """Return the hidden places that cannot be mines, sorted.
+
+    They follow from single numbers, or from pairs in which the hidden places of one number include those of the other.
 
     Args:
-        shown: What is seen of each place; flags are taken as hidden places.
+        shown: Visible state of each place; flags count as hidden.
         near: The neighbours of each place.
     """
     clues = _clues(shown, near)
@@ -40,7 +42,7 @@ def deduce(shown: Sequence[str], near: Sequence[Sequence[int]]) -> list[int]:
 
 
 _Clues = dict[frozenset[int], int]
-"""How many mines some hidden places hold."""
+"""Number of mines in sets of hidden places."""
 
 
 def _clues(shown: Sequence[str], near: Sequence[Sequence[int]]) -> _Clues:
@@ -52,7 +54,7 @@ def _clues(shown: Sequence[str], near: Sequence[Sequence[int]]) -> _Clues:
 
 
 def _conclude(clues: _Clues, mines: dict[int, bool]) -> tuple[set[int], dict[int, bool]]:
-    """Safe places and mines that follow from single clues, and from these again."""
+    """Return the safe places and the mines that follow from single clues, applied repeatedly."""
     safe: set[int] = set()
     known = dict(mines)
     while True:
@@ -68,7 +70,7 @@ def _conclude(clues: _Clues, mines: dict[int, bool]) -> tuple[set[int], dict[int
 
 
 def _differences(clues: _Clues) -> _Clues:
-    """The clues, and what is left of each when another one lies within it."""
+    """Return the clues, and the difference of each pair in which one set of places includes the other."""
     found = dict(clues)
     by_place: dict[int, list[frozenset[int]]] = {}
     for places in clues:
@@ -82,10 +84,10 @@ def _differences(clues: _Clues) -> _Clues:
 
 
 class MinesweeperExpert(Planner):
-    """Reveals what cannot be a mine, one place at a time."""
+    """Expert that reveals safe places, one at a time."""
 
     def plan(self, text: str) -> list[str]:
-        """An action that is safe now; none where only a guess is left."""
+        """Return one safe action; none if only a guess is left."""
         lines = text.splitlines()
         first = next((number for number, line in enumerate(lines) if line.startswith("Mines:")), 0) + 2
         rows = [line.split()[1:] for line in lines[first:]]

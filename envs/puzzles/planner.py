@@ -1,4 +1,4 @@
-"""Experts that see everything: they plan once and play their plan."""
+"""Experts for fully visible puzzles: they plan once and play their plan."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agentrl.message import Content, described
 
 
 def read(observation: Content) -> str:
-    """The text of an observation; of a picture, its alternative text.
+    """Return the text of an observation; of a picture, its alternative text.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it has no text.
     """
     text = described(observation)
     if not text:
@@ -21,23 +21,23 @@ def read(observation: Content) -> str:
 
 
 class Planner(ABC):
-    """Plans from the first observation that it is shown, and again whenever its plan is used up."""
+    """Expert that plans from the first observation, and again whenever its plan is used up."""
 
     def __init__(self) -> None:
         self._left: list[str] = []
 
     @abstractmethod
     def plan(self, text: str) -> list[str]:
-        """The actions that solve what the text shows."""
+        """Return the actions that solve the puzzle in the text."""
 
     def act(self, observation: Content) -> str:
-        """The next action of the plan.
+        """Return the next action of the plan.
 
         Raises:
-            UsageError: there is nothing to do.
+            UsageError: the plan is empty.
         """
         if not self._left:
             self._left = self.plan(read(observation))[::-1]
         if not self._left:
-            raise UsageError("the expert finds no way to solve this", got=repr(observation))
+            raise UsageError("the expert found no solution", got=repr(observation))
         return self._left.pop()

@@ -1,4 +1,4 @@
-"""Points24: write a formula of four cards that is 24."""
+"""Points24: write a formula of four cards with the value 24."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .rules import Illegal, Played, Puzzle
 
 TARGET, CARDS, LONGEST = 24, 4, 20
 SOLVED_REWARD, FAILED_REWARD = 10.0, -1.0
-"""As in Gym-Cards: for a right formula, and for a wrong one; an action that is not allowed also costs 1."""
+"""Rewards of a right and of a wrong formula, as in Gym-Cards; an illegal action also costs 1."""
 NAMES = {1: "A", 11: "J", 12: "Q", 13: "K"}
 OPERATORS = ("+", "-", "*", "/", "(", ")")
 
 
 @functools.cache
 def formula_of(values: tuple[int, ...]) -> str | None:
-    """A formula of all the values that is 24; ``None`` when there is none."""
+    """Return a formula of all values with the result 24; ``None`` if there is none."""
     return reach(TARGET, list(values))
 
 
 class Points24(Puzzle):
-    """The rules of Points24. An action adds to the formula: a number or operator, or several; ``=`` ends it."""
+    """The rules of Points24. An action adds one or more numbers and operators to the formula; ``=`` ends it."""
 
     name = "points24"
     fields = ("cards", "formula")
@@ -40,7 +40,7 @@ class Points24(Puzzle):
     formula: list[str]
 
     def start(self, rng: Random) -> None:
-        """Draw four cards of which 24 can be made."""
+        """Draw four cards that have a solution."""
         while True:
             self.cards = sorted(rng.randint(1, 13) for _ in range(CARDS))
             if formula_of(tuple(self._values())):
@@ -69,12 +69,12 @@ class Points24(Puzzle):
         return self._end(left) if end else Played()
 
     def text(self) -> str:
-        """Cards and formula."""
+        """Return the cards and the formula."""
         cards = ", ".join(NAMES.get(card, str(card)) for card in self.cards)
         return f"Cards: {cards}. Formula: {' '.join(self.formula) or 'empty'}."
 
     def actions(self) -> list[str]:
-        """The numbers of cards that are left, operators, and the end."""
+        """Return the numbers of the cards that are left, the operators, and the end mark."""
         left = self._values()
         for token in self.formula:
             if token.isdigit():
@@ -83,7 +83,7 @@ class Points24(Puzzle):
         return ([] if len(self.formula) >= LONGEST else parts) + ["="]
 
     def expert(self) -> Points24Expert:
-        """Writes a right formula at once."""
+        """Return a policy that writes a right formula at once."""
         return Points24Expert()
 
     def _values(self) -> list[int]:
@@ -102,26 +102,26 @@ class Points24(Puzzle):
 
 
 class Points24Expert(Planner):
-    """Tries all formulas in its head, and writes one that is right."""
+    """Expert that searches all formulas and writes a right one."""
 
     def plan(self, text: str) -> list[str]:
-        """The whole formula.
+        """Return the whole formula.
 
         Raises:
-            UsageError: the text shows no cards of which 24 can be made.
+            UsageError: the text shows no cards that have a solution.
         """
         shown = re.search(r"Cards: ([\w, ]+)\. Formula: empty", text)
         cards = shown[1].split(", ") if shown else []
         values = [1 if card == "A" else int(card) if card.isdigit() else 10 for card in cards]
         found = formula_of(tuple(values))
         if found is None:
-            raise UsageError("there is no formula for these cards", got=repr(text))
+            raise UsageError("these cards have no solution", got=repr(text))
         return [f"{found} ="]
 
 
 SPEC = puzzle_spec(
     Points24,
-    description="Points24 with the rewards of Gym-Cards: a formula of four cards that is 24, in parts or at once.",
+    description="Points24 with the rewards of Gym-Cards: write a formula of four cards with the value 24.",
     instructions=(
         "You play Points24. Write a formula whose value is 24. Use each of the four cards exactly once, with + -"
         " * / and parentheses. A counts 1; J, Q and K count 10. You can write the whole formula in one turn, or"

@@ -1,19 +1,24 @@
-"""What a puzzle is: its rules, as a plain class. `PuzzleEnv` makes an environment of them.
+"""The contract of puzzles: their rules, as a plain class. `PuzzleEnv` makes an environment of them.
 
 class Doors(Puzzle):
-name, fields, action_hint, max_steps = "doors", ("prize",), "a door: 1, 2 or 3", 3
-def start(self, rng):          # a new instance
-self.prize = rng.randint(1, 3)
-def text(self):                # what the player sees
-return "There are three doors."
-def play(self, action):        # one action; what it led to
-if action not in self.actions():
-raise Illegal("There is no such door.")
-won = action == str(self.prize)
-return Played(reward=float(won), over=won, won=won)
-def actions(self):
-return ["1", "2", "3"]
-def expert(self): ...          # plays by the texts alone
+    name, fields, action_hint, max_steps = "doors", ("prize",), "a door: 1, 2 or 3", 3
+
+    def start(self, rng):          # draw a new instance
+        self.prize = rng.randint(1, 3)
+
+    def text(self):                # the text that the player reads
+        return "There are three doors."
+
+    def play(self, action):        # take one action
+        if action not in self.actions():
+            raise Illegal("This door does not exist.")
+        won = action == str(self.prize)
+        return Played(reward=float(won), over=won, won=won)
+
+    def actions(self):
+        return ["1", "2", "3"]
+
+    def expert(self): ...          # a policy that reads only the texts
 """
 
 from __future__ import annotations
@@ -30,20 +35,20 @@ from ..pictures import Fields
 
 
 class Illegal(Exception):
-    """The action cannot be played, and the player reads why. It never leaves the environment."""
+    """The action is illegal; the player reads the reason. It is never raised outside the environment."""
 
 
 class Played(NamedTuple):
-    """What an action led to."""
+    """Result of an action."""
 
     reward: float = 0.0
     note: str = ""
-    """Shown before the new situation."""
+    """Text before the new state."""
     over: bool = False
     won: bool = False
     legal: bool = True
     rewards: Mapping[str, float] = MappingProxyType({})
-    """What single players get, in a game of several; `reward` is then everybody's."""
+    """Rewards by player, in a game of several players; `reward` is then given to all of them."""
 
 
 class Puzzle(ABC):
@@ -51,63 +56,62 @@ class Puzzle(ABC):
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
-    """The attributes that are the whole state: JSON types, set by `start`. Lists may be changed in place."""
+    """Attributes that form the whole state: JSON types, set by `start`. Lists may be changed in place."""
     action_hint: ClassVar[str]
     max_steps: ClassVar[int]
     """Actions after which an episode is truncated."""
     actions_per_turn: ClassVar[int] = 1
-    """How many actions one turn may hold: ``left || up``."""
+    """Maximum number of actions in one turn: ``left || up``."""
     illegal_reward: ClassVar[float] = 0.0
     loss_reward: ClassVar[float] = 0.0
-    """Reward of losing. Reaching the limit pays the same, so that refusing to play is no better than losing."""
+    """Reward of losing. Reaching the limit gives the same, so that refusing to play is no better than losing."""
     players: Sequence[str] = ()
-    """Who acts, in a game of several players; empty where one plays alone."""
+    """Players of a game for several players; empty for a single player."""
     to_move: str
-    """In such a game: who acts next, and reads `text`."""
+    """Player that acts next and reads `text`, in a game of several players."""
     looks: ClassVar[Fields] = {}
-    """How the letters of `text` look in a picture; without, the puzzle is shown as text only."""
+    """Appearance of the letters of `text` in a picture; if empty, the puzzle is shown only as text."""
 
     @abstractmethod
     def start(self, rng: Random) -> None:
-        """Draw a new instance that can be solved."""
+        """Draw a new, solvable instance."""
 
     @abstractmethod
     def play(self, action: str) -> Played:
-        """Take one action, given in lower case with single blanks.
+        """Take one action, given in lower case with single spaces.
 
         Raises:
-            Illegal: the action cannot be played; the state is as before.
+            Illegal: the action is illegal; the state is unchanged.
         """
 
     @abstractmethod
     def text(self) -> str:
-        """What the player sees after each turn."""
+        """Return the text that the player reads after each turn."""
 
     @abstractmethod
     def expert(self) -> Expert:
-        """A policy that plays well by the texts alone."""
+        """Return a policy that plays well from the texts only."""
 
     def introduction(self) -> str:
-        """The first observation: what the options decide about the rules, and what the player sees."""
+        """Return the first observation: the rules that depend on options, and `text`."""
         return self.text()
 
-    def restated(self) -> str:
-        """What to repeat where the first observation is out of sight: what it says besides the situation."""
+    def goal_text(self) -> str:
+        """Return the goal for loops that repeat it: the introduction without `text`."""
         return self.introduction().removesuffix(self.text()).strip()
 
     def actions(self) -> list[str] | None:
-        """The actions that can be played now; ``None`` where they are too many to list."""
+        """Return the legal actions; ``None`` if there are too many to list."""
         return None
 
     def guess(self, rng: Random) -> str:
-        """A random action: what the random policy plays where `actions` lists none."""
+        """Return a random action, for the random policy."""
         return rng.choice(self.actions() or [""])
 
     def progress(self) -> float:
-        """Measure how close the state is to the solution, from 0 to 1.
+        """Return how close the state is to the solution, from 0 to 1.
 
-        An episode that is truncated pays for what its actions added to the progress of the first state, as a share of
-        what was missing there.
+        A truncated episode is rewarded with the share of the progress missing at its start that its actions made.
         """
         return 0.0
 
@@ -117,21 +121,21 @@ class Puzzle(ABC):
         return self.name
 
     def state(self) -> dict[str, Any]:
-        """The whole state."""
+        """Return the whole state."""
         return {name: getattr(self, name) for name in self.fields}
 
     def identity(self) -> Any:
-        """Return, as JSON types, what tells this start from others: no two splits share a start."""
+        """Return, as JSON types, the data that identifies this start; no two splits share a start."""
         return self.state()
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, which is not kept."""
+        """Continue from a state, which the puzzle may change."""
         for name in self.fields:
             setattr(self, name, state[name])
 
 
 def share_gained(before: float, now: float) -> float:
-    """Give the share of what was missing before that has been added since: 0 where nothing was.
+    """Return the gain as a share of the amount that was missing before; 0 without a gain.
 
     >>> share_gained(0.5, 0.75), share_gained(0.5, 0.25)
     (0.5, 0.0)
@@ -140,19 +144,19 @@ def share_gained(before: float, now: float) -> float:
 
 
 class ChancePuzzle(Puzzle):
-    """A puzzle in which chance goes on to play after the start.
+    """A puzzle with random events after the start.
 
-    Its random numbers come from a number of 48 bits that is part of the state, so that an episode is a function of its
-    seed and its actions, and goes on from a snapshot as it did before: the linear congruence of drand48 (POSIX).
+    Its random numbers come from a state of 48 bits that is part of the puzzle's state, so that an episode is a function
+    of its seed and its actions and continues from a snapshot in the same way: the generator of drand48 (POSIX).
     """
 
     dice: int
 
     def identity(self) -> Any:
-        """Return the state without the dice, which nobody sees: starts that differ in them alone look the same."""
+        """Return the state without the dice: starts that differ only in the hidden dice are the same."""
         return {name: value for name, value in self.state().items() if name != "dice"}
 
     def roll(self, below: int) -> int:
-        """A random number from 0 to `below` - 1."""
+        """Return a random number from 0 to `below` - 1."""
         self.dice = (self.dice * 0x5DEECE66D + 11) & 0xFFFFFFFFFFFF
         return (self.dice >> 16) % below

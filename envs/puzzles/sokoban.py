@@ -29,7 +29,7 @@ LOOKS: Fields = {
     ),
 }
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
-"""As in gym-sokoban: for each action, for a box that comes onto a target (and back for one that leaves), for all."""
+"""Rewards of each action, of a box that reaches a target (negative if it leaves), and of all boxes: see gym-sokoban."""
 WALL_SHARE = 0.15
 WALK = 100
 
@@ -38,10 +38,10 @@ class Sokoban(Puzzle):
     """The rules of Sokoban. Levels are made by pulling the boxes off their targets, so that each can be solved.
 
     Args:
-        size: Rows and columns of the room, its walls included.
-        boxes: How many boxes and targets.
-        min_pushes: Levels that may need fewer pushes, by each box's way to its nearest target, are not
-            played; 3 when left out, or what a small room allows.
+        size: Number of rows and columns of the room, including its walls.
+        boxes: Number of boxes, and of targets.
+        min_pushes: Minimum number of pushes of a level, estimated by the distances of the boxes to their nearest
+            targets; 3 by default, or as many as a small room allows.
     """
 
     name = "sokoban"
@@ -64,7 +64,7 @@ class Sokoban(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """How many boxes."""
+        """Number of boxes, in words."""
         return f"{self.boxes} box" + "es" * (self.boxes > 1)
 
     def start(self, rng: Random) -> None:
@@ -73,7 +73,7 @@ class Sokoban(Puzzle):
             pass
 
     def play(self, action: str) -> Played:
-        """Step, or push what stands there; a step against a wall changes nothing."""
+        """Step, or push a box; a step against a wall changes nothing."""
         offset = self.moves.get(action)
         if offset is None:
             raise Illegal("That is not a move. Moves are up, down, left and right.")
@@ -95,16 +95,16 @@ class Sokoban(Puzzle):
         return Played(reward + SOLVED_REWARD, "All boxes are on targets.", over=True, won=True)
 
     def text(self) -> str:
-        """The room, row by row."""
+        """Return the room, row by row."""
         board, size = self.board, self.size
         return "\n".join([" ".join(board[row : row + size]) for row in range(0, size * size, size)])
 
     def actions(self) -> list[str]:
-        """The moves that change something."""
+        """Return the moves that change something."""
         return [name for name, offset in self.moves.items() if self._is_open(self.player + offset, offset)]
 
     def expert(self) -> SokobanExpert:
-        """Searches for a short way."""
+        """Return a policy that searches for a short solution."""
         return SokobanExpert()
 
     def _is_open(self, place: int, offset: int) -> bool:
@@ -112,7 +112,7 @@ class Sokoban(Puzzle):
         return cell in PUSHED_ONTO or (cell in (BOX, STORED) and self.board[place + offset] in PUSHED_ONTO)
 
     def _draw(self, rng: Random) -> bool:
-        """Pull boxes off their targets in a random room; whether that gave a level."""
+        """Pull boxes off their targets in a random room; return True if the result is a level."""
         self.board = self._room(rng)
         floor = [place for place, cell in enumerate(self.board) if cell == FLOOR]
         if len(floor) < 3 * self.boxes + 3 or not self._is_connected(floor):
@@ -142,7 +142,7 @@ class Sokoban(Puzzle):
         return len(seen) == len(floor)
 
     def _pull(self, rng: Random, floor: set[int], targets: list[int]) -> tuple[set[int], int]:
-        """Boxes and player after a random walk that pulls boxes behind it: a game played backwards."""
+        """Return the boxes and the player after a random walk that pulls boxes: a game played backwards."""
         boxes, offsets = set(targets), list(self.moves.values())
         player = rng.choice([place for place in sorted(floor) if place not in boxes])
         for step in range(WALK * self.boxes):
@@ -159,7 +159,7 @@ class Sokoban(Puzzle):
         return boxes, player
 
     def _is_hard(self, boxes: set[int], targets: list[int]) -> bool:
-        """No box is on a target, and each has its share of the pushes to go."""
+        """Return True if no box is on a target, and enough pushes are needed."""
         size, pushes = self.size, 0
         for box in boxes:
             if box in targets:
@@ -171,8 +171,8 @@ class Sokoban(Puzzle):
 SPEC = puzzle_spec(
     Sokoban,
     description=(
-        "Sokoban on a new room each time, made so that it can be solved, with the rewards of gym-sokoban. Options: size"
-        " (5 to 10), boxes (1 to 4), min_pushes (1 to 6), observation (text or image)."
+        "Sokoban in a new, solvable room in each episode, with the rewards of gym-sokoban. Options: size (5 to 10),"
+        " boxes (1 to 4), min_pushes (1 to 6), observation (text or image)."
     ),
     instructions=(
         "You play Sokoban. Push every box onto a target. On the map, # is a wall, _ is floor, X is a box, O is a"

@@ -1,4 +1,4 @@
-"""The expert at Sokoban: a search that is led by how far the boxes are from the targets."""
+"""The Sokoban expert: a search guided by the distances of the boxes to the targets."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from agentrl.errors import UsageError
 from .planner import Planner
 
 GREED = 2
-"""Weight of the estimated rest of the way: solutions may be longer than the shortest, and are found much sooner."""
+"""Weight of the estimated remaining cost: solutions may be longer than the shortest, but are found much sooner."""
 
 _State = tuple[int, frozenset[int]]
 
 
 class SokobanExpert(Planner):
-    """Reads the room and plays a solution."""
+    """Expert that reads the room and plays a solution."""
 
     def plan(self, text: str) -> list[str]:
-        """Moves that bring all boxes onto targets.
+        """Return moves that bring all boxes onto targets.
 
         Raises:
-            UsageError: the room cannot be solved any more.
+            UsageError: the room can no longer be solved.
         """
         return SokobanRoom(text).solve()
 
 
 class SokobanRoom:
-    """A situation, read from its picture."""
+    """State of a room, read from its text."""
 
     def __init__(self, text: str) -> None:
         rows = [line.split() for line in text.splitlines() if line.startswith("#")]
@@ -42,7 +42,7 @@ class SokobanRoom:
         self.distance = self._distances()
 
     def solve(self) -> list[str]:
-        """A* over single moves, with a weighted estimate (Pohl, 1970)."""
+        """Search with A* over single moves, with a weighted heuristic (Pohl, 1970)."""
         start: _State = (self.player, self.boxes)
         came: dict[_State, tuple[_State, str] | None] = {start: None}
         costs, order = {start: 0}, 0
@@ -72,7 +72,7 @@ class SokobanRoom:
         return sum(self.distance[box] for box in boxes)
 
     def _distances(self) -> dict[int, int]:
-        """Pushes from each place to the nearest target; places from which no push leads there are left out."""
+        """Return the number of pushes from each place to the nearest target, without places that cannot reach one."""
         distance, queue = dict.fromkeys(self.targets, 0), sorted(self.targets)
         for place in queue:
             for offset in self.moves.values():

@@ -1,4 +1,4 @@
-"""Sudoku: fill a grid so that no row, column or box holds a digit twice."""
+"""Sudoku: fill a grid so that no row, column or box contains a digit twice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOX_SIDES = {4: 2, 9: 3}
 
 @functools.cache
 def peers(size: int) -> tuple[tuple[int, ...], ...]:
-    """For each cell, the other cells of its row, column and box."""
+    """Return, for each cell, the other cells of its row, column and box."""
     side, cells = BOX_SIDES[size], range(size * size)
 
     def meets(one: int, other: int) -> bool:
@@ -32,18 +32,18 @@ def peers(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 def picture(size: int) -> str:
-    """The frame of the grid, with a place for each digit."""
+    """Return the frame of the grid, with a placeholder for each digit."""
     side = BOX_SIDES[size]
     line = " | ".join([" ".join(["{}"] * side)] * side)
     return "\n\n".join(["\n".join([line] * side)] * side)
 
 
 class Sudoku(Puzzle):
-    """The rules of Sudoku. Every grid can be solved step by step: some empty cell always has one digit only.
+    """The rules of Sudoku. Every grid can be solved step by step: some empty cell always allows only one digit.
 
     Args:
-        size: 9, or 4 for the small one with boxes of two by two.
-        empty: How many cells are empty at the start; 31 (or 8) when left out.
+        size: 9, or 4 for a small grid with boxes of two by two.
+        empty: Number of empty cells at the start; 31 by default (8 for the small grid).
     """
 
     name = "sudoku"
@@ -59,7 +59,7 @@ class Sudoku(Puzzle):
 
     def __init__(self, *, size: int = 9, empty: int | None = None) -> None:
         if size not in BOX_SIDES:
-            raise UsageError("a sudoku cannot have this size", got=size, expected="9 or 4")
+            raise UsageError("size of sudoku is not valid", got=size, expected="9 or 4")
         self.size, self.side = size, BOX_SIDES[size]
         usual = 31 if size == 9 else 8
         self.empty = within("empty of sudoku", usual if empty is None else empty, 1, size * size // 2)
@@ -67,11 +67,11 @@ class Sudoku(Puzzle):
 
     @property
     def task_type(self) -> str:
-        """How many cells are empty."""
+        """Number of empty cells, in words."""
         return f"{self.empty} empty"
 
     def start(self, rng: Random) -> None:
-        """Empty cells of a full grid as long as each emptied one has only one digit."""
+        """Empty cells of a full grid, one by one, if each allows only one digit."""
         while True:
             self.solution = self._full_grid(rng)
             self.grid = self.solution.copy()
@@ -86,7 +86,7 @@ class Sudoku(Puzzle):
         self.given = self.grid.copy()
 
     def play(self, action: str) -> Played:
-        """Write a digit, or 0 to empty a cell; what the reward says of its being right, the text does not."""
+        """Write a digit, or 0 to empty a cell; only the reward, not the text, shows if the digit is right."""
         said = _ACTION.fullmatch(action)
         row, column, digit = (int(number) for number in said.groups()) if said else (0, 0, 0)
         if not (1 <= row <= self.size and 1 <= column <= self.size and digit <= self.size):
@@ -95,7 +95,7 @@ class Sudoku(Puzzle):
         if self.given[cell]:
             raise Illegal("This cell was given.")
         if digit == self.grid[cell]:
-            raise Illegal("This cell is so already.")
+            raise Illegal("This cell already has this digit." if digit else "This cell is already empty.")
         if digit and digit in [self.grid[other] for other in self.peers[cell]]:
             raise Illegal(f"There is a {digit} in this row, column or box.")
         right = self.solution[cell]
@@ -103,14 +103,14 @@ class Sudoku(Puzzle):
         self.grid[cell] = digit
         if EMPTY in self.grid:
             return Played(reward)
-        return Played(reward, "The grid is full and right.", over=True, won=True)
+        return Played(reward, "The grid is complete and correct.", over=True, won=True)
 
     def text(self) -> str:
-        """The grid, boxes apart."""
+        """Return the grid, with its boxes separated."""
         return self.picture.format(*[SHOWN[digit] for digit in self.grid])
 
     def actions(self) -> list[str]:
-        """Digits that clash with none, for the cells that are empty."""
+        """Return the possible digits of the empty cells; if there are none, the actions that empty a cell."""
         return [
             f"{cell // self.size + 1} {cell % self.size + 1} {digit}"
             for cell, present in enumerate(self.grid)
@@ -123,11 +123,11 @@ class Sudoku(Puzzle):
         ]
 
     def expert(self) -> SudokuExpert:
-        """Fills cells that have only one digit."""
+        """Return a policy that fills cells that allow only one digit."""
         return SudokuExpert()
 
     def _full_grid(self, rng: Random) -> list[int]:
-        """A pattern with its rows, columns and digits shuffled in the ways that keep it right."""
+        """Return a valid pattern with its rows, columns and digits shuffled so that it stays valid."""
         size, side = self.size, self.side
         digits = rng.sample(range(1, size + 1), size)
         rows, columns = (
@@ -138,16 +138,16 @@ class Sudoku(Puzzle):
 
 
 def candidates(grid: list[int], cell: int, near: tuple[tuple[int, ...], ...]) -> set[int]:
-    """The digits that a cell may hold by its row, column and box."""
+    """Return the digits that the row, column and box of a cell allow."""
     size = 9 if len(grid) == 81 else 4
     return set(range(1, size + 1)).difference([grid[other] for other in near[cell]])
 
 
 class SudokuExpert(Planner):
-    """Fills the cells that have only one digit, one after the other."""
+    """Expert that fills the cells that allow only one digit, one after the other."""
 
     def plan(self, text: str) -> list[str]:
-        """All digits that follow."""
+        """Return the actions for all digits that follow."""
         rows = [line.replace("|", " ").split() for line in text.splitlines()[-11:] if re.match(r"[\d.] [\d.]", line)]
         grid = [0 if cell == "." else int(cell) for row in rows for cell in row]
         actions: list[str] = []

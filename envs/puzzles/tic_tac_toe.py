@@ -1,4 +1,4 @@
-"""Tic-tac-toe for one player against an opponent, or for two who both act."""
+"""Tic-tac-toe for one player against an opponent, or for two players that both act."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZE = 9
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 RANDOM, CAREFUL, EXPERT, SELF = OPPONENTS = "random", "careful", "expert", "self"
 STRIKES = 2
-"""Moves in a row that are not allowed, with which one of two players loses."""
+"""Number of illegal moves in a row with which one of two players loses."""
 
 
 class TicTacToe(ChancePuzzle):
@@ -28,8 +28,8 @@ class TicTacToe(ChancePuzzle):
 
     Args:
         opponent: ``careful`` (completes its own row, else blocks yours, else plays at random), ``random``, ``expert``,
-            or ``self`` for a game whose two players both act (`self_play`).
-        opening: At most so many moves are made before the game begins.
+            or ``self`` for a game in which both players act (`self_play`).
+        opening: Maximum number of random moves before the game begins.
     """
 
     name = "tic_tac_toe"
@@ -40,18 +40,18 @@ class TicTacToe(ChancePuzzle):
 
     board: str
     mine: str
-    """The mark of the only player; empty where two act."""
+    """Mark of the only player; empty if two players act."""
     strikes: int
 
     def __init__(self, *, opponent: str = CAREFUL, opening: int = 3) -> None:
         if opponent not in OPPONENTS:
-            raise UsageError("tic_tac_toe has no such opponent", got=repr(opponent), expected=", ".join(OPPONENTS))
+            raise UsageError("unknown opponent of tic_tac_toe", got=repr(opponent), expected=", ".join(OPPONENTS))
         self.opponent = opponent
         self.opening = within("opening of tic_tac_toe", opening, 1, 4)
         self.players = (CROSS, NOUGHT) if opponent == SELF else ()
 
     def start(self, rng: Random) -> None:
-        """Make a few moves; the player whose turn it is goes on."""
+        """Make a few random moves; then it is the player's turn."""
         self.board, self.to_move, self.strikes = EMPTY * SIZE, CROSS, 0
         for _ in range(rng.randint(0, self.opening)):
             self._put(rng.choice(free(self.board)))
@@ -59,7 +59,7 @@ class TicTacToe(ChancePuzzle):
         self.dice = rng.getrandbits(48) if self.opponent in (RANDOM, CAREFUL) else 0
 
     def play(self, action: str) -> Played:
-        """Take a field; without a second player, the opponent then takes one."""
+        """Take a field; if only one player acts, the opponent then takes one."""
         number = int(action) - 1 if re.fullmatch(r"[1-9]", action) else None
         if number is None or self.board[number] != EMPTY:
             return self._refuse("That is not the number of a field." if number is None else f"Field {action} is taken.")
@@ -70,14 +70,14 @@ class TicTacToe(ChancePuzzle):
         return answer._replace(note=f"{played.note} {answer.note}")
 
     def _refuse(self, why: str) -> Played:
-        """Refuse a move that is not allowed. Of two players, one who makes another one loses, and nobody wins."""
+        """Refuse an illegal move. If two players act, a second one in a row loses, and the other player gets 0."""
         why = f"{why} Play one of the free fields: {', '.join(self.actions())}."
         if not self.players:
             raise Illegal(why)
         self.strikes += 1
         if self.strikes < STRIKES:
             return Played(note=why, legal=False)
-        note = f"{self.to_move} loses by a second move in a row that is not allowed."
+        note = f"{self.to_move} loses after two illegal moves in a row."
         rewards = {self.to_move: self.loss_reward, other(self.to_move): 0.0}
         return Played(note=note, over=True, legal=False, rewards=rewards)
 
@@ -113,17 +113,17 @@ class TicTacToe(ChancePuzzle):
         return []
 
     def text(self) -> str:
-        """The board with the numbers of its free fields, and who reads it."""
+        """Return the board with the numbers of its free fields, and the reader's mark."""
         shown = [str(i + 1) if mark == EMPTY else mark for i, mark in enumerate(self.board)]
         rows = "\n".join(" ".join(shown[start : start + 3]) for start in range(0, SIZE, 3))
         return f"{rows}\nYou are {self.mine or self.to_move}. Which free field do you take?"
 
     def actions(self) -> list[str]:
-        """The free fields."""
+        """Return the free fields."""
         return [str(field + 1) for field in free(self.board)]
 
     def expert(self) -> TicTacToeExpert:
-        """Plays perfectly."""
+        """Return a perfect player."""
         return TicTacToeExpert()
 
 
@@ -148,14 +148,14 @@ def winner(board: str) -> str | None:
 
 @functools.cache
 def value(board: str, mark: str) -> int:
-    """Return what the position is worth to `mark`, whose turn it is: the sooner a win comes, the more."""
+    """Return the value of a position for the player to move, `mark`; earlier wins have higher values."""
     if winner(board) is not None:
         return -1 - len(free(board))
     return max((-value(_after(board, field, mark), other(mark)) for field in free(board)), default=0)
 
 
 def best_move(board: str, mark: str) -> int:
-    """Return the best move; the first of equals."""
+    """Return the best move; the first one if several are equal."""
     return max(free(board), key=lambda field: -value(_after(board, field, mark), other(mark)))
 
 
@@ -164,10 +164,10 @@ def _after(board: str, field: int, mark: str) -> str:
 
 
 class TicTacToeExpert:
-    """Looks at all moves that can follow."""
+    """Expert that searches the whole game tree."""
 
     def act(self, observation: Content) -> str:
-        """The best move.
+        """Return the best move.
 
         Raises:
             UsageError: the text shows no board.
@@ -185,7 +185,7 @@ SPEC = puzzle_spec(
     description=(
         "Tic-tac-toe from random openings, against an opponent that completes its own rows and blocks yours (the best"
         " fixed order of fields that a search found wins 28 % of the training games), a random or a perfect one, or for"
-        " two players who both act (opponent=self, with the agent loop self_play). Option: opponent (careful, random,"
+        " two players that both act (opponent=self, with the agent loop self_play). Option: opponent (careful, random,"
         " expert or self)."
     ),
     instructions=(

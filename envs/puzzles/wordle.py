@@ -1,4 +1,4 @@
-"""Wordle: find a hidden word from marks on guessed ones."""
+"""Wordle: find a hidden word from the marks of guesses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLACED, MISPLACED, ABSENT = "G", "Y", "X"
 
 
 WORDS = words_of("wordle_words")
-"""The words that may be hidden, sorted: common English words, in American spelling."""
+"""Possible hidden words, sorted: common English words in American spelling."""
 
 
 class Wordle(Puzzle):
@@ -51,47 +51,47 @@ class Wordle(Puzzle):
         return Played(0.0, f"{' '.join(guess.upper())}\n{' '.join(mark(guess, self.word))}")
 
     def progress(self) -> float:
-        """How much closer the last guess came than the first, which nothing was known for."""
+        """Return how much closer the last guess is than the first one, which was made without information."""
         return share_gained(*map(self._closeness, (self.guesses[0], self.guesses[-1]))) if self.guesses else 0.0
 
     def _closeness(self, guess: str) -> float:
-        """The share of the letters that are in place; half for a letter in another place."""
+        """Return the share of the letters that are in place; half for a letter in another place."""
         marks = mark(guess, self.word)
         return (marks.count(PLACED) + marks.count(MISPLACED) / 2) / LENGTH
 
     def introduction(self) -> str:
-        """That there is a word."""
+        """Return the first observation."""
         return f"I think of a word of five letters.\n{self.text()}"
 
     def text(self) -> str:
-        """How often was guessed."""
+        """Return the number of guesses so far."""
         return f"Guesses so far: {len(self.guesses)}."
 
     def guess(self, rng: Random) -> str:
-        """A word of the list that was not tried."""
+        """Return a word of the list that was not tried yet."""
         while (guess := rng.choice(WORDS)) in self.guesses:
             pass
         return guess
 
     def expert(self) -> WordleExpert:
-        """Guesses what tells most."""
+        """Return a policy that makes the most informative guesses."""
         return WordleExpert()
 
 
 class WordleExpert:
-    """Guesses, of the words that agree with all marks, the one whose marks part them into most groups."""
+    """Expert that guesses the word, among those that agree with all marks, whose marks split them into most groups."""
 
     MOST_COMPARED = 60
-    """Guesses that are weighed, and words that they are weighed against: enough to choose well, and fast."""
+    """Maximum number of words that are compared: enough to choose well, and fast."""
 
     def __init__(self) -> None:
         self._left = list(WORDS)
 
     def act(self, observation: Content) -> str:
-        """A word that may be right.
+        """Return a word that may be right.
 
         Raises:
-            UsageError: none is left.
+            UsageError: no such word is left.
         """
         told = re.search(r"((?:[A-Z] ){4}[A-Z])\n((?:[GYX] ){4}[GYX])", read(observation))
         if told is None and len(self._left) == len(WORDS):
@@ -115,7 +115,7 @@ def _most_telling(left: list[str], most: int) -> str:
 
 
 def mark(guess: str, word: str) -> str:
-    """A mark for each letter: G in place, Y in another place, X not in the word (or not so often).
+    """Return a mark for each letter: G in place, Y in another place, X not in the word (or not that often).
 
     >>> mark("allow", "label")
     'YYYXX'

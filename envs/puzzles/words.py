@@ -1,4 +1,4 @@
-"""The word lists of the puzzles."""
+"""Word lists of the puzzles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import importlib.resources
 
 @functools.cache
 def words_of(name: str) -> tuple[str, ...]:
-    """The words of a list, in its order.
+    """Return the words of a list, in its order.
 
     Args:
-        name: The list's file, without ending.
+        name: Name of the list's file, without extension.
     """
     text = importlib.resources.files(__package__).joinpath(f"data/{name}.txt").read_text(encoding="utf-8")
     return tuple(text.split())

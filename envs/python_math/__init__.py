@@ -1,1 +1,1 @@
-"""Problems of mathematics with a Python interpreter that remembers."""
+"""Math problems with a Python interpreter that keeps its state."""

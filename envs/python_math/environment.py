@@ -1,4 +1,4 @@
-"""The environment: a problem, a Python interpreter in a sandbox, and one answer that is compared outside."""
+"""The environment: a problem, a Python interpreter in a sandbox, and one answer that is judged outside it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MAX_STEPS = 8
 MOST_CODE = 32 * 1024
 MOST_ANSWER = 2000
 MOST_SHOWN = 4000
-"""Characters of what code prints."""
+"""Maximum characters of shown output."""
 GRACE_S = 2.0
-"""What interrupted code has to end."""
+"""Seconds that interrupted code has to end."""
 LIMITS = Limits(memory_bytes=512 * 2**20)
-"""Of the interpreter."""
+"""Resource limits of the interpreter."""
 _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _TENTHS = (range(8), range(8, 9), range(9, 10))
-"""Of the checksums of questions, by split."""
+"""Range of the last digit of questions' checksums, by split."""
 RULE = (
     "Call the tool python, or write code in a block that begins with ```python, or give one answer in a box, for"
     " example: \\boxed{7/5}"
@@ -46,19 +46,19 @@ Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class PythonMath(AsyncEnv):
-    """Solve a problem of mathematics with a Python interpreter that remembers: code in the action's text, or as the
-    episode's tool ``python``. One answer, compared outside of the sandbox, ends the episode.
+    """Environment in which the policy solves a math problem with a Python interpreter that keeps its state.
 
-    `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, as the tasks of
-    a file have them.
+    Code is in the action's text, or in a call of the tool ``python``. One answer, judged outside the sandbox, ends the
+    episode. `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, which
+    the tasks of a file set.
 
     Args:
-        kinds: ``coded`` for problems that need a program, ``told`` for those of math_problems; all when left out.
-        files: Split to JSONL file in the form of GSM8K or MATH, for the task source.
-        judge: How answers are compared: exact, or math_verify.
-        max_steps: Pieces of code and answers after which an episode is truncated.
-        seconds: For a piece of code.
-        sandbox: What the sandbox is like: a back end's name, or its settings.
+        kinds: ``coded`` for problems that need a program, ``told`` for those of math_problems; all if left out.
+        files: Split to JSONL file in the format of GSM8K or MATH, for the task source.
+        judge: Method of comparing answers: exact, or math_verify.
+        max_steps: Number of steps, with code or an answer, after which an episode is truncated.
+        seconds: Time limit of the code of one step.
+        sandbox: Sandbox back end: its name, or its settings.
     """
 
     action_hint = ""
@@ -78,7 +78,7 @@ class PythonMath(AsyncEnv):
         if max_steps < 1:
             raise UsageError("python_math's max_steps is too small", got=max_steps, expected="at least 1")
         if not 0 < seconds <= 20:
-            raise UsageError("python_math's seconds are not allowed", got=seconds, expected="more than 0, up to 20")
+            raise UsageError("python_math's seconds are out of range", got=seconds, expected="more than 0, up to 20")
         self.kinds = kinds
         self.max_steps = max_steps
         self.action_space = Text(256, charset=string.printable)
@@ -118,7 +118,7 @@ class PythonMath(AsyncEnv):
         if options:
             self._problem, self._program = Problem(**options), ""
         else:
-            self._problem, self._program = _generated(seed or 0, self.kinds)
+            self._problem, self._program = _generate(seed or 0, self.kinds)
         self._done, self._over = [], False
         return f"Problem: {self._problem.question}", self._info()
 
@@ -146,7 +146,7 @@ class PythonMath(AsyncEnv):
         return said, 0.0, False, is_last, {**self._info(), "valid": block is not None}
 
     async def _run(self, code: str) -> str:
-        """What code prints, for the policy."""
+        """Run code; return its output for the policy."""
         if len(code) > MOST_CODE:
             return f"Your code is longer than {MOST_CODE} characters."
         if self._interpreter is None:
@@ -154,7 +154,7 @@ class PythonMath(AsyncEnv):
             self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=GRACE_S, limits=LIMITS)
         ran = await self._interpreter.run(code)
         if ran.lost:
-            return f"{ran.lost} The interpreter begins anew."
+            return f"{ran.lost} The interpreter starts again without your variables."
         return cut(ran.output.rstrip(), MOST_SHOWN) or "[no output]"
 
     async def _answer(self, won: bool) -> Step:
@@ -167,7 +167,7 @@ class PythonMath(AsyncEnv):
         self._over = True
 
     async def python(self, code: str) -> str:
-        """Runs Python code and gives back what it prints. What it defines is there for the next call.
+        """Runs Python code and returns what it prints. Variables and functions stay defined for the next call.
 
         Args:
             code: The code; the value of a last line that is an expression is printed.
@@ -175,18 +175,18 @@ class PythonMath(AsyncEnv):
         return await self._run(code)
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action: code is a call of python, an answer is said."""
+        """Return the assistant message of a text action: code is a call of python, an answer is the content."""
         block = _BLOCK.search(action)
         if block is None:
             return Message(role="assistant", content=action)
         return Message(role="assistant", tool_calls=(ToolCall(name="python", arguments={"code": block[1]}),))
 
     def expert(self) -> MathCoder:
-        """A policy that knows a program for every generated problem."""
+        """Return a policy that knows a program for every generated problem."""
         return MathCoder(self._program, self.problem.answer)
 
     def state_key(self) -> str:
-        """Key of the problem and of what was done."""
+        """Return a key of the problem and of the actions so far."""
         return hashlib.blake2b(repr([self.problem, self._done]).encode(), digest_size=16).hexdigest()
 
     async def close(self) -> None:
@@ -199,7 +199,7 @@ class PythonMath(AsyncEnv):
 
 
 class MathCoder:
-    """Runs a program and answers with what it prints; without one, with what is known.
+    """Expert that runs a program and answers with its output; without a program, with the known answer.
 
     Args:
         program: Code that prints the answer.
@@ -210,15 +210,15 @@ class MathCoder:
         self._program, self._answer = program, answer
 
     def act(self, observation: Content) -> str:
-        """The program, then the answer."""
+        """Return the program, then the answer."""
         if self._program:
             program, self._program, self._answer = self._program, "", ""
             return f"```python\n{program}\n```"
         return f"\\boxed{{{self._answer or str(observation).strip()}}}"
 
 
-def _generated(seed: int, kinds: str | None) -> tuple[Problem, str]:
-    """A problem that only the seeds of its split lead to."""
+def _generate(seed: int, kinds: str | None) -> tuple[Problem, str]:
+    """Draw a problem and its program; the problem belongs to the seed's split."""
     split = min(seed // SeedTasks.SPLIT_SIZE, len(_TENTHS) - 1)
     random = Random(f"python_math {seed} {kinds}")
     while True:
@@ -228,10 +228,10 @@ def _generated(seed: int, kinds: str | None) -> tuple[Problem, str]:
 
 
 def tasks(split: str, *, files: Mapping[str, str] | None = None, **options: Any) -> TaskSource:
-    """The task source of a split: generated problems, or the split's file.
+    """Return the task source of a split: generated problems, or the split's file.
 
     Raises:
-        UsageError: there is no file for the split.
+        UsageError: the split has no file.
     """
     if not files:
         return seed_tasks(NAME, split, **options)
@@ -245,8 +245,8 @@ SPEC = EnvironmentSpec(
     make=PythonMath,
     tasks=tasks,
     description=(
-        "Problems of mathematics with a Python interpreter that remembers, in a sandbox: generated ones of seventeen"
-        " kinds, or those of JSONL files in the form of GSM8K or MATH."
+        "Math problems with a Python interpreter in a sandbox that keeps its variables: generated problems of seventeen"
+        " kinds, or problems of JSONL files in the format of GSM8K or MATH."
     ),
     instructions=(
         "You solve a math problem with Python. Each turn, either write code in a block, and you then read what it"

@@ -1,4 +1,4 @@
-"""Kinds of problems for which a program is the shortest way, beside those of `math_problems`."""
+"""Kinds of problems that a program solves most easily, in addition to those of `math_problems`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Drawn(NamedTuple):
 
 
 def draw(random: Random, kinds: str | None) -> Drawn:
-    """A problem of all kinds, or of those that need a program (``coded``), or of the others (``told``)."""
+    """Draw a problem of any kind, of a kind that needs a program (``coded``), or of the others (``told``)."""
     coded = random.random() < 0.5 if kinds is None else kinds == CODED
     if coded:
         kind = random.choice(KINDS)

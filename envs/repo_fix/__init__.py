@@ -1,1 +1,1 @@
-"""Small repositories with a mistake in them, and tests that fail because of it."""
+"""Small repositories with a mistake and tests that fail because of it."""

@@ -1,4 +1,4 @@
-"""The environment: a shell in a small repository, and its package judged elsewhere by calls that nobody saw."""
+"""The environment: a shell in a small repository, whose package is judged in another sandbox by hidden calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of, sha
 
 MAX_STEPS = 15
 REPOSITORY = "repository"
-"""The folder of the judging sandbox that the package is copied to."""
+"""Folder of the judging sandbox for the copy of the package."""
 MOST_FILES = 20
 MOST_BYTES = 64 * 1024
 _TEST_SECONDS = re.compile(r"(Ran \d+ tests?) in [\d.]+s")
@@ -30,16 +30,17 @@ _COMMIT = (
 
 
 class RepoFix(ShellEnv):
-    """Mend a small repository whose tests fail. What the policy leaves in the package's folder is copied into a new
-    sandbox, where its functions are called with arguments that the policy never saw. Its tests are not looked at.
+    """Environment in which the policy fixes a small repository whose tests fail.
 
-    `reset` takes the option ``task_id``; without it the seed draws a training task.
+    The contents of the package's folder are copied into a new sandbox, where its functions are called with arguments
+    that the policy never saw. The repository's tests are ignored. `reset` takes the option ``task_id``; without it the
+    seed draws a training task.
 
     Args:
-        mistakes: 1 or 2 in each repository, or 0 for both kinds.
-        max_steps: Commands after which the repository is judged as it stands.
-        seconds: For a command.
-        sandbox: What sandboxes are like: a back end's name, or its settings.
+        mistakes: Number of mistakes in each repository: 1 or 2, or 0 for both kinds of repositories.
+        max_steps: Number of commands after which the repository is judged.
+        seconds: Time limit of a command.
+        sandbox: Sandbox back end: its name, or its settings.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class RepoFix(ShellEnv):
         self._content = self._fault.source
         library, failing = self._fault.library, ", ".join(f"test_{name}" for name in self._fault.failing)
         return (
-            f"The repository in the current folder holds the Python package {library.package}. {library.about}\n"
+            f"The repository in the current folder contains the Python package {library.package}. {library.about}\n"
             f"Tests fail in tests/test_{library.module}.py: {failing}.\n"
             f"Run them with: python3 -m unittest discover tests\n"
             f"The tests are correct. Fix {library.package}/{library.module}.py, then submit."
@@ -98,11 +99,11 @@ class RepoFix(ShellEnv):
         )
 
     def _progress(self, verdict: Verdict) -> float:
-        """Return the share of the failing calls that were repaired; calls that never failed pay nothing."""
+        """Return the share of the failing hidden calls that were repaired; calls that never failed do not count."""
         return share_gained(share_right(self.fault), verdict.share)
 
     async def _run(self, command: str) -> str:
-        """Run a command; the seconds that tests took are left out, because they differ each time."""
+        """Run a command; remove the duration of tests from its output, because it varies."""
         return _TEST_SECONDS.sub(r"\1", await super()._run(command))
 
     def _expert_commands(self) -> list[str]:
@@ -116,7 +117,7 @@ class RepoFix(ShellEnv):
         return [f"cat {path}", mend, "python3 -m unittest discover tests"]
 
     def secrets(self) -> list[str]:
-        """The hidden calls, and the module as it should be."""
+        """Return the hidden calls and the correct module."""
         cases = cases_of(self.fault.library).values()
         return [*(str(case) for found in cases for case in found[SHOWN:]), with_mistakes(self.fault.library.source, ())]
 
@@ -125,7 +126,7 @@ class RepoFix(ShellEnv):
 
 
 def repository_files(fault: Fault) -> dict[str, str]:
-    """The files of a repository, by path."""
+    """Return the files of a repository, by path."""
     library = fault.library
     return {
         "README.md": f"# {library.package}\n{library.about}\n\nTests: `python3 -m unittest discover tests`\n",
@@ -157,7 +158,7 @@ def _tests(fault: Fault) -> str:
 
 
 async def _python_files(sandbox: Sandbox, folder: str) -> dict[str, bytes]:
-    """What is judged, as data: the Python files of a folder, few and small; others do not count."""
+    """Read the Python files of a folder, which are judged, up to limits of number and size; others are ignored."""
     found: dict[str, bytes] = {}
     try:
         entries = [entry for entry in await sandbox.list(folder) if entry.name.endswith(".py")]
@@ -166,16 +167,16 @@ async def _python_files(sandbox: Sandbox, folder: str) -> dict[str, bytes]:
     for entry in entries[:MOST_FILES]:
         try:
             found[f"{folder}/{entry.name}"] = await sandbox.read(f"{folder}/{entry.name}", most=MOST_BYTES)
-        except SandboxFileError:  # a folder, a link to nowhere, too large: as if it were not there
+        except SandboxFileError:  # a folder, a broken link, or too large: ignored
             continue
     return found
 
 
 def check_mistakes(mistakes: int) -> int:
-    """The option, if it is allowed.
+    """Return the option if it is valid.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is not valid.
     """
     if mistakes not in (0, 1, 2):
         raise UsageError("unknown number of mistakes in repo_fix", got=mistakes, expected="1, 2, or 0 for both")
@@ -183,7 +184,7 @@ def check_mistakes(mistakes: int) -> int:
 
 
 def tasks(split: str, *, mistakes: int = 0, **_options: Any) -> RepoTasks:
-    """The task source of a split."""
+    """Return the task source of a split."""
     return RepoTasks(split, check_mistakes(mistakes))
 
 
@@ -193,8 +194,8 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "Small git repositories with a failing test, made by mutating code: a shell in a sandbox, and hidden calls in a"
-        " second one. Each split has repositories of its own."
+        "Small git repositories with failing tests, made by mutating code: a shell in a sandbox, and hidden calls in a"
+        " second one. Each split has its own repositories."
     ),
     instructions=(
         "You fix a small Python repository in a shell. "

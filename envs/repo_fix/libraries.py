@@ -1,6 +1,6 @@
-"""The repositories before a mistake is made: modules of a few functions without endless loops, and calls of them.
+"""The repositories before a mistake is inserted: modules of a few functions without endless loops, and their calls.
 
-What a call has to return is found by calling the module as it stands here.
+The right value of a call is the value that the module here returns.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 Draw: TypeAlias = Callable[[Random], tuple[Any, ...]]
-"""Draws the arguments of a call."""
+"""Function that draws the arguments of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Library:
     about: str
     source: str
     calls: Mapping[str, Draw]
-    """By function."""
+    """Drawing function by name of the called function."""
 
 
 def _numbers(low: int, high: int, count: int) -> Draw:
@@ -79,10 +79,10 @@ LIBRARIES = (
     Library(
         package="shop",
         module="cart",
-        about="Sums and discounts of a shop's cart. An order is a list of name, count and price in cents.",
+        about="Totals and discounts of a shopping cart. An order is a list of name, count and price in cents.",
         source='''
 def subtotal(orders):
-    """The price of all orders together."""
+    """The total price of all orders."""
     total = 0
     for _name, count, price in orders:
         if count > 0:
@@ -91,7 +91,7 @@ def subtotal(orders):
 
 
 def discount(amount):
-    """What is taken off: 10 % from 100 on, 20 % from 200 on, in whole cents."""
+    """The discount: 10 % for amounts from 100, 20 % from 200, in whole cents."""
     if amount >= 200:
         return amount * 20 // 100
     if amount >= 100:
@@ -100,7 +100,7 @@ def discount(amount):
 
 
 def total(orders, shipping):
-    """What the customer pays; shipping is free from 150 on, after the discount."""
+    """The amount that the customer pays; shipping is free from 150 after the discount."""
     amount = subtotal(orders)
     amount -= discount(amount)
     if amount >= 150:
@@ -109,7 +109,7 @@ def total(orders, shipping):
 
 
 def most_wanted(orders):
-    """The name that is ordered most often, the first one of several."""
+    """The name with the largest count in one order; the first one if several are equal."""
     best, most = None, 0
     for name, count, _price in orders:
         if count > most:
@@ -143,7 +143,7 @@ def wrap(text, width):
 
 
 def centre(text, width):
-    """The text between blanks, one more on the right if need be."""
+    """The text between spaces; an odd space goes to the right."""
     missing = width - len(text)
     if missing <= 0:
         return text
@@ -159,7 +159,7 @@ def shorten(text, width):
 
 
 def capitals(text):
-    """Each word with a capital, but short ones only at the beginning."""
+    """Each word with a capital letter, but short words only at the beginning."""
     words = []
     for place, word in enumerate(text.split()):
         if place == 0 or len(word) > 3:
@@ -195,7 +195,7 @@ def neighbours(board, row, column):
 
 
 def count(board, number):
-    """How often a number stands on the board."""
+    """How often a number occurs on the board."""
     return sum(row.count(number) for row in board)
 
 
@@ -224,7 +224,7 @@ def border(board):
     Library(
         package="spans",
         module="intervals",
-        about="Intervals of whole numbers as pairs of a start and an end that does not belong to them.",
+        about="Intervals of whole numbers, as pairs of a start and an exclusive end.",
         source='''
 def length(span):
     """How many numbers are in it."""
@@ -256,7 +256,7 @@ def merge(spans):
 
 
 def gaps(spans):
-    """What lies between the merged spans."""
+    """The gaps between the merged spans."""
     merged = merge(spans)
     return [[merged[place][1], merged[place + 1][0]] for place in range(len(merged) - 1)]
 ''',
@@ -279,7 +279,7 @@ def mean(marks):
 
 
 def letter(mark):
-    """A from 90 on, B from 75, C from 60, D from 40, else F."""
+    """A from 90, B from 75, C from 60, D from 40, else F."""
     for least, name in ((90, "A"), (75, "B"), (60, "C"), (40, "D")):
         if mark >= least:
             return name
@@ -330,18 +330,18 @@ def show(minutes):
 
 
 def between(start, end):
-    """Minutes from one time to the next such time, over midnight if need be."""
+    """Minutes from the start to the next time that is the end, past midnight if necessary."""
     return end - start if end >= start else end - start + 1440
 
 
 def rounded(minutes, step):
-    """The nearest multiple of `step`, the later one of two."""
+    """The nearest multiple of `step`; the later one if two are equally near."""
     rest = minutes % step
     return minutes - rest + (step if rest * 2 >= step else 0)
 
 
 def is_open(minutes, opens, closes):
-    """Whether a shop is open, which may close after midnight."""
+    """Whether a shop is open; it may close after midnight."""
     if opens <= closes:
         return opens <= minutes < closes
     return minutes >= opens or minutes < closes
@@ -357,7 +357,7 @@ def is_open(minutes, opens, closes):
     Library(
         package="stock",
         module="shelf",
-        about="What is on a shelf: a dictionary from names to counts.",
+        about="The contents of a shelf: a dictionary from names to counts.",
         source='''
 def add(shelf, name, count):
     """The shelf with more of something; counts below 1 add nothing."""
@@ -368,7 +368,7 @@ def add(shelf, name, count):
 
 
 def take(shelf, name, count):
-    """The shelf with less of something; what is used up is gone. None if there is not enough."""
+    """The shelf with less of something; names with no items left are removed. None if there is not enough."""
     if shelf.get(name, 0) < count:
         return None
     changed = dict(shelf)
@@ -379,12 +379,12 @@ def take(shelf, name, count):
 
 
 def low(shelf, least):
-    """Sorted names of which there is less than `least`."""
+    """The sorted names with counts below `least`."""
     return sorted(name for name, count in shelf.items() if count < least)
 
 
 def difference(one, other):
-    """How much more of each name is on the first shelf; names that are equal are left out."""
+    """How much more of each name is on the first shelf; names with equal counts are left out."""
     names = sorted(set(one) | set(other))
     changes = {name: one.get(name, 0) - other.get(name, 0) for name in names}
     return {name: change for name, change in changes.items() if change != 0}
@@ -407,7 +407,7 @@ def digits(number):
 
 
 def check_digit(number):
-    """Makes the weighted sum a multiple of 10: weights 3 and 1 from the right."""
+    """The digit that makes the weighted sum a multiple of 10; the weights are 3 and 1 in turn, from the right."""
     total = 0
     for place, digit in enumerate(reversed(str(number))):
         total += int(digit) * (3 if place % 2 == 0 else 1)
@@ -415,7 +415,7 @@ def check_digit(number):
 
 
 def shift(text, steps):
-    """Small letters moved on in the alphabet; other characters stay."""
+    """Lowercase letters shifted in the alphabet; other characters stay."""
     moved = []
     for letter in text:
         if "a" <= letter <= "z":
@@ -425,7 +425,7 @@ def shift(text, steps):
 
 
 def runs(text):
-    """Letters with how often they follow one another: aab gives [["a", 2], ["b", 1]]."""
+    """Letters with the lengths of their runs: aab gives [["a", 2], ["b", 1]]."""
     found = []
     for letter in text:
         if found and found[-1][0] == letter:

@@ -1,4 +1,4 @@
-"""Mistakes in a module: one place changed, as somebody in a hurry would."""
+"""Mistakes in a module: a small change at one place, like a careless programmer's."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Mutation(NamedTuple):
 
     function: str
     place: int
-    """Of the function among the module's statements."""
+    """Index of the function among the module's statements."""
     code: str
     """The function with the mistake."""
 
 
 def mutations(source: str) -> Iterator[Mutation]:
-    """Every single mistake, in the order of the source."""
+    """Yield every single mistake, in the order of the source."""
     for place, node in enumerate(ast.parse(source).body):
         if isinstance(node, ast.FunctionDef):
             for number in range(sum(1 for _ in _places(node))):
@@ -50,7 +50,7 @@ def mutations(source: str) -> Iterator[Mutation]:
 
 
 def with_mistakes(source: str, mistakes: Iterable[Mutation]) -> str:
-    """A module with mistakes in some of its functions, in one form whether there are any or not: `ast.unparse`'s."""
+    """Return a module with mistakes in some of its functions, or none; always in the form of `ast.unparse`."""
     statements = [*_statements(source)]
     for mistake in mistakes:
         statements[mistake.place] = mistake.code
@@ -63,14 +63,14 @@ def _statements(source: str) -> tuple[str, ...]:
 
 
 def _places(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, int]]:
-    """Where a function can be changed: the node, and which of the node's changes."""
+    """Yield the possible changes of a function: the node, and the number of the node's change."""
     for node in ast.walk(function):
         for kind in range(_changes(node)):
             yield node, kind
 
 
 def _changes(node: ast.AST) -> int:
-    """How many changes of a node there are."""
+    """Count the possible changes of a node."""
     match node:
         case ast.Compare(ops=ops):
             return sum(type(op) in _COMPARED for op in ops)

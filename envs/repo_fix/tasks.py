@@ -1,4 +1,4 @@
-"""The tasks: repositories with one mistake, or with two. Each split has repositories of its own."""
+"""The tasks: repositories with one mistake or two. Each split has its own repositories."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PACKAGES = {
     TEST: ("codes",),
 }
 SHOWN, HIDDEN = 4, 12
-"""Cases of each function: in the repository's tests, and kept back."""
+"""Number of cases of each function in the repository's tests, and of hidden ones."""
 PAIRS = 60
-"""Tasks of a repository with two mistakes."""
+"""Maximum number of tasks with two mistakes per repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A repository with something wrong in it."""
+    """A repository with mistakes."""
 
     library: Library
     source: str
@@ -38,11 +38,11 @@ class Fault:
     failing: tuple[str, ...]
     """Functions whose tests fail."""
     count: int
-    """Mistakes."""
+    """Number of mistakes."""
 
     @property
     def type(self) -> str:
-        """How many mistakes, in words."""
+        """Number of mistakes in words."""
         return "one mistake" if self.count == 1 else "two mistakes"
 
 
@@ -50,26 +50,26 @@ class RepoTasks(NumberedTasks):
     """The tasks of a split.
 
     Args:
-        split: Which one.
-        mistakes: 1 or 2 in each repository, or 0 for both kinds.
+        split: Name of the split.
+        mistakes: Number of mistakes in each repository: 1 or 2, or 0 for both kinds of repositories.
 
     Raises:
-        UsageError: there is no such split.
+        UsageError: the split does not exist.
     """
 
     def __init__(self, split: str, mistakes: int = 0) -> None:
         known = enumerate(faults_of(check_split(split, ENVIRONMENT)))
         super().__init__(ENVIRONMENT, split, [n for n, fault in known if mistakes in (0, fault.count)])
 
-    def _told(self, task_id: str) -> Mapping[str, Any]:
+    def _task_fields(self, task_id: str) -> Mapping[str, Any]:
         return {"type": fault_of(task_id).type}
 
 
 def fault_of(task_id: str) -> Fault:
-    """The repository of a task id such as ``valid-17``.
+    """Return the repository of a task id such as ``valid-17``.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the task does not exist.
     """
     split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(faults_of(split)))
     return faults_of(split)[number]
@@ -77,14 +77,14 @@ def fault_of(task_id: str) -> Fault:
 
 @functools.cache
 def faults_of(split: str) -> Sequence[Fault]:
-    """All faults of a split, in an order without meaning."""
+    """Return all faults of a split, in pseudo-random order."""
     found = [fault for library in LIBRARIES if library.package in PACKAGES[split] for fault in _faults(library)]
     Random(f"repo_fix {split}").shuffle(found)
     return found
 
 
 def _faults(library: Library) -> list[Fault]:
-    """Single mistakes that the tests of their function notice, and pairs of them in two functions."""
+    """Return the single mistakes that the tests of their function detect, and pairs of them in two functions."""
     known = cases_of(library)
     noticed = [one for one in mutations(library.source) if _is_noticed(library, one, known[one.function])]
     pairs = [pair for pair in itertools.combinations(noticed, 2) if pair[0].function != pair[1].function]
@@ -108,7 +108,7 @@ def _fault(library: Library, mistakes: Sequence[Mutation], known: Mapping[str, S
 def share_right(fault: Fault) -> float:
     """Return the share of the hidden cases that the module with the mistakes already passes."""
     module: dict[str, Any] = {}
-    exec(_compiled(fault.source), module)
+    exec(_compile(fault.source), module)
     hidden = [case for cases in cases_of(fault.library).values() for case in cases[SHOWN:]]
     return sum(_is_right(module, case) for case in hidden) / len(hidden)
 
@@ -124,15 +124,15 @@ def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
 def _cases(package: str) -> Mapping[str, tuple[Case, ...]]:
     library = next(one for one in LIBRARIES if one.package == package)
     module = _module(library)
-    return {name: _drawn(library, name, module[name]) for name in library.calls}
+    return {name: _draw_cases(library, name, module[name]) for name in library.calls}
 
 
 def cases_of(library: Library) -> Mapping[str, tuple[Case, ...]]:
-    """By function, the cases of the repository's tests and then those that are kept back; all differ."""
+    """Return the cases by function: first those of the repository's tests, then the hidden ones; all differ."""
     return _cases(library.package)
 
 
-def _drawn(library: Library, name: str, function: Callable[..., Any]) -> tuple[Case, ...]:
+def _draw_cases(library: Library, name: str, function: Callable[..., Any]) -> tuple[Case, ...]:
     random, found = Random(f"repo_fix {library.package} {name}"), dict[str, Case]()
     for _ in range(2000):
         arguments = library.calls[name](random)
@@ -145,14 +145,14 @@ def _drawn(library: Library, name: str, function: Callable[..., Any]) -> tuple[C
 
 
 def _module(library: Library, mistakes: Sequence[Mutation] = ()) -> dict[str, Any]:
-    """The functions of a library, with mistakes in some of them."""
+    """Return the functions of a library, with mistakes in some of them."""
     space: dict[str, Any] = {}
-    exec(_compiled(library.source), space)
+    exec(_compile(library.source), space)
     for mistake in mistakes:
-        exec(_compiled(mistake.code), space)
+        exec(_compile(mistake.code), space)
     return space
 
 
 @functools.lru_cache(maxsize=1024)
-def _compiled(source: str) -> CodeType:
+def _compile(source: str) -> CodeType:
     return compile(source, "<repository>", "exec")

@@ -1,1 +1,1 @@
-"""The desk of a shop: an agent with tools, a policy and a database serves a customer who talks."""
+"""The service desk of a shop: an agent with tools, a policy and a database serves a customer in a conversation."""

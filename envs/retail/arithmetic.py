@@ -19,13 +19,13 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 
 
 def calculate(expression: str) -> str:
-    """The value of an expression, rounded to cents.
+    """Return the value of an expression, rounded to cents.
 
     >>> calculate("(19.99 + 5) * 2")
     '49.98'
 
     Raises:
-        ToolError: it holds anything but numbers, + - * / and parentheses.
+        ToolError: it contains anything except numbers, + - * / and parentheses.
     """
     if len(expression) > MAX_CHARACTERS:
         raise ToolError("the expression is too long", got=f"{len(expression)} characters", expected=MAX_CHARACTERS)

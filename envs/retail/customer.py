@@ -1,7 +1,7 @@
-"""The customer: a script that says what it wants step by step, and leaves with a stop mark.
+"""The scripted customer, which says what it wants step by step and ends with a stop mark.
 
-It sees in the database whether a request was met. A question is over with the first answer to it, right or wrong: the
-customer does not know which it is. What it says depends only on the scenario, its own state, and what the agent says.
+It checks in the database if a request was met. A question ends with the first answer, right or wrong, because the
+customer cannot tell. Its replies depend only on the scenario, its own state, and the agent's words.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from .hearing import Heard, figures_in, hear
 from .requests import Fact, Persona, Request, RequestKind, Scenario
 
 PATIENCE = 6
-"""Replies without anything new that a customer gives per request."""
+"""Maximum number of a customer's replies per request that contain nothing new."""
 _SMALL_TALK = ("Sure!", "No problem.", "Of course.", "Good question.")
 
 
 @dataclass(slots=True, kw_only=True)
 class Mood:
-    """What changes in a customer."""
+    """Changing state of a customer."""
 
     request: int = 0
-    """Number of the request that is talked about."""
+    """Index of the current request."""
     told: list[str] = field(default_factory=list)
-    """Topics of the facts of this request that were told."""
+    """Topics of the facts of this request that the customer has told."""
     changed_mind: bool = False
-    """About this request."""
+    """True if the customer has changed its mind about this request."""
     introduced: bool = False
     replies: int = 0
     spent: int = 0
-    """Patience, on this request."""
+    """Number of replies without anything new on this request."""
 
 
 class Customer:
-    """Talks about one scenario.
+    """Scripted customer of one scenario.
 
     Args:
-        scenario: Who it is, and what is wanted.
-        expected: For each request, the orders as they will be when it is met.
-        mood: Where the conversation stands; at its start when left out.
+        scenario: The customer's identity and requests.
+        expected: The order of each request after the request is met.
+        mood: State of the conversation; by default its start.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Customer:
         self.mood.told = list(self.mood.told)
 
     def to_plain(self) -> dict[str, Any]:
-        """The mood as JSON types."""
+        """Return the mood as JSON types."""
         return asdict(self.mood)
 
     @property
     def request(self) -> Request:
-        """What is talked about."""
+        """Current request."""
         return self.scenario.requests[self.mood.request]
 
     def open(self) -> str:
-        """The first words."""
+        """Return the first words."""
         greeting = "Hello there, I hope that you are well!" if self.scenario.persona is Persona.CHATTY else "Hello."
         words = [greeting, self.request.opening]
         if self.scenario.persona is Persona.DIRECT:
@@ -72,7 +72,7 @@ class Customer:
         return " ".join(words)
 
     def answer(self, text: str, database: Database) -> str:
-        """The reply to what the agent says; the last one ends with `STOP`."""
+        """Return the reply to what the agent says; the last one ends with `STOP`."""
         self.mood.replies += 1
         heard = hear(text)
         if database.transfers:
@@ -95,7 +95,7 @@ class Customer:
         return database.order(request.order_id) == self._expected[self.mood.request]
 
     def _unclear(self, text: str) -> list[str]:
-        """Reply to figures that are no answer to the customer's question."""
+        """Return a reply to figures that do not answer the customer's question."""
         outputs, figures = self.request.outputs, figures_in(text)
         if not outputs or not (figures.amounts or figures.counts):
             return []
@@ -104,7 +104,7 @@ class Customer:
         return [] if len(outputs) == 1 or not figures.amounts else [phrases.NO_COUNT]
 
     def _go_on(self) -> str:
-        """The next request, or goodbye."""
+        """Return the next request, or the goodbye."""
         was_refused = self.request.kind is RequestKind.REFUSED
         if self.mood.request + 1 == len(self.scenario.requests):
             return phrases.SERVED
@@ -118,7 +118,7 @@ class Customer:
         return " ".join(words)
 
     def _reply(self, heard: Heard) -> list[str]:
-        """Who it is if asked, facts that are asked for, a confirmation; else the next fact, or the request again."""
+        """Answer with identity, requested facts and confirmation; otherwise tell or repeat a fact."""
         was_introduced = self.mood.introduced
         words = self._introduction(heard)
         is_new = bool(words) and not was_introduced
@@ -147,7 +147,7 @@ class Customer:
         return [*forgotten, *([self.scenario.by_name] if heard.wants_name or heard.wants_email else [])]
 
     def _change_of_mind(self) -> str | None:
-        """What a wavering customer wants instead, once, after telling what they wanted at first."""
+        """Return what a wavering customer wants instead, once, after it has told its first wish."""
         wavering = self._wavering_fact()
         if wavering is None or self.mood.changed_mind or wavering.topic.value not in self.mood.told:
             return None
@@ -158,7 +158,7 @@ class Customer:
         return self.scenario.wavers_about(self.request)
 
     def _volunteer(self, asked: list[Fact]) -> tuple[list[str], bool]:
-        """The next facts that were not told; what was told again, if that was asked for; the request again."""
+        """Return new facts and True; if there are none, repeat the requested facts or the request, with False."""
         untold = self._untold()
         if untold:
             return self._tell(untold[: self.scenario.persona.facts_at_once]), True
@@ -173,7 +173,7 @@ class Customer:
         return [self._text(fact) for fact in facts]
 
     def _text(self, fact: Fact) -> str:
-        """A fact as it is seen now: a wavering customer starts with something else."""
+        """Return the current version of a fact: a wavering customer starts with another one."""
         is_first = fact is self._wavering_fact() and not self.mood.changed_mind
         return fact.at_first if is_first and fact.at_first is not None else fact.text
 

@@ -1,4 +1,4 @@
-"""The options of a customer whom a language model plays."""
+"""Options of a customer that a language model plays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentrl.remote.chat import ServiceSettings
 
 SECTION = "environment.options.customer"
 ROLE: Final = "role"
-"""The runtime plays the customer."""
+"""Value of the option with which the runtime plays the customer."""
 DEFAULTS: Mapping[str, Any] = {
     "temperature": 0.0,
     "api_key_variable": "OPENAI_API_KEY",
@@ -20,35 +20,35 @@ DEFAULTS: Mapping[str, Any] = {
     "max_tokens": 1024,
     "patience": 30,
 }
-"""What may be left out; `url` and `model` may not."""
+"""Defaults of the optional keys; `url` and `model` are required."""
 _KEYS = ("url", "model", *DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomerOptions:
-    """Who plays the customer, and how it is asked."""
+    """Service that plays the customer, and settings of its requests."""
 
     service: ServiceSettings
     temperature: float
     max_tokens: int
-    """Most tokens of an answer, thoughts included."""
+    """Maximum tokens of an answer, including thinking."""
     patience: int
-    """Answers after which the customer leaves."""
+    """Number of answers after which the customer leaves."""
 
 
 def parse_customer(given: object) -> CustomerOptions:
-    """Check the option ``customer`` as it stands in a config.
+    """Check the option ``customer`` of a config.
 
-    Its keys: ``url``, the service's base address, up to and with ``/v1``; ``model``, the service's name of the model;
-    ``temperature``; ``api_key_variable``, the environment variable that holds the key; ``timeout_s``, the deadline of
-    one answer with all its retries; ``max_tokens`` of one answer; ``patience``, the answers that the customer gives.
+    Its keys: ``url``, the service's base URL, including ``/v1``; ``model``, the service's name of the model;
+    ``temperature``; ``api_key_variable``, the environment variable with the key; ``timeout_s``, the time limit of one
+    answer with all its retries; ``max_tokens`` of one answer; ``patience``, the number of the customer's answers.
 
     Raises:
         UsageError: a key is missing or unknown, or a value is not allowed.
     """
     if not isinstance(given, Mapping):
         expected = f"{{url: http://HOST:PORT/v1, model: NAME}}, or {ROLE}"
-        raise UsageError(f"{SECTION} has no keys", got=repr(given), expected=expected)
+        raise UsageError(f"{SECTION} is not valid", got=repr(given), expected=expected)
     for name in given:
         if name not in _KEYS:
             hint = did_you_mean(name, _KEYS)
@@ -56,7 +56,7 @@ def parse_customer(given: object) -> CustomerOptions:
     values = {**DEFAULTS, **given}
     url = _text(values, "url", expected="the service's base address, such as http://127.0.0.1:8000/v1")
     if not re.match(r"https?://[^/\s]+", url):
-        raise UsageError(f"{SECTION}.url is no address", got=repr(url), expected="http://HOST:PORT/v1")
+        raise UsageError(f"{SECTION}.url is not an address", got=repr(url), expected="http://HOST:PORT/v1")
     return CustomerOptions(
         service=ServiceSettings(
             url=url,
@@ -75,7 +75,7 @@ def _text(values: Mapping[str, Any], name: str, *, expected: str) -> str:
     value = values.get(name)
     if not isinstance(value, str) or not value.strip():
         got = "nothing" if value is None else repr(value)
-        raise UsageError(f"{SECTION}.{name} is missing or no text", got=got, expected=expected)
+        raise UsageError(f"{SECTION}.{name} is missing or not a text", got=got, expected=expected)
     return value
 
 
@@ -84,12 +84,12 @@ def _number(values: Mapping[str, Any], name: str, *, above: float | None = None)
     expected = "a number of at least 0" if above is None else f"a number above {above:g}"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value < float("inf") or value == above:
-        raise UsageError(f"{SECTION}.{name} is not allowed", got=repr(value), expected=expected)
+        raise UsageError(f"{SECTION}.{name} is not valid", got=repr(value), expected=expected)
     return float(value)
 
 
 def _count(values: Mapping[str, Any], name: str) -> int:
     value = values[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{SECTION}.{name} is not allowed", got=repr(value), expected="a whole number of at least 1")
+        raise UsageError(f"{SECTION}.{name} is not valid", got=repr(value), expected="a whole number of at least 1")
     return value

@@ -1,4 +1,4 @@
-"""The shop's records: a shared base that never changes, and what one episode has changed."""
+"""The shop's records: a shared constant store, and the changes of one episode."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Store:
 
 
 class Database:
-    """One episode's view of a store; rows are copied when they are changed.
+    """View of a store in one episode; rows are copied before they are changed.
 
     Args:
         store: The records at the start.
-        changes: As `changes` gave them.
+        changes: Changes from the method `changes`.
     """
 
     def __init__(self, store: Store, changes: Mapping[str, Any] | None = None) -> None:
@@ -36,36 +36,36 @@ class Database:
         self._users: dict[str, Row] = kept.get("users", {})
         self._orders: dict[str, Row] = kept.get("orders", {})
         self.transfers: int = kept.get("transfers", 0)
-        """How often the customer was handed to a human agent."""
+        """Number of transfers of the customer to a human agent."""
         self.identified: set[str] = set(kept.get("identified", ()))
-        """Users that the agent has found by what only the customer could tell."""
+        """Users that the agent has identified by data that only the customer could tell."""
 
     def user(self, user_id: str) -> Row | None:
-        """A user, to be read only."""
+        """Return a user for reading."""
         return self._users.get(user_id) or self.store.users.get(user_id)
 
     def order(self, order_id: str) -> Row | None:
-        """An order, to be read only."""
+        """Return an order for reading."""
         return self._orders.get(order_id) or self.store.orders.get(order_id)
 
     def edit_user(self, user_id: str) -> Row:
-        """A user that may be changed."""
+        """Return a user for changing."""
         if user_id not in self._users:
             self._users[user_id] = copy.deepcopy(self.store.users[user_id])
         return self._users[user_id]
 
     def edit_order(self, order_id: str) -> Row:
-        """An order that may be changed."""
+        """Return an order for changing."""
         if order_id not in self._orders:
             self._orders[order_id] = copy.deepcopy(self.store.orders[order_id])
         return self._orders[order_id]
 
     def changes(self) -> dict[str, Any]:
-        """Give the differences from the store, and who was identified, as JSON types; undone changes do not differ."""
+        """Return the differences from the store and the identified users as JSON types; undone changes are omitted."""
         return {**copy.deepcopy(self._differences()), "identified": sorted(self.identified)}
 
     def key(self) -> str:
-        """Hash of the records: equal for two databases over one store if and only if they hold the same ones."""
+        """Return a hash of the records, equal for two databases over one store if and only if their records are."""
         changes = orjson.dumps(self._differences(), option=orjson.OPT_SORT_KEYS)
         return hashlib.blake2b(changes, digest_size=16).hexdigest()
 

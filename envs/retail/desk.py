@@ -1,4 +1,4 @@
-"""What an agent can do at the desk, with one episode's database."""
+"""The agent's tools at the desk, with the database of one episode."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _IDENTIFY = (
 
 
 class Desk:
-    """What an agent can do. Each public method is a tool; its docstring is what the agent reads.
+    """Tools of the agent. Each public method is a tool, and the agent reads its docstring.
 
     Args:
-        database: Of the episode.
+        database: Database of the episode.
     """
 
     def __init__(self, database: Database) -> None:
@@ -45,7 +45,7 @@ class Desk:
         wanted = email.strip().lower()
         for user_id, user in self.database.store.users.items():
             if user["email"] == wanted:
-                return self._identified(user_id)
+                return self._identify(user_id)
         raise ToolError("there is no user with this email address", got=repr(email))
 
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
@@ -60,7 +60,7 @@ class Desk:
         for user_id, user in self.database.store.users.items():
             name = user["name"]
             if (name["first_name"].lower(), name["last_name"].lower(), user["address"]["zip"]) == wanted:
-                return self._identified(user_id)
+                return self._identify(user_id)
         raise ToolError("there is no user with this name and zip code", got=", ".join(wanted))
 
     def get_user_details(self, user_id: str) -> str:
@@ -69,7 +69,7 @@ class Desk:
         Args:
             user_id: Such as "ann_lee_1234".
         """
-        return _shown(self._user(user_id))
+        return _to_json(self._user(user_id))
 
     def get_order_details(self, order_id: str) -> str:
         """Shows an order's status, items, address and payments.
@@ -77,7 +77,7 @@ class Desk:
         Args:
             order_id: Such as "#W1234567".
         """
-        return _shown(self._order(order_id))
+        return _to_json(self._order(order_id))
 
     def get_product_details(self, product_id: str) -> str:
         """Shows a product's options with their item ids, prices and availability.
@@ -88,11 +88,11 @@ class Desk:
         product = self.database.store.products.get(product_id)
         if product is None:
             raise ToolError("there is no product with this id", got=repr(product_id), hint="see list_all_product_types")
-        return _shown(product)
+        return _to_json(product)
 
     def list_all_product_types(self) -> str:
         """Lists the names and ids of all products."""
-        return _shown({product["name"]: key for key, product in self.database.store.products.items()})
+        return _to_json({product["name"]: key for key, product in self.database.store.products.items()})
 
     def cancel_pending_order(self, order_id: str, reason: str) -> str:
         """Cancels a pending order and pays the money back.
@@ -109,7 +109,7 @@ class Desk:
             sign = -1 if payment["transaction_type"] == "payment" else 1
             settle(self.database, order, payment["payment_method_id"], sign * payment["amount"])
         order["status"], order["cancel_reason"] = "cancelled", reason
-        return _shown(order)
+        return _to_json(order)
 
     def modify_pending_order_address(
         self, order_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
@@ -129,7 +129,7 @@ class Desk:
             raise ToolError(f"order {order_id} is not pending", got=self._order(order_id)["status"])
         order = self.database.edit_order(order_id)
         order["address"] = _address(address1, address2, city, state, country, zip)
-        return _shown(order)
+        return _to_json(order)
 
     def modify_pending_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
@@ -139,7 +139,7 @@ class Desk:
         Args:
             order_id: Such as "#W1234567".
             item_ids: The items to change.
-            new_item_ids: What they become, in the same order.
+            new_item_ids: The new items, in the same order.
             payment_method_id: Pays or receives the difference.
         """
         order = self._order_with_status(order_id, PENDING)
@@ -152,7 +152,7 @@ class Desk:
             if new := new_of.get(item["item_id"]):
                 item.update(item_id=new["item_id"], options=dict(new["options"]), price=new["price"])
         order["status"] = MODIFIED
-        return _shown(order)
+        return _to_json(order)
 
     def modify_pending_order_payment(self, order_id: str, payment_method_id: str) -> str:
         """Changes the payment method of a pending order.
@@ -169,7 +169,7 @@ class Desk:
         order = self.database.edit_order(order_id)
         settle(self.database, order, payment_method_id, payment["amount"])
         settle(self.database, order, payment["payment_method_id"], -payment["amount"])
-        return _shown(order)
+        return _to_json(order)
 
     def modify_user_address(
         self, user_id: str, address1: str, address2: str, city: str, state: str, country: str, zip: str
@@ -188,7 +188,7 @@ class Desk:
         self._user(user_id)
         user = self.database.edit_user(user_id)
         user["address"] = _address(address1, address2, city, state, country, zip)
-        return _shown(user)
+        return _to_json(user)
 
     def return_delivered_order_items(self, order_id: str, item_ids: list[str], payment_method_id: str) -> str:
         """Returns items of a delivered order.
@@ -203,12 +203,14 @@ class Desk:
         method = method_of(self._user(order["user_id"]), payment_method_id)
         original = order["payment_history"][0]["payment_method_id"]
         if method["source"] != "gift_card" and payment_method_id != original:
-            raise ToolError("the money cannot go there", expected=f"{original}, or a gift card of the customer")
+            raise ToolError(
+                "the money cannot go to this payment method", expected=f"{original}, or a gift card of the customer"
+            )
         order = self.database.edit_order(order_id)
         order.update(
             status="return requested", return_items=sorted(item_ids), return_payment_method_id=payment_method_id
         )
-        return _shown(order)
+        return _to_json(order)
 
     def exchange_delivered_order_items(
         self, order_id: str, item_ids: list[str], new_item_ids: list[str], payment_method_id: str
@@ -218,7 +220,7 @@ class Desk:
         Args:
             order_id: Such as "#W1234567".
             item_ids: The items to exchange.
-            new_item_ids: What they are exchanged for, in the same order.
+            new_item_ids: The new items, in the same order.
             payment_method_id: Pays or receives the difference.
         """
         order = self._order_with_status(order_id, DELIVERED)
@@ -231,7 +233,7 @@ class Desk:
             exchange_payment_method_id=payment_method_id,
             exchange_price_difference=swap.difference,
         )
-        return _shown(order)
+        return _to_json(order)
 
     def calculate(self, expression: str) -> str:
         """Computes an arithmetic expression.
@@ -260,7 +262,7 @@ class Desk:
         self.database.transfers += 1
         return "A human agent will take over. Tell the customer."
 
-    def _identified(self, user_id: str) -> str:
+    def _identify(self, user_id: str) -> str:
         self.database.identified.add(user_id)
         return user_id
 
@@ -287,10 +289,10 @@ class Desk:
         return order
 
     def _check_funds(self, order: Row, payment_method_id: str, amount: float) -> None:
-        """Refuse before anything is changed."""
+        """Check the balance of a gift card before anything is changed."""
         method = method_of(self._user(order["user_id"]), payment_method_id)
         if method["source"] == "gift_card" and method["balance"] < amount:
-            raise ToolError("the gift card does not hold enough", got=method["balance"], expected=amount)
+            raise ToolError("the gift card does not have enough money", got=method["balance"], expected=amount)
 
 
 def _address(address1: str, address2: str, city: str, state: str, country: str, zip: str) -> Row:
@@ -304,5 +306,5 @@ def _address(address1: str, address2: str, city: str, state: str, country: str, 
     }
 
 
-def _shown(row: Row) -> str:
+def _to_json(row: Row) -> str:
     return orjson.dumps(row).decode()

@@ -1,4 +1,4 @@
-"""The retail desk as environments: with the scripted customer, or with one that a language model plays."""
+"""The retail desk as environments, with the scripted customer or one that a language model plays."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 def make_retail(**options: Any) -> AnyEnv:
-    """The environment that the options ask for: with a ``customer``, the runtime or a service plays it.
+    """Create the environment for the options; with a ``customer``, the runtime or a service plays the customer.
 
     Raises:
-        UsageError: an option is wrong.
+        UsageError: an option is not valid.
     """
     customer = options.get("customer")
     if customer == ROLE:
@@ -40,15 +40,15 @@ def make_retail(**options: Any) -> AnyEnv:
 
 
 class RetailDesk(gymnasium.Env[str, str]):
-    """Serve a customer who talks, with tools, under a policy.
+    """Environment in which an agent serves a customer in a conversation, with tools, under a policy.
 
-    An action is what is said to the customer, or a call of a tool as text: ``{"name": …, "arguments": {…}}``. Agents
-    that call tools use `tools`, and say the rest. The customer ends the episode; the reward is then 1 if the customer
-    was identified, the database is as the right actions leave it, and the answer to a question was right,
-    else 0. `reset` takes the option ``task_id``; without it the seed draws a training task.
+    An action is text for the customer, or a tool call as text: ``{"name": …, "arguments": {…}}``. Agents that call
+    tools natively use `tools`; their other text goes to the customer. The customer ends the episode; the reward is 1 if
+    the customer was identified, the database has the state after the right actions, and the answer to a question was
+    right, else 0. `reset` takes the option ``task_id``; without it the seed draws a training task.
 
     Args:
-        options: As `parse_options` describes them, without ``customer``.
+        options: Options of `parse_options`, without ``customer``.
     """
 
     action_hint = ""
@@ -78,10 +78,10 @@ class RetailDesk(gymnasium.Env[str, str]):
         return self.episode.case
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """A customer calls.
+        """Start an episode with the customer's first words.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
@@ -90,67 +90,69 @@ class RetailDesk(gymnasium.Env[str, str]):
         return self._customer.open(), self._episode.info()
 
     def step(self, action: str) -> Step:
-        """Say something, or call a tool.
+        """Speak to the customer, or call a tool.
 
         Raises:
             UsageError: the episode is over.
         """
         episode = self.episode
-        deed = episode.take(action, self._customer.request.outputs)
-        if deed.words is None:
-            return episode.observe(deed.result, valid=deed.valid)
-        return episode.hear(self._customer.answer(deed.words, episode.database))
+        outcome = episode.take(action, self._customer.request.outputs)
+        if outcome.words is None:
+            return episode.observe(outcome.result, valid=outcome.valid)
+        return episode.hear(self._customer.answer(outcome.words, episode.database))
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action by calling tools."""
+        """Return the assistant message of a text action, with a tool call if it is one."""
         return tool_message(action)
 
     def expert(self) -> RetailExpert:
-        """A policy that serves every customer."""
+        """Return a policy that serves every customer."""
         return RetailExpert()
 
     def state_key(self) -> str:
-        """Key of the database, of the customer's mood, and of what was said."""
+        """Return a key of the database, the customer's mood, and the agent's answers."""
         return self.episode.key(self._customer.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return self.episode.to_plain(self._customer.to_plain())
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         self._episode = RetailEpisode.from_plain(snapshot, self.options, self._toolbox)
         self._customer = Customer(self.case.scenario, self.case.expected, snapshot["customer"])
 
 
 class LiveRetailDesk(AsyncEnv):
-    """`RetailDesk` with a customer that a language model plays; its failures are the machinery's, never the policy's.
+    """`RetailDesk` with a customer that a language model plays; its failures are environment failures.
 
-    It has no expert: the one of `RetailDesk` understands the script's sentences only.
+    It has no expert: the expert of `RetailDesk` understands only the script's sentences.
 
     Args:
-        options: As `parse_options` describes them, with ``customer``.
+        options: Options of `parse_options`, with ``customer``.
     """
 
     def __init__(self, **options: Any) -> None:
         self.options = parse_options(**options)
         if not isinstance(self.options.customer, CustomerOptions):
-            raise UsageError("this retail desk has no model to ask", expected="option customer with url and model")
-        self._asked = self.options.customer
+            raise UsageError(
+                "this retail desk needs a model for the customer", expected="option customer with url and model"
+            )
+        self._customer_options = self.options.customer
         self.action_space = Text(512, charset=string.printable)
         self._toolbox = Toolbox()
         self.tools = self._toolbox.tools
-        self._service = ChatService(self._asked.service)
+        self._service = ChatService(self._customer_options.service)
         self._episode: RetailEpisode | None = None
         self._customer: ModelCustomer | None = None
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[str, dict[str, Any]]:
-        """A customer calls; without a seed, as with seed 0.
+        """Start an episode with the customer's first words; the default seed is 0.
 
         Raises:
-            UsageError: an option is unknown, or names no task; the service refuses the key, or the model's name.
+            UsageError: an option is unknown, the task does not exist, or the service refuses the key or the model.
             EnvironmentFailure: the service failed.
         """
         self._episode = self._customer = None
@@ -161,32 +163,32 @@ class LiveRetailDesk(AsyncEnv):
         return opening, episode.info()
 
     async def step(self, action: str) -> Step:
-        """Say something, or call a tool.
+        """Speak to the customer, or call a tool.
 
         Raises:
-            UsageError: the episode is over; the service refuses the key, or the model's name.
+            UsageError: the episode is over, or the service refuses the key or the model.
             EnvironmentFailure: the service failed.
         """
         episode, customer = _begun(self._episode), _begun(self._customer)
-        deed = episode.take(action, episode.case.outputs)
-        if deed.words is None:
-            return episode.observe(deed.result, valid=deed.valid)
-        return episode.hear(await customer.answer(deed.words, episode.database))
+        outcome = episode.take(action, episode.case.outputs)
+        if outcome.words is None:
+            return episode.observe(outcome.result, valid=outcome.valid)
+        return episode.hear(await customer.answer(outcome.words, episode.database))
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action by calling tools."""
+        """Return the assistant message of a text action, with a tool call if it is one."""
         return tool_message(action)
 
     def state_key(self) -> str:
-        """Key of the database, of the conversation, and of what was said."""
+        """Return a key of the database, the conversation, and the agent's answers."""
         return _begun(self._episode).key(_begun(self._customer).to_plain())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return _begun(self._episode).to_plain(_begun(self._customer).to_plain())
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         self._episode = RetailEpisode.from_plain(snapshot, self.options, self._toolbox)
         self._customer = self._customer_of(self._episode, **snapshot["customer"])
 
@@ -195,7 +197,7 @@ class LiveRetailDesk(AsyncEnv):
         await self._service.close()
 
     def _customer_of(self, episode: RetailEpisode, *, seed: int, talk: Sequence[str] = ()) -> ModelCustomer:
-        return ModelCustomer(episode.case, self._asked, self._service, seed=seed, talk=talk)
+        return ModelCustomer(episode.case, self._customer_options, self._service, seed=seed, talk=talk)
 
 
 def _begun(part: T | None) -> T:

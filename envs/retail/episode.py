@@ -1,6 +1,6 @@
-"""One episode: what is done at the desk and said to the customer, and what it is worth.
+"""One episode: the agent's calls and words, and their reward.
 
-Knows no customer: whoever holds one passes what it answered.
+It is independent of the kind of customer: its caller passes the customer's replies.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class ToolAction(NamedTuple):
-    """What an action came to."""
+    """Result of an action."""
 
     words: str | None = None
-    """What was said to the customer, who has to answer; ``None`` when a tool was called."""
+    """Words to the customer, who has to answer; ``None`` if a tool was called."""
     result: str = ""
-    """What the tool answered."""
+    """Result of the tool."""
     valid: bool = True
-    """Whether the call was understood, and allowed."""
+    """True if the call was valid and allowed."""
 
 
 class RetailEpisode:
-    """Carries out calls, hears what is said, judges the end.
+    """Execution of an episode's calls, record of the agent's answers, and judgement at the end.
 
     Args:
-        case: Who calls, and what solving it means.
-        options: Of the environment.
-        toolbox: Gets the episode's database.
-        changes: What was changed in the database so far.
+        case: The scenario and its solution.
+        options: Options of the environment.
+        toolbox: Tools, which get the episode's database.
+        changes: Changes of the database so far.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class RetailEpisode:
         self.options = options
         self.database = toolbox.desk.database = Database(case.store, changes)
         self.answers: list[tuple[str, ...]] = []
-        """Answers that were given to the customer's question, right and wrong ones."""
+        """Answers to the customer's question, right and wrong ones."""
         self.steps = 0
         self.gone = False
-        """The customer has left."""
+        """True if the customer has left."""
         self._toolbox = toolbox
 
     def take(self, action: str, asked: Sequence[str]) -> ToolAction:
-        """Carry out a call that is written as text, or say something; `observe` or `hear` then ends the step.
+        """Execute a call in text form, or record words to the customer; `observe` or `hear` then ends the step.
 
         Args:
-            action: What the agent does.
-            asked: The right answer to what the customer may be asking now; empty when that is no question.
+            action: The agent's action.
+            asked: The right answer to the customer's current question; empty without a question.
 
         Raises:
             UsageError: the episode is over.
@@ -81,29 +81,29 @@ class RetailEpisode:
             return ToolAction(result=f"Error: {error}", valid=False)
 
     def hear(self, reply: str) -> Step:
-        """The step that the customer answered."""
+        """End a step with the customer's reply."""
         self.gone = reply.endswith(STOP)
         return self.observe(reply)
 
     def observe(self, text: str, *, valid: bool = True) -> Step:
-        """The step that led to an observation."""
+        """End a step with an observation."""
         self.steps += 1
         solved = self.gone and self._is_solved()
         truncated = not self.gone and self.steps >= self.options.max_steps
         return text, float(solved), self.gone, truncated, {**self.info(), "success": solved, "valid": valid}
 
     def info(self) -> dict[str, Any]:
-        """What is told from the start on."""
+        """Return the info of every step."""
         return {"success": False, "task_type": self.case.scenario.task_type.value}
 
     def key(self, customer: Mapping[str, Any]) -> str:
-        """Key of the state: the database, the customer, and what was said."""
+        """Return a key of the state: the database, the customer, and the agent's answers."""
         records = [self.database.key(), sorted(self.database.identified)]
         state = [self.case.task_id, records, customer, self.answers, self.gone]
         return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
 
     def to_plain(self, customer: Mapping[str, Any]) -> dict[str, Any]:
-        """The episode as JSON types, with its customer."""
+        """Return the episode as JSON types, with its customer."""
         return {
             "task_id": self.case.task_id,
             "changes": self.database.changes(),
@@ -115,7 +115,7 @@ class RetailEpisode:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], options: RetailOptions, toolbox: Toolbox) -> RetailEpisode:
-        """The episode that `to_plain` described."""
+        """Restore an episode from `to_plain`."""
         episode = cls(case_of(plain["task_id"], options.users), options, toolbox, plain["changes"])
         episode.answers = [tuple(answer) for answer in plain["answers"]]
         episode.steps, episode.gone = plain["steps"], plain["gone"]
@@ -132,10 +132,10 @@ class RetailEpisode:
         return is_known and self.database.key() == self.case.gold_key and self._has_answered()
 
     def _has_answered(self) -> bool:
-        """Return True if the last answer is the right one.
+        """Return True if the customer's question was answered correctly.
 
-        A model that plays the customer does not tell which request the agent speaks about. With a second request, an
-        amount of that one may look like an answer to the question: of two different answers one must be right.
+        With one request, the last answer counts. With two requests and a model as the customer, it is unknown which
+        request an amount belongs to, so one of at most two different answers must be right.
         """
         right = self.case.outputs
         if not right:
@@ -146,10 +146,10 @@ class RetailEpisode:
 
 
 def begin(options: RetailOptions, toolbox: Toolbox, seed: int, reset_options: Mapping[str, Any]) -> RetailEpisode:
-    """The episode that a reset asks for: of its ``task_id``, or of a training task that the seed draws.
+    """Begin an episode with the ``task_id`` of the reset options, or with a training task that the seed draws.
 
     Raises:
-        UsageError: a reset option is unknown, or names no task.
+        UsageError: a reset option is unknown, or the task does not exist.
     """
     task_id = asked_task(reset_options, ENVIRONMENT) or RetailTasks(TRAIN, options).draw(seed)
     return RetailEpisode(case_of(task_id, options.users), options, toolbox)

@@ -1,4 +1,4 @@
-"""A scripted agent that serves every customer: it hears what a model would hear, and keeps to the policy."""
+"""A scripted agent that serves every scripted customer from the texts only, and follows the policy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _QUESTIONS = {
     Topic.ORDER: "What is the order number?",
     Topic.REASON: "What is the reason?",
     Topic.ITEM: "Which item is it about?",
-    Topic.WISH: "Which option is it to be?",
-    Topic.PAYMENT: "Which payment method is it to be?",
+    Topic.WISH: "Which option would you like?",
+    Topic.PAYMENT: "Which payment method would you like to use?",
     Topic.ADDRESS: "What is the new address?",
 }
 _ANSWERS: Mapping[Topic, re.Pattern[str]] = {
@@ -47,16 +47,16 @@ _NEEDED: Mapping[RequestKind, tuple[Topic, ...]] = {
 
 
 class RetailExpert:
-    """Plays one episode. The first observation is what the customer says first."""
+    """Expert for one episode. The first observation is the customer's first message."""
 
     def __init__(self) -> None:
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
-            UsageError: the customer wants something that the expert does not know.
+            UsageError: the customer's request is unknown to the expert.
         """
         text = observation if isinstance(observation, str) else ""
         try:
@@ -69,18 +69,18 @@ class RetailExpert:
 
 
 class _Conversation:
-    """What the expert knows, and its plan: a generator of actions that is sent what each of them led to."""
+    """The expert's knowledge and its plan: a generator of actions that receives the result of each of them."""
 
     def __init__(self, opening: str) -> None:
         self.heard = opening
-        """Everything that the customer said about the current request."""
+        """All words of the customer about the current request."""
         self.user_id = ""
         self.user: dict[str, Any] = {}
-        """The records of the customer, once they were needed."""
+        """Record of the customer, read on first use."""
         self.order: dict[str, Any] = {}
 
     def steps(self) -> _Steps:
-        """Find out who calls, then serve one request after the other."""
+        """Identify the customer, then serve one request after the other."""
         yield from self._identify()
         while True:
             kind = self._kind()
@@ -110,10 +110,10 @@ class _Conversation:
             return RequestKind.RETURN
         if phrases.HOW_MUCH in self.heard or phrases.PRODUCT_ASKED.search(self.heard):
             return RequestKind.QUESTION
-        raise UsageError("the retail expert does not know such a request", got=repr(self.heard))
+        raise UsageError("the retail expert does not know this request", got=repr(self.heard))
 
     def _tell(self) -> _Steps:
-        """Look up what the customer asks, and say it."""
+        """Look up the answer to the customer's question, and say it."""
         if phrases.HOW_MUCH in self.heard:
             yield from self._find_order()
             amount = f"{self.order['payment_history'][0]['amount']:.2f} dollars"
@@ -124,7 +124,7 @@ class _Conversation:
         self.heard = yield f"It is {amount}. Is there anything else?"
 
     def _change(self, kind: RequestKind) -> _Steps:
-        """Gather what is needed, let the customer confirm it until nothing changes, and do it."""
+        """Collect the facts, let the customer confirm until nothing changes, and make the change."""
         yield from self._find_order()
         if kind is RequestKind.CANCEL and self.order["status"] == DELIVERED:
             order_id = self.order["order_id"]
@@ -147,7 +147,7 @@ class _Conversation:
         self.heard = yield "It is done. Is there anything else?"
 
     def _action(self, kind: RequestKind) -> _Reading:
-        """The call that does what the customer wants, as far as it was told."""
+        """Return the call that fulfils the customer's request, by what the customer has said so far."""
         order_id = self.order["order_id"]
         if kind is RequestKind.CANCEL:
             wanted = str(self._last(_ANSWERS[Topic.REASON])[0])
@@ -173,7 +173,7 @@ class _Conversation:
         return call_text(tool, {**arguments, "payment_method_id": method})
 
     def _find_order(self) -> _Steps:
-        """By its number, or by going through the customer's orders for a product."""
+        """Find the order by its number, or by searching the customer's orders for a product."""
         while not _ANSWERS[Topic.ORDER].search(self.heard):
             yield from self._ask(_QUESTIONS[Topic.ORDER])
         named = phrases.ORDER_NUMBER.search(self.heard)
@@ -190,7 +190,7 @@ class _Conversation:
         return self.user
 
     def _items(self) -> list[dict[str, Any]]:
-        """The items of the order that the customer described; all of them when that was said."""
+        """Return the items of the order that the customer described, or all of them if the customer said so."""
         items: list[dict[str, Any]] = self.order["items"]
         if phrases.INSTEAD_RETURN in self.heard:
             return items
@@ -198,7 +198,7 @@ class _Conversation:
         return [item for item in items if (item["name"], item["options"]) in described]
 
     def _new_items(self, items: list[dict[str, Any]]) -> _Reading:
-        """The ids of what replaces items, by the options that the customer wished for."""
+        """Return the ids of the new items, by the options that the customer asked for."""
         wished, found = phrases.read_options(str(self._last(phrases.WISHED)[1])), []
         for item in items:
             product = yield from self._look("get_product_details", product_id=item["product_id"])
@@ -225,5 +225,5 @@ class _Conversation:
         self.heard += f" {reply}"
 
     def _last(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        """What the customer said last about something: minds are changed."""
+        """Return the last match in the customer's words, because customers change their minds."""
         return list(pattern.finditer(self.heard))[-1]

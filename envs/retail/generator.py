@@ -1,4 +1,4 @@
-"""The shop of a split: its products, users and orders, made from a seed."""
+"""The shop of a split: its products, users and orders, generated from a seed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .database import Row, Store
 
 USERS = {TRAIN: 500, VALID: 100, TEST: 100}
 FIRST_NUMBER = {TRAIN: 1, VALID: 5, TEST: 7}
-"""Leading digit of a split's numbers of users, orders and items: those of different splits differ."""
+"""Leading digit of the numbers of users, orders and items of each split, so that different splits share none."""
 VARIANTS = 8
-"""Most options of a product that the shop has."""
+"""Maximum number of variants of a product."""
 GIFT_CARD, CREDIT_CARD, PAYPAL = SOURCES = ("gift_card", "credit_card", "paypal")
 _SHARE_IN_STOCK = 0.8
 
 
 @functools.cache
 def store_of(split: str, users: int | None = None) -> Store:
-    """The records of a split, made once per process.
+    """Return the records of a split; they are generated once per process.
 
     Args:
-        split: Which one.
-        users: How many users the shop has; all of `USERS` when left out, or when there are not so many.
+        split: Name of the split.
+        users: Maximum number of users of the shop; all of `USERS` by default.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
     check_split(split, "retail")
     maker = _Maker(split, min(users or USERS[split], USERS[split]))
@@ -40,7 +40,7 @@ def store_of(split: str, users: int | None = None) -> Store:
 
 
 def new_address(random: Random) -> Row:
-    """Somewhere in the country."""
+    """Draw an address."""
     words = _words()
     city, state, digits = random.choice(words["cities"])
     return {
@@ -59,11 +59,11 @@ def _words() -> Any:
 
 
 class _Maker:
-    """Draws everything from one generator, in one order.
+    """Generator of a shop, which draws everything from one random stream in a fixed order.
 
     Args:
-        split: Decides everything but the number of users.
-        n_users: That.
+        split: Name of the split, which is the seed.
+        n_users: Number of users.
     """
 
     def __init__(self, split: str, n_users: int) -> None:
@@ -73,7 +73,7 @@ class _Maker:
         self._taken: set[str] = set()
 
     def products(self) -> dict[str, Row]:
-        """Each product with some of its possible options."""
+        """Return the products, each with some of its possible variants."""
         products = {}
         for name, facts in _words()["products"].items():
             combinations = list(itertools.product(*facts["options"].values()))
@@ -93,7 +93,7 @@ class _Maker:
         }
 
     def users_and_orders(self, products: dict[str, Row]) -> tuple[dict[str, Row], dict[str, Row]]:
-        """Users with names of their own, each with two to four orders of different products."""
+        """Return users with unique names, each with two to four orders of different products."""
         words = _words()
         names = self._random.sample(list(itertools.product(words["first_names"], words["last_names"])), self._n_users)
         users, orders = {}, {}
@@ -157,7 +157,7 @@ class _Maker:
         }
 
     def _number(self, digits: int) -> str:
-        """A number that was not given before; its first digit tells the split."""
+        """Return a new number, which was not drawn before; its first digit depends on the split."""
         least = FIRST_NUMBER[self._split] * 10 ** (digits - 1)
         while True:
             number = str(self._random.randrange(least, least + 2 * 10 ** (digits - 1)))

@@ -1,4 +1,4 @@
-"""Recognition of what the agent says: questions by topic, a wish for confirmation, a refusal, figures."""
+"""Interpretation of the agent's words: questions by topic, a request for confirmation, a refusal, figures."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _NUMBER = re.compile(
     re.IGNORECASE,
 )
 _RECORD = re.compile(r"[\"']\w+[\"']\s*:")
-"""A key of JSON: what a tool answered, not what is said to a customer."""
+"""A JSON key, which shows that a text quotes a tool's result."""
 LARGEST_COUNT = 99
-"""Larger whole numbers are taken for numbers of items, cards and orders."""
+"""Largest whole number that is read as a count; larger ones are ids of items, cards and orders."""
 
 
 class Heard(NamedTuple):
-    """An utterance of the agent as the customer takes it."""
+    """An utterance of the agent as the customer understands it."""
 
     topics: frozenset[Topic]
-    """What is asked for, or mentioned."""
+    """Topics that are asked for or mentioned."""
     wants_email: bool
     wants_name: bool
     wants_confirmation: bool
@@ -53,7 +53,7 @@ class Heard(NamedTuple):
 
 
 def hear(text: str) -> Heard:
-    """Take an utterance in.
+    """Interpret an utterance.
 
     >>> sorted(hear("What is the order number, and the reason?").topics)
     [<Topic.ORDER: 'order'>, <Topic.REASON: 'reason'>]
@@ -69,29 +69,29 @@ def hear(text: str) -> Heard:
 
 
 class Figures(NamedTuple):
-    """The different figures that an utterance states."""
+    """The different figures in an utterance."""
 
     amounts: tuple[str, ...]
-    """Amounts of money, with cents: numbers with a point, a dollar sign or the word."""
+    """Amounts of money, with cents: numbers with a decimal point, a dollar sign or the word "dollars"."""
     counts: tuple[str, ...]
     """Other whole numbers up to `LARGEST_COUNT`."""
     is_record: bool = False
-    """It quotes a record, which a customer does not read."""
+    """True if the utterance quotes a record, which a customer does not read."""
 
     def answers(self, outputs: Sequence[str]) -> bool:
-        """Return True if they are one answer to a question for `outputs`: one amount, and one count if asked for.
+        """Return True if they are one answer, right or wrong, to a question: one amount, and one count if asked for.
 
-        Right or wrong: several amounts are no answer, because one of them may always be right.
+        Several amounts are not an answer, because any of them might be right.
         """
         return not self.is_record and len(self.amounts) == 1 and (len(outputs) == 1 or len(self.counts) == 1)
 
     def answer(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """Give the answer for `outputs`: the count first, where that is asked for, then the amount."""
+        """Return the answer: the count if it was asked for, then the amount."""
         return (*self.counts, *self.amounts) if len(outputs) > 1 else self.amounts
 
 
 def figures_in(text: str) -> Figures:
-    """The figures that are stated, however they are written.
+    """Return the figures in a text, in a normalized form.
 
     >>> figures_in("7 options, the cheapest for $1,240.5 (item 5123456789).")
     Figures(amounts=('1240.50',), counts=('7',), is_record=False)

@@ -1,4 +1,4 @@
-"""What actions do to orders and money: the rules that the tools enforce, whoever calls them."""
+"""Rules of orders and money that the tools enforce."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ REASONS = ("no longer needed", "ordered by mistake")
 
 
 class Swap:
-    """Items of an order and what replaces them.
+    """Items of an order and their replacements.
 
     Args:
-        database: Read only.
-        order: Whose items.
-        item_ids: What goes.
-        new_item_ids: What comes, in the same order.
+        database: The database, which is only read.
+        order: The order.
+        item_ids: The items to replace.
+        new_item_ids: The replacements, in the same order.
 
     Raises:
-        ToolError: a replacement is no other, available option of the same product.
+        ToolError: a replacement is not another, available variant of the same product.
     """
 
     def __init__(self, database: Database, order: Row, item_ids: Sequence[str], new_item_ids: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ class Swap:
             for item, new_item_id in zip(items_of(order, item_ids), new_item_ids, strict=True)
         ]
         self.difference = round(sum(new["price"] - old["price"] for old, new in self.pairs), 2)
-        """What the new ones cost more, in dollars."""
+        """Difference in price, in dollars; positive if the new items cost more."""
 
 
 def _replacement(database: Database, item: Row, new_item_id: str) -> Row:
@@ -45,17 +45,17 @@ def _replacement(database: Database, item: Row, new_item_id: str) -> Row:
     if variant is None:
         raise ToolError(f"item {new_item_id} is not a {item['name']}", expected="another option of the same product")
     if new_item_id == item["item_id"]:
-        raise ToolError(f"item {new_item_id} is the one that the order holds", expected="another option")
+        raise ToolError(f"item {new_item_id} is already in the order", expected="another option")
     if not variant["available"]:
         raise ToolError(f"item {new_item_id} is not available", expected="an available option")
     return variant
 
 
 def items_of(order: Row, item_ids: Sequence[str]) -> list[Row]:
-    """The items of an order with these ids.
+    """Return the items of an order with these ids.
 
     Raises:
-        ToolError: there are none, one is named twice, or one is not in the order.
+        ToolError: there are no ids, one occurs twice, or one is not in the order.
     """
     held = {item["item_id"]: item for item in order["items"]}
     missing = [item_id for item_id in item_ids if item_id not in held]
@@ -67,20 +67,20 @@ def items_of(order: Row, item_ids: Sequence[str]) -> list[Row]:
 
 
 def require_status(order: Row, status: str) -> None:
-    """Refuse an order of another status.
+    """Check the status of an order.
 
     Raises:
-        ToolError: it has another one.
+        ToolError: the order has a different status.
     """
     if order["status"] != status:
         raise ToolError(f"order {order['order_id']} is not {status}", got=order["status"])
 
 
 def method_of(user: Row, payment_method_id: str) -> Row:
-    """A payment method of a user.
+    """Return a payment method of a user.
 
     Raises:
-        ToolError: the user has no such method.
+        ToolError: the user does not have this method.
     """
     method: Row | None = user["payment_methods"].get(payment_method_id)
     if method is None:
@@ -90,21 +90,21 @@ def method_of(user: Row, payment_method_id: str) -> Row:
 
 
 def total_of(order: Row) -> float:
-    """What was paid for an order at first, in dollars."""
+    """Return the first payment of an order, in dollars."""
     amount: float = order["payment_history"][0]["amount"]
     return amount
 
 
 def settle(database: Database, order: Row, payment_method_id: str, amount: float) -> None:
-    """Take a positive amount from a payment method, or give a negative one back, and note it in an order.
+    """Charge a positive amount to a payment method or refund a negative one, and record it in an order.
 
     Raises:
-        ToolError: a gift card does not hold enough, or there is no such method.
+        ToolError: a gift card does not have enough money, or the user does not have this method.
     """
     method = method_of(database.edit_user(order["user_id"]), payment_method_id)
     if method["source"] == GIFT_CARD:
         if method["balance"] < amount:
-            raise ToolError("the gift card does not hold enough", got=method["balance"], expected=amount)
+            raise ToolError("the gift card does not have enough money", got=method["balance"], expected=amount)
         method["balance"] = round(method["balance"] - amount, 2)
     if amount:
         kind = "payment" if amount > 0 else "refund"

@@ -1,4 +1,4 @@
-"""A customer whom a language model plays, behind any OpenAI-compatible service."""
+"""A customer that a language model plays, behind any OpenAI-compatible service."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from .phrases import STOP
 from .tasks import Case
 
 LONGEST_HEARD = 4000
-"""Characters of one utterance that the customer hears; more would let an agent fill the model's context."""
+"""Maximum characters of an utterance that the customer gets, so that an agent cannot fill the model's context."""
 SECOND_TEMPERATURE = 0.7
-"""Least temperature of a second attempt: at 0 the same nothing would come again."""
+"""Minimum temperature of a second attempt: at 0 the same unusable answer would come again."""
 _NOTHING = "(says nothing)"
 _NO_STOP = "[…]"
-"""In place of the stop mark, which is the customer's: an agent cannot give it away to be repeated."""
+"""Replacement of the stop mark in the agent's words, so that the customer does not repeat it."""
 _THOUGHTS = re.compile(r".*</think>|<think>.*", re.DOTALL)
 
 
 class ModelCustomer:
-    """Talks about one scenario. It hears what the agent says, and sees nothing of what the agent does.
+    """Customer of one scenario. It gets the agent's words, and nothing of the agent's actions.
 
     Args:
-        case: Who it is, and what is wanted.
-        options: How the model is asked, and how many answers it gives.
-        service: Answers.
-        seed: Sent with every request.
-        talk: What was said so far, by turns: the customer first, then the agent.
+        case: The scenario: identity and requests.
+        options: Settings of the model and its number of answers.
+        service: The service of the model.
+        seed: Seed of every request.
+        talk: The conversation so far, alternating: the customer first, then the agent.
     """
 
     def __init__(
@@ -52,50 +52,50 @@ class ModelCustomer:
         self._talk = list(talk)
 
     def to_plain(self) -> dict[str, Any]:
-        """The seed and the conversation as JSON types."""
+        """Return the seed and the conversation as JSON types."""
         return {"seed": self._seed, "talk": list(self._talk)}
 
     async def open(self) -> str:
-        """The first words.
+        """Return the first words.
 
         Raises:
-            EnvironmentFailure: the service failed, or has nothing to say.
-            UsageError: it refuses the key, or the model's name.
+            EnvironmentFailure: the service failed, or the model gave no usable answer.
+            UsageError: the service refuses the key or the model's name.
         """
         words = await self._ask(self._part)
         self._talk = [words]
         return words
 
     async def answer(self, text: str, database: Database) -> str:
-        """The reply to what the agent says; the last one ends with `STOP`.
+        """Return the reply to what the agent says; the last one ends with `STOP`.
 
-        It is the last one without asking the model once the customer was handed over, or is out of patience.
+        If the customer was transferred or is out of patience, the last reply does not come from the model.
 
         Raises:
-            EnvironmentFailure: the service failed, or has nothing to say.
-            UsageError: it refuses the key, or the model's name.
+            EnvironmentFailure: the service failed, or the model gave no usable answer.
+            UsageError: the service refuses the key or the model's name.
         """
-        words = heard(text)
+        words = agent_words(text)
         if database.transfers:
             reply = phrases.HANDED_OVER
         elif len(self._talk) // 2 >= self._options.patience:
             reply = phrases.OUT_OF_TIME
         else:
-            said = [Message(role=("assistant", "user")[n % 2], content=words) for n, words in enumerate(self._talk)]
-            reply = await self._ask([*self._part, *said, user(words)])
+            past = [Message(role=("assistant", "user")[n % 2], content=words) for n, words in enumerate(self._talk)]
+            reply = await self._ask([*self._part, *past, user(words)])
         self._talk += [words, reply]
         return reply
 
     async def _ask(self, messages: Sequence[Message]) -> str:
-        """What the customer says next; a model that says nothing is asked once more."""
+        """Return the customer's next words; after an unusable answer, the model is asked once more."""
         for attempt in range(2):
             answer = await self._chat(messages, attempt)
-            words = spoken(answer.message.text)
+            words = customer_words(answer.message.text)
             if words and (self._talk or not words.endswith(STOP)):
                 return words
         cut = answer.stop_reason is StopReason.LENGTH
         raise EnvironmentFailure(
-            f"the customer of {self._task_id} has nothing to say",
+            f"the customer of {self._task_id} gave no usable answer",
             got=f"{answer.message.text[:200]!r}, {answer.answer_tokens} tokens" + (", cut off" if cut else ""),
             expected="words" if self._talk else f"first words, without {STOP}",
             hint=f"raise {SECTION}.max_tokens, or let the model think less" if cut else "try another model",
@@ -115,16 +115,16 @@ class ModelCustomer:
             raise EnvironmentFailure(what, got=error.got, expected=error.expected, hint=hint) from error
 
 
-def heard(text: str) -> str:
-    """What of the agent's words reaches the customer: services refuse empty messages, and endless ones."""
+def agent_words(text: str) -> str:
+    """Return the agent's words as the customer gets them: not empty, not too long, without the stop mark."""
     words = text.replace(STOP, _NO_STOP).strip() or _NOTHING
     return words if len(words) <= LONGEST_HEARD else f"{words[:LONGEST_HEARD]} […]"
 
 
-def spoken(text: str) -> str:
-    """What of a model's answer the customer says: no thoughts, and nothing after the stop mark.
+def customer_words(text: str) -> str:
+    """Return the customer's words in a model's answer, without thinking and without text after the stop mark.
 
-    >>> spoken("<think>Who am I?</think> Bye. ###STOP### That was it."), spoken("<think>Hm.")
+    >>> customer_words("<think>Who am I?</think> Bye. ###STOP### That was it."), customer_words("<think>Hm.")
     ('Bye. ###STOP###', '')
     """
     words, stop, _ = _THOUGHTS.sub("", text).partition(STOP)

@@ -1,4 +1,4 @@
-"""The options of the retail desk and of its tasks."""
+"""Options of the retail desk and of its tasks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MAX_STEPS = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetailOptions:
-    """What the environment and its task source are made with."""
+    """Checked options of the environment and its task source."""
 
     max_steps: int
     task_types: tuple[TaskType, ...]
     personas: tuple[Persona, ...]
     users: int | None
-    """Of a split's shop; all when ``None``."""
+    """Maximum number of users of a shop; ``None`` for all."""
     customer: CustomerOptions | Literal["role"] | None
-    """Who plays the customer: the runtime, as a role, or a service; ``None``: the script."""
+    """Player of the customer: the runtime as a role, or a service; ``None`` for the script."""
 
 
 @typed_options("retail")
@@ -38,15 +38,15 @@ def parse_options(
     users: int | None = None,
     customer: Mapping[str, Any] | str | None = None,
 ) -> RetailOptions:
-    """Check options as they stand in a config.
+    """Check the options of a config.
 
     Args:
-        max_steps: Calls and utterances after which an episode is truncated.
-        task_types: Types of tasks that the seed draws among; all when left out.
-        personas: Customers that the seed draws among; all when left out.
-        users: How many users the shop has; all when left out.
-        customer: ``role`` if the runtime plays the customer, or the service that does, as `parse_customer` describes
-            it; the script when left out.
+        max_steps: Number of calls and utterances after which an episode is truncated.
+        task_types: Types of tasks that the seed draws from; all if left out.
+        personas: Kinds of customers that the seed draws from; all if left out.
+        users: Maximum number of users of the shop; all if left out.
+        customer: ``role`` if the runtime plays the customer, or the service that does, with the keys of
+            `parse_customer`; a script if left out.
 
     Raises:
         UsageError: a value is not allowed.

@@ -1,4 +1,4 @@
-"""How customers put things. The expert reads the same phrases back."""
+"""Phrases of customers, which the expert also parses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .database import Row
 from .requests import RequestKind
 
 STOP = "###STOP###"
-"""Ends the customer's last words."""
+"""Mark at the end of the customer's last words."""
 SERVED = f"Thank you, that is all. {STOP}"
 HANDED_OVER = f"All right, I will wait for your colleague. {STOP}"
 OUT_OF_TIME = f"I do not have any more time for this. Goodbye. {STOP}"
@@ -73,7 +73,7 @@ PRODUCT_ASKED = re.compile(r"options of the ([^?]+?) are")
 
 
 def describe_options(options: Mapping[str, str]) -> str:
-    """Options in words.
+    """Return options in words.
 
     >>> describe_options({"color": "red", "size": "M"})
     'color: red, size: M'
@@ -82,23 +82,23 @@ def describe_options(options: Mapping[str, str]) -> str:
 
 
 def read_options(text: str) -> dict[str, str]:
-    """The options that `describe_options` put into words."""
+    """Parse the options in a text of `describe_options`."""
     return dict(part.split(": ", 1) for part in text.split(", "))
 
 
 def describe_item(item: Row) -> str:
-    """An item of an order in words."""
+    """Return an item of an order in words."""
     return f"{item['name']} ({describe_options(item['options'])})"
 
 
 def describe_method(method: Row) -> str:
-    """A payment method in words."""
+    """Return a payment method in words."""
     if method["source"] == "credit_card":
         return f"credit card ending in {method['last_four']}"
     return "PayPal account" if method["source"] == "paypal" else "gift card"
 
 
 def describe_address(address: Row) -> str:
-    """An address in one line."""
+    """Return an address in one line."""
     streets = [part for part in (address["address1"], address["address2"]) if part]
     return f"{', '.join(streets)}, {address['city']}, {address['state']} {address['zip']}"

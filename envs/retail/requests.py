@@ -1,4 +1,4 @@
-"""What a customer may want: what is said about it, step by step, and what the desk has to do."""
+"""Requests of customers: what the customer says about them, and what the agent has to do."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class RequestKind(enum.StrEnum):
     EXCHANGE = "exchange_items"
     QUESTION = "question"
     REFUSED = "refused_cancel"
-    """Asks to cancel what was delivered, and must be told no."""
+    """Request to cancel a delivered order, which the agent must refuse."""
     TRANSFER = "transfer"
 
 
 class TaskType(enum.StrEnum):
-    """The type of a task: the kind of its only request, or that there are two."""
+    """The type of a task: the kind of its only request, or two requests."""
 
     CANCEL = RequestKind.CANCEL.value
     ITEMS = RequestKind.ITEMS.value
@@ -39,7 +39,7 @@ class TaskType(enum.StrEnum):
 
 
 class Topic(enum.StrEnum):
-    """What a fact is about, and an agent may ask for."""
+    """Topic of a fact, which an agent may ask for."""
 
     ORDER = "order"
     REASON = "reason"
@@ -50,16 +50,16 @@ class Topic(enum.StrEnum):
 
 
 class Fact(NamedTuple):
-    """Something that the customer tells."""
+    """A fact that the customer tells."""
 
     topic: Topic
     text: str
     at_first: str | None = None
-    """What a customer who changes their mind says at first."""
+    """First version of the fact, from a customer that changes its mind."""
 
 
 class Action(NamedTuple):
-    """A call that the desk has to make."""
+    """A call that the agent has to make."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -67,27 +67,27 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One thing that a customer wants."""
+    """A request of a customer."""
 
     kind: RequestKind
     opening: str
     facts: tuple[Fact, ...] = ()
-    """In the order in which they are told when nobody asks."""
+    """Facts in the order in which the customer tells them unasked."""
     actions: tuple[Action, ...] = ()
     outputs: tuple[str, ...] = ()
-    """What the agent has to say, such as an amount."""
+    """Texts that the agent has to say, such as an amount."""
     order_id: str | None = None
 
 
 class Persona(enum.StrEnum):
-    """How a customer talks."""
+    """A customer's way of talking."""
 
     DIRECT = "direct"
     """Tells everything at once."""
     TERSE = "terse"
     """Tells one thing at a time."""
     CHATTY = "chatty"
-    """Tells two things at a time, between other words."""
+    """Tells two things at a time, with small talk."""
     FORGETFUL = "forgetful"
     """Knows neither the email address nor order numbers."""
     WAVERING = "wavering"
@@ -95,7 +95,7 @@ class Persona(enum.StrEnum):
 
     @property
     def facts_at_once(self) -> int:
-        """How many facts a reply holds at most."""
+        """Maximum number of facts in a reply."""
         return {Persona.TERSE: 1, Persona.CHATTY: 2}.get(self, 9)
 
 
@@ -105,21 +105,21 @@ class Scenario:
 
     user_id: str
     by_email: str
-    """How the customer gives the email address."""
+    """Customer's sentence with the email address."""
     by_name: str
-    """How the customer gives name and zip code."""
+    """Customer's sentence with name and zip code."""
     persona: Persona
     requests: tuple[Request, ...]
 
     @property
     def task_type(self) -> TaskType:
-        """The kind of the only request; a refused one comes with another."""
+        """The kind of the only request, or two requests; a refused request counts as one with the next."""
         kinds = [request.kind for request in self.requests]
         single = len(kinds) == 1 or kinds[0] is RequestKind.REFUSED
         return TaskType(kinds[0].value) if single else TaskType.TWO_REQUESTS
 
     def wavers_about(self, request: Request) -> Fact | None:
-        """What a wavering customer first wants otherwise; ``None`` for others, and where nothing is to be chosen."""
+        """Return the fact about which a wavering customer changes its mind; ``None`` for others or without a choice."""
         if self.persona is not Persona.WAVERING:
             return None
         return next((fact for fact in request.facts if fact.at_first is not None), None)

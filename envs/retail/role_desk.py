@@ -1,4 +1,4 @@
-"""The retail desk with a customer whom the runtime plays, as the role `user`."""
+"""The retail desk with a customer that the runtime plays, as the role `user`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .customer import Customer
 from .customer_options import DEFAULTS, ROLE
 from .episode import RetailEpisode, Step, begin
 from .expert import RetailExpert
-from .model_customer import heard, spoken
+from .model_customer import agent_words, customer_words
 from .options import parse_options
 from .phrases import STOP
 from .tools import Toolbox, tool_message
 
 AGENT, USER = "agent", "user"
 ATTEMPTS = 3
-"""Answers of a customer of which one has to be something that a customer can say."""
+"""Maximum number of unusable answers of a customer in a row."""
 BEGIN = '(You begin with: "{}")'
-"""Below the greeting. It stands in the notes as well; small models find it here only."""
+"""Line below the greeting. The notes contain it, too, but small models find it only here."""
 AGAIN = "(That could not be understood. Say in plain words what the customer says now.)"
-NOT_YET = f"(The conversation has only begun. Say what you want, without {STOP}.)"
+NOT_YET = f"(The conversation has only just begun. Say what you want, without {STOP}.)"
 
 
 def roles_of(*, customer: object = None, **_options: Any) -> tuple[str, ...]:
@@ -38,11 +38,10 @@ def roles_of(*, customer: object = None, **_options: Any) -> tuple[str, ...]:
 
 
 class RoleRetailDesk(gymnasium.Env[str, str]):
-    """`RetailDesk` as a game of two players: what the agent says to the customer is what the player `user` reads, and
-    the next action is the customer's answer.
+    """`RetailDesk` as a game of two players: the player `user` reads the agent's words and answers as the customer.
 
     Args:
-        options: As `parse_options` describes them, with ``customer: role``.
+        options: Options of `parse_options`, with ``customer: role``.
     """
 
     action_hint = ""
@@ -50,16 +49,16 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
     def __init__(self, **options: Any) -> None:
         self.options = parse_options(**options)
         if self.options.customer != ROLE:
-            raise UsageError("this retail desk has a customer of its own", expected=f"option customer {ROLE}")
+            raise UsageError("this class needs a customer that the runtime plays", expected=f"option customer {ROLE}")
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(512, charset=string.printable)
         self._toolbox = Toolbox()
         self.tools = self._toolbox.tools
         self._episode: RetailEpisode | None = None
         self._talk: list[str] = []
-        """What was said so far, by turns: the customer first, then the agent."""
+        """The conversation so far, alternating: the customer first, then the agent."""
         self._failed = 0
-        """Answers of the customer since then that it cannot have said."""
+        """Number of unusable answers of the customer since then."""
 
     @property
     def episode(self) -> RetailEpisode:
@@ -74,14 +73,14 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
 
     @property
     def is_asked(self) -> bool:
-        """The customer acts next."""
+        """True if the customer acts next."""
         return len(self._talk) % 2 == 0 and not self.episode.gone
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """A customer calls, and hears a greeting.
+        """Start an episode; the customer reads a greeting.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
@@ -92,51 +91,51 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
         return f"{GREETING}\n\n{BEGIN.format(scenario.requests[0].opening)}", {**self._info(), **facts}
 
     def step(self, action: str) -> Step:
-        """Take an action of the agent's, or hear the customer, whoever is next.
+        """Take an action of the agent or of the customer, whose turn it is.
 
         Raises:
             UsageError: the episode is over.
-            EnvironmentFailure: the customer has said nothing that a customer can say, several times.
+            EnvironmentFailure: the customer has given several unusable answers in a row.
         """
         if self.is_asked:
             return self._hear(action)
         episode = self.episode
-        deed = episode.take(action, episode.case.outputs)
-        if deed.words is None:
-            return self._told(episode.observe(deed.result, valid=deed.valid))
-        self._talk.append(heard(deed.words))
+        outcome = episode.take(action, episode.case.outputs)
+        if outcome.words is None:
+            return self._end_step(episode.observe(outcome.result, valid=outcome.valid))
+        self._talk.append(agent_words(outcome.words))
         if episode.database.transfers:
-            return self._answered(phrases.HANDED_OVER)
+            return self._take_reply(phrases.HANDED_OVER)
         if len(self._talk) // 2 > DEFAULTS["patience"]:
-            return self._answered(phrases.OUT_OF_TIME)
-        return self._asking(self._talk[-1])
+            return self._take_reply(phrases.OUT_OF_TIME)
+        return self._prompt_customer(self._talk[-1])
 
     def _hear(self, words: str) -> Step:
-        said = spoken(words)
-        if said and (self._talk or not said.endswith(STOP)):
-            return self._answered(said)
+        reply = customer_words(words)
+        if reply and (self._talk or not reply.endswith(STOP)):
+            return self._take_reply(reply)
         self._failed += 1
         if self._failed == ATTEMPTS:
             raise EnvironmentFailure(
-                f"the customer of {self.episode.case.task_id} says nothing that a customer can say",
+                f"the customer of {self.episode.case.task_id} gave no usable answer",
                 got=repr(words[:200]),
                 expected="words" if self._talk else f"first words, without {STOP}",
                 hint=f"try another model for agent.roles.{USER}",
             )
-        return self._asking(NOT_YET if said else AGAIN)
+        return self._prompt_customer(NOT_YET if reply else AGAIN)
 
-    def _answered(self, words: str) -> Step:
+    def _take_reply(self, words: str) -> Step:
         self._talk.append(words)
         self._failed = 0
         if len(self._talk) == 1:
             return words, 0.0, False, False, self._info()
-        return self._told(self.episode.hear(words))
+        return self._end_step(self.episode.hear(words))
 
-    def _asking(self, text: str) -> Step:
-        """What the customer reads; the agent's step is not over yet."""
+    def _prompt_customer(self, text: str) -> Step:
+        """Return the text that the customer reads; the agent's step is not over yet."""
         return text, 0.0, False, False, self._info()
 
-    def _told(self, step: Step) -> Step:
+    def _end_step(self, step: Step) -> Step:
         observation, reward, terminated, truncated, info = step
         return observation, reward, terminated, truncated, {**info, "player": AGENT}
 
@@ -144,23 +143,23 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
         return {**self.episode.info(), "player": USER if self.is_asked else AGENT}
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action by calling tools."""
+        """Return the assistant message of a text action, with a tool call if it is one."""
         return tool_message(action)
 
     def expert(self) -> RoleRetailExpert:
-        """A policy that serves every customer, and plays the customer by the script."""
+        """Return a policy that plays the agent with the expert and the customer with the script."""
         return RoleRetailExpert(self)
 
     def state_key(self) -> str:
-        """Key of the database, of the conversation, and of what was said."""
+        """Return a key of the database, the conversation, and the agent's answers."""
         return self.episode.key(self._customer())
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return self.episode.to_plain(self._customer())
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         self._episode = RetailEpisode.from_plain(snapshot, self.options, self._toolbox)
         self._talk, self._failed = list(snapshot["customer"]["talk"]), snapshot["customer"]["failed"]
 
@@ -169,10 +168,10 @@ class RoleRetailDesk(gymnasium.Env[str, str]):
 
 
 class RoleRetailExpert:
-    """Plays the agent as `RetailExpert` does, and the customer as the script.
+    """Expert that plays the agent like `RetailExpert`, and the customer like the script.
 
     Args:
-        desk: Where they meet.
+        desk: The environment.
     """
 
     def __init__(self, desk: RoleRetailDesk) -> None:
@@ -181,10 +180,10 @@ class RoleRetailExpert:
         self._customer: Customer | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action of whoever is next.
+        """Return the next action of the player whose turn it is.
 
         Raises:
-            UsageError: the customer wants something that the expert does not know.
+            UsageError: the customer's request is unknown to the expert.
         """
         episode = self._desk.episode
         if not self._desk.is_asked:

@@ -1,4 +1,4 @@
-"""Scenarios drawn from a shop: who calls, what they want, and what the desk has to do about it."""
+"""Scenarios drawn from a shop: the customer, the requests, and the actions that fulfil them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .ledger import DELIVERED, PENDING, REASONS, total_of
 from .requests import Action, Fact, Persona, Request, RequestKind, Scenario, Topic
 
 _SHARE_OF_TWO = 0.3
-"""How many of the scenarios have a second request."""
+"""Share of scenarios with a second request."""
 
 
 def draw_scenario(store: Store, random: Random, kind: RequestKind) -> Scenario:
-    """A scenario whose first request is of a kind."""
+    """Draw a scenario whose first request has a given kind."""
     while True:
         user = store.users[random.choice(list(store.users))]
         persona = random.choice(list(Persona))
@@ -37,7 +37,7 @@ def draw_scenario(store: Store, random: Random, kind: RequestKind) -> Scenario:
 
 
 def _second(writer: _Writer, random: Random, first: Sequence[Request]) -> list[Request]:
-    """Sometimes another request, about another order."""
+    """Draw a second request about another order, for a share of the scenarios."""
     if len(first) > 1 or first[0].kind is RequestKind.TRANSFER or random.random() >= _SHARE_OF_TWO:
         return []
     kinds = [kind for kind in RequestKind if kind not in (RequestKind.REFUSED, RequestKind.TRANSFER, first[0].kind)]
@@ -45,20 +45,23 @@ def _second(writer: _Writer, random: Random, first: Sequence[Request]) -> list[R
 
 
 class _Writer:
-    """Writes requests of one user; an empty list where the user cannot have such a request.
+    """Writer of the requests of one user.
 
     Args:
         store: The shop.
-        random: Draws.
-        user: Who calls.
-        forgetful: Order numbers are not known.
+        random: Random generator.
+        user: The customer.
+        forgetful: True if the customer does not know order numbers.
     """
 
     def __init__(self, store: Store, random: Random, user: Row, *, forgetful: bool) -> None:
         self._store, self._random, self._user, self._forgetful = store, random, user, forgetful
 
     def write(self, kind: RequestKind, *, taken: Sequence[str | None]) -> list[Request]:
-        """Requests of a kind about an order that is not taken; a refused one is followed by another."""
+        """Draw a request of a kind about an order that is not taken, and the request after a refused one.
+
+        The list is empty if the user cannot have such a request.
+        """
         writers: Mapping[RequestKind, tuple[str | None, Callable[[Row], Request | None]]] = {
             RequestKind.CANCEL: (PENDING, self._cancel),
             RequestKind.ITEMS: (PENDING, self._modify_items),
@@ -67,7 +70,7 @@ class _Writer:
             RequestKind.RETURN: (DELIVERED, self._return),
             RequestKind.EXCHANGE: (DELIVERED, self._exchange),
             RequestKind.QUESTION: (None, self._question),
-            RequestKind.REFUSED: (DELIVERED, self._refused),
+            RequestKind.REFUSED: (DELIVERED, self._refused_cancel),
             RequestKind.TRANSFER: (None, self._transfer),
         }
         status, writer = writers[kind]
@@ -87,7 +90,7 @@ class _Writer:
         action = Action("cancel_pending_order", {"order_id": order["order_id"], "reason": reason})
         return self._request(RequestKind.CANCEL, order, [fact], [action])
 
-    def _refused(self, order: Row) -> Request:
+    def _refused_cancel(self, order: Row) -> Request:
         fact = Fact(Topic.REASON, phrases.REASONS[self._random.choice(REASONS)])
         return self._request(RequestKind.REFUSED, order, [fact], [])
 
@@ -178,7 +181,7 @@ class _Writer:
         *,
         opening: str | None = None,
     ) -> Request:
-        """A request about an order, which the customer names first."""
+        """Return a request about an order, whose number is the first fact."""
         product = self._random.choice(order["items"])["name"]
         known = phrases.FORGOTTEN_ORDER if self._forgetful else phrases.ORDER
         named = Fact(Topic.ORDER, known.format(order_id=order["order_id"], product=product))
@@ -200,7 +203,7 @@ class _Writer:
         return phrases.PAYMENT.format(method=phrases.describe_method(method))
 
     def _paying_methods(self, amount: float) -> list[str]:
-        """The methods that can pay an amount."""
+        """Return the methods that can pay an amount."""
         methods = self._user["payment_methods"]
         return [key for key, method in methods.items() if method.get("balance", amount) >= amount]
 

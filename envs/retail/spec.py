@@ -32,7 +32,7 @@ tool."""
 
 
 def tasks(split: str, **options: Any) -> RetailTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return RetailTasks(split, parse_options(**options))
 
 
@@ -42,9 +42,9 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "The desk of a shop, in the manner of tau-bench: sixteen tools over a database, a policy, and a customer who"
-        " talks: a script, or any language model. Solved when the database ends as it should and what was asked for was"
-        " said."
+        "The service desk of a shop, similar to tau-bench: sixteen tools over a database, a policy, and a customer that"
+        " a script or any language model plays. Solved if the database ends in the right state and the customer's"
+        " question was answered."
     ),
     instructions=INSTRUCTIONS,
     answer_format="free",

@@ -1,4 +1,4 @@
-"""The tasks of the desk: scenarios drawn by rule from the shop of a split, and what solving them means."""
+"""The tasks of the desk: scenarios drawn from the shop of a split, with their solutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .scenarios import draw_scenario
 
 ENVIRONMENT = "retail"
 SIZES = {TRAIN: 9000, VALID: 900, TEST: 900}
-"""Tasks of a split; the kinds of the first request take turns."""
+"""Number of tasks by split; the kinds of the first request alternate."""
 _KINDS = tuple(RequestKind)
 
 
@@ -32,13 +32,13 @@ class Case:
     store: Store
     scenario: Scenario
     expected: tuple[Mapping[str, Any], ...]
-    """For each request, its order as the gold actions leave it; empty where there is none."""
+    """Order of each request after the gold actions; empty without an order."""
     gold_key: str
     """Hash of the database after all gold actions."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the agent has to say."""
+        """Texts that the agent has to say."""
         return tuple(output for request in self.scenario.requests for output in request.outputs)
 
 
@@ -46,24 +46,24 @@ class RetailTasks(NumberedTasks):
     """The tasks of a split.
 
     Args:
-        split: Which one.
-        options: Which types of tasks, personas and users.
+        split: Name of the split.
+        options: Options, which select types of tasks, personas and users.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
 
     def __init__(self, split: str, options: RetailOptions) -> None:
         super().__init__(ENVIRONMENT, split, _numbers(check_split(split, ENVIRONMENT), options))
         self._users = options.users
 
-    def _told(self, task_id: str) -> Mapping[str, Any]:
+    def _task_fields(self, task_id: str) -> Mapping[str, Any]:
         return {"type": case_of(task_id, self._users).scenario.task_type.value}
 
 
 @functools.cache
 def _numbers(split: str, options: RetailOptions) -> Sequence[int]:
-    """The numbers of a split's tasks, some of every type and persona; only a choice needs to look at each."""
+    """Return the numbers of a split's tasks with the selected types and personas; without a selection, all numbers."""
     numbers = range(SIZES[split])
     if set(options.task_types) == set(TaskType) and set(options.personas) == set(Persona):
         return numbers
@@ -73,10 +73,10 @@ def _numbers(split: str, options: RetailOptions) -> Sequence[int]:
 
 @functools.lru_cache(maxsize=4096)
 def case_of(task_id: str, users: int | None = None) -> Case:
-    """The case of a task id such as ``valid-17``, in a shop of so many users.
+    """Return the case of a task id such as ``valid-17``, in a shop with a number of users.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the task does not exist.
     """
     split, number = parse_task_id(task_id, ENVIRONMENT, SIZES.__getitem__)
     random, kind = Random(f"retail task {task_id}"), _KINDS[number % len(_KINDS)]
@@ -88,7 +88,7 @@ def case_of(task_id: str, users: int | None = None) -> Case:
 
 
 def _solve(task_id: str, store: Store, scenario: Scenario) -> Case | None:
-    """Carry out the gold actions; ``None`` when the rules do not allow them together."""
+    """Carry out the gold actions; return ``None`` if the rules do not allow them together."""
     desk = Desk(Database(store, {"identified": [scenario.user_id]}))
     expected = []
     try:

@@ -1,4 +1,4 @@
-"""The desk's methods as tools, and calls of them as text."""
+"""The desk's methods as tools, and tool calls as text."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .database import Database, Store
 from .desk import Desk
 
 RESPOND = "respond"
-"""A call of this name says its argument ``content`` to the customer, as plain text does."""
+"""Name of a call that says its argument ``content`` to the customer, like plain text."""
 
 
 class DeskTool(Tool):
-    """A tool of one desk. What the tools of a name share (schema, check of arguments) is made once, by `declared`.
+    """A tool of one desk, which shares its schema and the check of its arguments with `declared`.
 
     Args:
-        declared: The tool that describes it.
+        declared: The tool with the shared schema.
         target: The desk's method.
     """
 
@@ -35,20 +35,20 @@ class DeskTool(Tool):
 
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
-        """As declared."""
+        """Schema of the declared tool."""
         return self._declared.schema
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """As declared.
+        """Check arguments with the declared tool.
 
         Raises:
-            ToolError: an argument is missing, unknown or of another type.
+            ToolError: an argument is missing, unknown or of the wrong type.
         """
         return self._declared.validate(arguments)
 
 
 class Toolbox:
-    """A desk with its tools, for one episode after another; each gives it a database."""
+    """A desk with its tools, for one episode after another; each episode sets the desk's database."""
 
     def __init__(self) -> None:
         self.desk = _empty_desk()
@@ -56,10 +56,10 @@ class Toolbox:
         self._named = {tool.name: tool for tool in self.tools}
 
     def call(self, call: ToolCall) -> str:
-        """What a call that was written as text answers.
+        """Execute a call and return its result.
 
         Raises:
-            ToolError: there is no such tool, its arguments are wrong, or the desk refuses.
+            ToolError: the tool is unknown, its arguments are wrong, or the desk refuses.
         """
         tool = self._named.get(call.name)
         if tool is None:
@@ -74,14 +74,14 @@ def _empty_desk() -> Desk:
 
 @functools.cache
 def declared_tools() -> dict[str, Tool]:
-    """All tools by name, bound to a desk without records."""
+    """Return all tools by name, bound to a desk without records."""
     desk = _empty_desk()
     names = [name for name in vars(Desk) if not name.startswith("_")]
     return {name: Tool(getattr(desk, name), inline=True) for name in names}
 
 
 def describe_tools() -> str:
-    """A line per tool, with its arguments and what it does, for agents that write their calls as text."""
+    """Return a line per tool, with its arguments and summary, for agents that write their calls as text."""
     lines = []
     for name, declared in declared_tools().items():
         signature = str(inspect.signature(declared.target)).partition(" ->")[0].replace("'", "")
@@ -91,7 +91,7 @@ def describe_tools() -> str:
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the text of an action.
+    """Return a call as the text of an action.
 
     >>> call_text("think", {"thought": "Hm."})
     '{"name": "think", "arguments": {"thought": "Hm."}}'
@@ -105,10 +105,10 @@ def _json(value: Any) -> str:
 
 
 def parse_call(action: str) -> ToolCall | None:
-    """The call that an action's text makes; ``None`` when it is said to the customer.
+    """Return the call in an action's text; ``None`` if the text is for the customer.
 
     Raises:
-        ToolError: it looks like a call and is none.
+        ToolError: the text looks like a call but is not valid.
     """
     text = action.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
     if not text.startswith("{"):
@@ -124,7 +124,7 @@ def parse_call(action: str) -> ToolCall | None:
 
 
 def tool_message(action: str) -> Message:
-    """The assistant message that takes a text action: a call, or words (a broken call is those, too)."""
+    """Return the assistant message of a text action: a call, or text (also for an invalid call)."""
     with contextlib.suppress(ToolError):
         if (call := parse_call(action)) is not None:
             return Message(role="assistant", tool_calls=(call,))

@@ -1,1 +1,1 @@
-"""Question answering by search: questions of one to three hops, a retriever, exact match and F1."""
+"""Question answering with search: questions of one to three hops, a retriever, exact match and F1."""

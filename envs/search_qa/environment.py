@@ -1,4 +1,4 @@
-"""Search question answering as environments: with the built-in retriever, or with one behind HTTP."""
+"""Question answering with search as environments, with the built-in retriever or an HTTP retriever."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .tasks import SearchTasks, question_of, split_of
 
 
 def make_search_qa(**options: Any) -> AnyEnv:
-    """The environment that the options ask for: with a ``url`` it awaits a service.
+    """Create the environment for the options; with a ``url``, it uses an HTTP retriever.
 
     Raises:
-        UsageError: an option is wrong.
+        UsageError: an option is not valid.
     """
     return SearchQA(**options) if options.get("url") is None else RemoteSearchQA(**options)
 
 
 def make_search_react(**options: Any) -> AnyEnv:
-    """The same with ReAct's actions, ``search[words]`` and ``finish[answer]``, and without tools.
+    """Create the same with ReAct's actions, ``search[words]`` and ``finish[answer]``, and without tools.
 
     Raises:
-        UsageError: an option is wrong.
+        UsageError: an option is not valid.
     """
     return SearchQA(BRACKETS, **options) if options.get("url") is None else RemoteSearchQA(BRACKETS, **options)
 
 
 def tool_message(action: str) -> Message:
-    """The assistant message that takes a text action where searching is a tool."""
+    """Return the assistant message of a text action, with a call of the tool for a search."""
     move = TAGS.read(action)
     if move.kind is not MoveKind.SEARCH:
         return Message(role="assistant", content=action)
@@ -51,14 +51,14 @@ def tool_message(action: str) -> Message:
 
 
 class SearchQA(gymnasium.Env[str, str]):
-    """Answer a question after searching for what is needed; Search-R1's text protocol.
+    """Environment in which the policy searches and answers a question, with Search-R1's text protocol.
 
     An action is ``<search> words </search>`` or ``<answer> answer </answer>``; the answer ends the episode. `reset`
     takes the option ``task_id``; without it the seed draws a training question.
 
     Args:
-        protocol: How actions are written.
-        options: As `parse_options` describes them, without ``url``.
+        protocol: Form of the actions.
+        options: Options of `parse_options`, without ``url``.
     """
 
     def __init__(self, protocol: Protocol = TAGS, /, **options: Any) -> None:
@@ -66,7 +66,9 @@ class SearchQA(gymnasium.Env[str, str]):
         self.options = parse_options(**options)
         self.protocol = protocol.with_reminder(self.options.remind)
         if self.options.url is not None:
-            raise UsageError("this class searches by itself", got="url", hint="use make_search_qa, or RemoteSearchQA")
+            raise UsageError(
+                "this class uses the built-in retriever", got="url", hint="use make_search_qa, or RemoteSearchQA"
+            )
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
         self.tools: tuple[Tool, ...] = ()
@@ -88,7 +90,7 @@ class SearchQA(gymnasium.Env[str, str]):
         """Ask a question.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
@@ -118,28 +120,28 @@ class SearchQA(gymnasium.Env[str, str]):
         return index.search(query, self.options.topk)
 
     def expert(self) -> SearchExpert:
-        """A policy that solves every generated question."""
+        """Return a policy that solves every generated question."""
         return SearchExpert(self.protocol)
 
     def state_key(self) -> str:
-        """Key of the question and of what was looked for."""
+        """Return a key of the question and of the queries."""
         return self.episode.key()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return self.episode.to_plain()
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         self._episode = SearchEpisode.from_plain(snapshot, self.options, self.protocol)
 
 
 class RemoteSearchQA(AsyncEnv):
-    """`SearchQA` with a retriever behind HTTP, whose failures are the machinery's, never the policy's.
+    """`SearchQA` with an HTTP retriever, whose failures are environment failures.
 
     Args:
-        protocol: How actions are written.
-        options: As `parse_options` describes them, with ``url``.
+        protocol: Form of the actions.
+        options: Options of `parse_options`, with ``url``.
     """
 
     def __init__(self, protocol: Protocol = TAGS, /, **options: Any) -> None:
@@ -147,7 +149,7 @@ class RemoteSearchQA(AsyncEnv):
         self.options = parse_options(**options)
         self.protocol = protocol.with_reminder(self.options.remind)
         if self.options.url is None:
-            raise UsageError("search_qa has no retriever to ask", expected="option url")
+            raise UsageError("search_qa has no retriever", expected="option url")
         self.service = RetrievalService(self.options.url, topk=self.options.topk, timeout_s=self.options.timeout_s)
         self.tools: tuple[Tool, ...] = ()
         if protocol is TAGS:
@@ -161,7 +163,7 @@ class RemoteSearchQA(AsyncEnv):
         """Ask a question; without a ``task_id`` and a seed, the first one.
 
         Raises:
-            UsageError: an option is unknown, or names no task.
+            UsageError: an option is unknown, or the task does not exist.
         """
         self._episode = _begin(self.options, seed or 0, options or {}, self.protocol)
         return _first_texts(self._episode)
@@ -187,19 +189,19 @@ class RemoteSearchQA(AsyncEnv):
         return list_passages(await self.service.search(query))
 
     def expert(self) -> SearchExpert:
-        """A policy that solves generated questions, if the retriever finds their passages."""
+        """Return a policy that solves generated questions, if the retriever finds their passages."""
         return SearchExpert(self.protocol)
 
     def state_key(self) -> str:
-        """Key of the question and of what was looked for."""
+        """Return a key of the question and of the queries."""
         return _begun(self._episode).key()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return _begun(self._episode).to_plain()
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken."""
+        """Continue from a snapshot."""
         self._episode = SearchEpisode.from_plain(snapshot, self.options, self.protocol)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""One episode: what was asked, searched and answered. Knows no retriever: whoever holds one passes what it found."""
+"""One episode: question, queries and answer. It is independent of the retriever: its caller passes the passages."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
 
 
 class SearchEpisode:
-    """Counts steps, remembers queries, judges the answer.
+    """Steps, queries and judgement of an episode.
 
     Args:
-        question: What is asked.
-        options: Of the environment.
-        protocol: How moves are written.
+        question: The question.
+        options: Options of the environment.
+        protocol: Form of the moves.
     """
 
     def __init__(self, question: Question, options: SearchOptions, protocol: Protocol = TAGS) -> None:
@@ -39,11 +39,11 @@ class SearchEpisode:
 
     @property
     def is_over(self) -> bool:
-        """Whether the question was answered, or no step is left."""
+        """True if the question was answered, or no step is left."""
         return self.answer is not None or self.steps >= self.options.max_steps
 
     def read(self, action: str) -> Move:
-        """What the next step is to do.
+        """Return the move of an action.
 
         Raises:
             UsageError: the episode is over.
@@ -53,7 +53,7 @@ class SearchEpisode:
         return self.protocol.read(action)
 
     def take(self, move: Move, found: Sequence[Passage]) -> Step:
-        """Take a step; `found` is what the retriever has for a search."""
+        """Take a step; `found` are the retriever's passages for a search."""
         self.steps += 1
         if move.kind is MoveKind.ANSWER:
             return self._judge(move.text)
@@ -69,7 +69,7 @@ class SearchEpisode:
         return self.protocol.show(found), 0.0, False, self.is_over, self._info(valid=True)
 
     def begin_search(self, query: str) -> None:
-        """Count a search that is made with the tool; the last step is kept for the answer.
+        """Count a search with the tool; the last step is reserved for the answer.
 
         Raises:
             ToolError: only the answer is left, or the query is empty.
@@ -82,17 +82,17 @@ class SearchEpisode:
         self.queries.append(query.strip())
 
     def key(self) -> str:
-        """Key of the state: the question, and what was looked for."""
+        """Return a key of the state: the question, the queries and the answer."""
         state = [self.question.id, self.question.text, self.queries, self.answer]
         return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
 
     def to_plain(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"task_id": self.question.id, "queries": list(self.queries), "steps": self.steps, "answer": self.answer}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], options: SearchOptions, protocol: Protocol = TAGS) -> SearchEpisode:
-        """The episode that `to_plain` described."""
+        """Restore an episode from `to_plain`."""
         episode = cls(question_of(plain["task_id"], options), options, protocol)
         episode.queries, episode.steps, episode.answer = list(plain["queries"]), plain["steps"], plain["answer"]
         return episode

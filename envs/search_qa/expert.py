@@ -1,4 +1,4 @@
-"""A scripted policy that answers the fact world's questions: it reads what a model would read."""
+"""A scripted policy that answers the fact world's questions from the texts only, like a model."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PREFIX = "Question: "
 
 
 class SearchExpert:
-    """Looks up one thing after the other: the start of the chain, then what each relation leads to.
+    """Expert that looks up one thing after the other: the start of the chain, then the value of each relation.
 
     Args:
-        protocol: How moves are written.
+        protocol: Form of the moves.
     """
 
     def __init__(self, protocol: Protocol = TAGS) -> None:
@@ -23,11 +23,11 @@ class SearchExpert:
         self._chain: Chain | None = None
         self._thing = ""
         self._done = 0
-        """Relations that were followed."""
+        """Number of relations that were followed."""
         self._widened = False
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
             UsageError: the first observation asks no question of the fact world, or a passage cannot be found.
@@ -40,8 +40,8 @@ class SearchExpert:
             self._thing = self._chain.start
             return self._protocol.search(self._thing)
         relation = self._chain.relations[self._done]
-        said = next((passage.text for passage in read_passages(text) if passage.title == self._thing), None)
-        value = None if said is None else relation.read(said)
+        found = next((passage.text for passage in read_passages(text) if passage.title == self._thing), None)
+        value = None if found is None else relation.read(found)
         if value is None:
             return self._look_again()
         self._thing, self._done, self._widened = value, self._done + 1, False
@@ -50,7 +50,7 @@ class SearchExpert:
         )
 
     def _look_again(self) -> str:
-        """The name twice: what a passage is about stands in its title, too."""
+        """Search for the name twice: the passage about a thing has the name in its title, too."""
         if self._widened:
             raise UsageError("the search expert cannot find a passage", got=self._thing)
         self._widened = True

@@ -1,4 +1,4 @@
-"""The built-in retrievers, made once per process: one per fact world or corpus file."""
+"""The built-in retrievers: one per fact world or corpus file, created once per process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .world import world_of
 
 
 def index_of(split: str, options: SearchOptions) -> BM25Index:
-    """The index that questions of a split are searched in.
+    """Return the index for the questions of a split.
 
     Raises:
         UsageError: the corpus file cannot be read.

@@ -1,4 +1,4 @@
-"""The options of the search environment and of its tasks."""
+"""Options of the search environment and of its tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 20.0
 
 
 class RewardKind(enum.StrEnum):
-    """What an answer is rewarded by."""
+    """Reward of an answer."""
 
     EXACT_MATCH = "exact_match"
     F1 = "f1"
@@ -28,11 +28,11 @@ class RewardKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOptions:
-    """What the environment and its task source are made with."""
+    """Checked options of the environment and its task source."""
 
     hops: tuple[int, ...]
     questions: Mapping[str, str] | None
-    """File by split, in a form that can be hashed."""
+    """Hashable mapping from split to file."""
     corpus: str | None
     url: str | None
     topk: int
@@ -55,27 +55,27 @@ def parse_options(
     max_steps: int = MAX_STEPS,
     remind: bool | None = None,
 ) -> SearchOptions:
-    """Check options as they stand in a config.
+    """Check the options of a config.
 
     Args:
-        hops: Numbers of hops of the generated questions that are asked.
-        questions: JSONL files with ``question`` and ``golden_answers``: a name in which ``{split}`` stands for the
-            split, or the file of each split.
+        hops: Numbers of hops of the generated questions.
+        questions: JSONL files with ``question`` and ``golden_answers``: one name with ``{split}`` in it, or a file for
+            each split.
         corpus: A JSONL file with passages, for the built-in retriever.
         url: Address of a retriever that answers ``POST /retrieve``.
-        topk: Passages that a search returns.
-        timeout_s: Seconds after which the retriever at `url` counts as failed; 20 when left out.
+        topk: Number of passages that a search returns.
+        timeout_s: Seconds after which the retriever at `url` counts as failed; 20 by default.
         reward: ``exact_match`` or ``f1``.
-        max_steps: Searches and answers after which an episode is truncated.
-        remind: End each observation with a line that names the two moves, for small models that play in text;
-            search_react does, unless it is false.
+        max_steps: Number of searches and answers after which an episode is truncated.
+        remind: End each observation with a line that names the two moves, for small models that play in text; true by
+            default in search_react.
 
     Raises:
         UsageError: a value is not allowed, or two contradict each other.
     """
     chosen = tuple(sorted(set(hops)))
     if not chosen or not set(chosen) <= set(HOPS):
-        raise UsageError("unknown hops of search_qa", got=repr(hops), expected="a list of numbers among 1, 2 and 3")
+        raise UsageError("unknown hops of search_qa", got=repr(hops), expected="a list of the numbers 1, 2 or 3")
     if reward not in list(RewardKind):
         raise UsageError("unknown reward of search_qa", got=repr(reward), expected=" or ".join(RewardKind))
     for name, value in (("topk", topk), ("max_steps", max_steps)):
@@ -103,8 +103,8 @@ def _check_sources(has_questions: bool, corpus: str | None, url: str | None, hop
     if corpus is not None and url is not None:
         raise UsageError("search_qa has two retrievers", got="corpus and url", expected="one of them")
     if has_questions and corpus is None and url is None:
-        raise UsageError("search_qa has questions and nothing to search in", expected="corpus, or url")
+        raise UsageError("search_qa has questions but no passages to search", expected="corpus, or url")
     if corpus is not None and not has_questions:
-        raise UsageError("search_qa has a corpus and no questions about it", expected="questions, a JSONL file")
+        raise UsageError("search_qa has a corpus but no questions about it", expected="questions, a JSONL file")
     if has_questions and hops != HOPS:
         raise UsageError("search_qa's hops are ignored with a question file", got=hops, hint="leave hops out")

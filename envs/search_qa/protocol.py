@@ -1,4 +1,4 @@
-"""What an action looks like, and how passages are shown: in Search-R1's tags, or in ReAct's brackets."""
+"""Form of actions and passages: Search-R1's tags, or ReAct's brackets."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentrl.remote.retrieval import Passage, list_passages
 
 
 class MoveKind(enum.Enum):
-    """What an action does."""
+    """Kind of an action."""
 
     SEARCH = "search"
     ANSWER = "answer"
     NOTHING = "nothing"
-    """The action holds no move, or one without words."""
+    """The action contains no move, or one without text."""
 
 
 class Move(NamedTuple):
-    """An action as it was understood."""
+    """A parsed action."""
 
     kind: MoveKind
     text: str = ""
@@ -30,22 +30,22 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How a policy writes its moves, and reads what a search found."""
+    """Form of a policy's moves and of the passages that it reads."""
 
     pattern: re.Pattern[str]
-    """Finds a move: the word that opens it, and its text."""
+    """Pattern of a move, with groups for its opening word and its text."""
     answer_word: str
-    """What opens an answer; ``search`` opens a search."""
+    """Opening word of an answer; ``search`` opens a search."""
     written: str
     passages: str
     action_hint: str = ""
     reminder: str = ""
-    """The moves, as the last line of each observation."""
+    """Line that names the moves, at the end of each observation."""
     reminds: bool = False
-    """Observations have this line."""
+    """True if observations end with this line."""
 
     def read(self, action: str) -> Move:
-        """Return the first move of an action: whatever was written after it was written before its result was known.
+        """Return the first move of an action, because later text was written before the move's result was known.
 
         >>> TAGS.read("<think>Hm.</think> <search> Marlport </search>")
         Move(kind=<MoveKind.SEARCH: 'search'>, text='Marlport')
@@ -67,19 +67,19 @@ class Protocol:
 
     @property
     def rule(self) -> str:
-        """What to do after an action that is no move."""
+        """Instruction after an action that is not a move."""
         return f"Search again, or give the final answer in this form:\n{self.answer('Oslo')}"
 
     def show(self, found: Sequence[Passage]) -> str:
-        """Return what a search found, as the policy reads it."""
+        """Return the observation with the passages of a search."""
         return self.remind(self.passages.format(list_passages(found)))
 
     def remind(self, observation: str) -> str:
-        """Return an observation, with the moves where it reminds of them."""
+        """Return an observation, with the reminder if it is on."""
         return f"{observation}\n{self.reminder}" if self.reminds else observation
 
     def with_reminder(self, remind: bool | None) -> Protocol:
-        """Return the protocol with or without the reminder; as it is where nobody chose."""
+        """Return the protocol with or without the reminder; unchanged for ``None``."""
         return self if remind is None else replace(self, reminds=remind)
 
 
@@ -90,7 +90,7 @@ TAGS = Protocol(
     passages="<information>{}</information>",
     reminder="Write <search>words</search> to look something up, or <answer>the answer</answer> to answer.",
 )
-"""Search-R1's."""
+"""Search-R1's protocol."""
 BRACKETS = Protocol(
     pattern=re.compile(r"^[ \t]*(search|finish)\[(.*)\]", re.MULTILINE),
     answer_word="finish",
@@ -100,12 +100,12 @@ BRACKETS = Protocol(
     reminder="Actions: search[words], finish[answer]",
     reminds=True,
 )
-"""ReAct's: easier for small models, in loops that mark the action."""
+"""ReAct's protocol, which is easier for small models, in loops that mark the action."""
 
 
 _LISTED = re.compile(r'^(?:<information>)?Doc \d+\(Title: "(.*?)"\) (.*?)(?:</information>)?$', re.MULTILINE)
 
 
 def read_passages(observation: str) -> list[Passage]:
-    """The passages that an observation shows, with or without tags."""
+    """Return the passages in an observation, with or without tags."""
     return [Passage(title, text) for title, text in _LISTED.findall(observation)]

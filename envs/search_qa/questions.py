@@ -1,4 +1,4 @@
-"""Questions: drawn from a fact world, or read from a file of NQ's or HotpotQA's kind."""
+"""Questions: drawn from a fact world, or read from a file such as NQ or HotpotQA."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .relations import Chain
 from .world import World, world_of
 
 QUESTIONS_PER_HOPS = {TRAIN: 3000, VALID: 100, TEST: 300}
-"""Generated questions of a split with one, two and three hops, each."""
+"""Number of generated questions of each split for each number of hops."""
 TYPES = {1: "one_hop", 2: "two_hops", 3: "three_hops"}
 FROM_FILE = "file"
-"""Type of a question whose file gives none."""
+"""Type of a question whose file does not give one."""
 
 
 class Question(NamedTuple):
-    """One task."""
+    """A question, which is one task."""
 
     id: str
     text: str
@@ -34,30 +34,30 @@ class Question(NamedTuple):
 
 
 def questions_of(split: str, options: SearchOptions) -> tuple[Question, ...]:
-    """The questions of a split that the options allow.
+    """Return the questions of a split that the options allow.
 
     Raises:
-        UsageError: no such split, an unreadable file, or nothing is left.
+        UsageError: the split does not exist, its file cannot be read, or it has no question.
     """
     check_split(split, ENVIRONMENT)
     if options.questions is not None:
         return _load(file_of(options.questions, split, "questions of search_qa"), split)
     allowed = {TYPES[hops] for hops in options.hops}
-    return tuple(question for question in generated(split) if question.type in allowed)
+    return tuple(question for question in generated_questions(split) if question.type in allowed)
 
 
 @functools.lru_cache(maxsize=8)
 def by_id(split: str, options: SearchOptions) -> Mapping[str, Question]:
-    """The questions of a split by their ids."""
+    """Return the questions of a split by their ids."""
     return {question.id: question for question in questions_of(split, options)}
 
 
 @functools.cache
-def generated(split: str) -> tuple[Question, ...]:
-    """The fact world's questions of a split; those with one, two and three hops take turns.
+def generated_questions(split: str) -> tuple[Question, ...]:
+    """Return the fact world's questions of a split; those with one, two and three hops alternate.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
     check_split(split, ENVIRONMENT)
     world, random = world_of(split), Random(f"questions {split}")
@@ -71,7 +71,7 @@ def generated(split: str) -> tuple[Question, ...]:
 
 
 def _draw(world: World, random: Random, hops: int, count: int) -> list[Chain]:
-    """Different chains that never come back to where they were: no answer stands in its question."""
+    """Draw different chains without repeated things, so that no question contains its answer."""
     chains: dict[Chain, None] = {}
     while len(chains) < count:
         chain = world.draw_chain(random, hops)

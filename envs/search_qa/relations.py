@@ -1,6 +1,6 @@
-"""The relations of the fact world, and how passages and questions put them into words.
+"""The relations of the fact world, and their wordings in passages and questions.
 
-Each relation is a function: a thing has exactly one value, so that a chain of relations has exactly one answer.
+Each relation is a function: a thing has exactly one value, so a chain of relations has exactly one answer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Relation:
     to: Kind | None
     """Kind of the value; ``None`` is a year."""
     noun: str
-    """As in "the NOUN of {x}"."""
+    """Noun of the relation, as in "the NOUN of {x}"."""
     question: str
     sentences: tuple[str, ...]
-    """What a passage about the thing may say; each stands on its own within the passage."""
+    """Possible sentences in a passage about the thing; each is a complete sentence."""
 
     def read(self, text: str) -> str | None:
-        """The value that a passage about a thing states; ``None`` when it states none."""
+        """Return the value in a passage about a thing; ``None`` if it has none."""
         for sentence in split_sentences(text):
             for template in self.sentences:
                 if found := _pattern(template).fullmatch(sentence):
@@ -147,13 +147,13 @@ _OUTERMOST = re.compile(rf"the ({'|'.join(BY_NOUN)}) of (.+)")
 
 
 class Chain(NamedTuple):
-    """A question: where it starts, and the relations to follow from there, first one first."""
+    """A question: its start, and the relations to follow from there, in order."""
 
     start: str
     relations: tuple[Relation, ...]
 
     def text(self) -> str:
-        """The question in words."""
+        """Return the question in words."""
         described = self.start
         for relation in self.relations[:-1]:
             described = f"the {relation.noun} of {described}"
@@ -161,7 +161,7 @@ class Chain(NamedTuple):
 
 
 def parse_chain(question: str) -> Chain | None:
-    """The chain that a question stands for; ``None`` when it is not one of the fact world's.
+    """Return the chain of a question; ``None`` if the question is not one of the fact world's.
 
     >>> parse_chain("In which city was the author of The Silent Tide born?").start
     'The Silent Tide'
@@ -179,7 +179,7 @@ def parse_chain(question: str) -> Chain | None:
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of a passage of the fact world: no name there has a full stop."""
+    """Return the sentences of a passage of the fact world, whose names contain no full stops."""
     return [f"{sentence}." for sentence in text.removesuffix(".").split(". ")]
 
 

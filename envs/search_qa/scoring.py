@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers, after the normalisation that SQuAD made usual (Rajpurkar et al., 2016)."""
+"""Exact match and F1 of answers, after the normalization of SQuAD (Rajpurkar et al., 2016)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise(text: str) -> str:
-    """Lower case, without punctuation and articles, single blanks.
+    """Return a text in lower case, without punctuation and articles, with single spaces.
 
     >>> normalise("  The  Old-Man, and a sea! ")
     'oldman and sea'
@@ -21,12 +21,12 @@ def normalise(text: str) -> str:
 
 
 def exact_match(answer: str, golden: Sequence[str]) -> float:
-    """1 if the answer equals one of the golden answers, else 0."""
+    """Return 1 if the answer equals one of the golden answers, else 0."""
     return float(normalise(answer) in {normalise(text) for text in golden})
 
 
 def f1(answer: str, golden: Sequence[str]) -> float:
-    """The best harmonic mean of precision and recall over words, 0 to 1."""
+    """Return the best harmonic mean of precision and recall over words, 0 to 1."""
     return max((_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)
 
 

@@ -40,7 +40,7 @@ without an explanation, inside <answer> </answer>. For example:
 
 
 def tasks(split: str, **options: Any) -> SearchTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return SearchTasks(split, parse_options(**options))
 
 
@@ -50,8 +50,8 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "Questions of one to three hops, answered by searching: Search-R1's protocol over a generated world of facts"
-        " (each split has its own names), over your own JSONL files, or with any HTTP retriever. Exact match or F1."
+        "Questions of one to three hops, answered by searching with Search-R1's protocol, in a generated fact world"
+        " (each split has its own names), in your own JSONL files, or with any HTTP retriever. Exact match or F1."
     ),
     instructions=INSTRUCTIONS,
     answer_format="free",

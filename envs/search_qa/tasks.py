@@ -1,7 +1,6 @@
 """The task source of the search environment.
 
-Generated questions are made by rule: each split has a fact world of its own, whose names no other split has. Tests
-compare checksums of what the rule makes.
+Each split has its own fact world, whose names no other split has. Tests compare checksums of the generated questions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class SearchTasks(NumberedTasks):
     """The questions of a split that the options allow.
 
     Raises:
-        UsageError: no such split, or an unreadable file.
+        UsageError: the split does not exist, or its file cannot be read.
     """
 
     def __init__(self, split: str, options: SearchOptions) -> None:
@@ -28,16 +27,16 @@ class SearchTasks(NumberedTasks):
         super().__init__(ENVIRONMENT, split, [int(question.id.rpartition("-")[2]) for question in self.questions])
         self._options = options
 
-    def _told(self, task_id: str) -> Mapping[str, Any]:
+    def _task_fields(self, task_id: str) -> Mapping[str, Any]:
         question = question_of(task_id, self._options)
         return {"ground_truth": list(question.golden), "type": question.type}
 
 
 def split_of(task_id: str) -> str:
-    """The split that a task id such as ``valid-17`` belongs to.
+    """Return the split of a task id such as ``valid-17``.
 
     Raises:
-        UsageError: there is no such split.
+        UsageError: the split does not exist.
     """
     split = task_id.rpartition("-")[0]
     if split not in SPLITS:
@@ -46,10 +45,10 @@ def split_of(task_id: str) -> str:
 
 
 def question_of(task_id: str, options: SearchOptions) -> Question:
-    """The question of a task id.
+    """Return the question of a task id.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the task does not exist.
     """
     found = by_id(split_of(task_id), options).get(task_id)
     if found is None:

@@ -1,4 +1,4 @@
-"""The names of the fact world: made up, unique within their kind, and divided among the splits."""
+"""Invented names of the fact world: unique within their kind, and divided among the splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..task_ids import SPLITS, check_split
 
 
 class Kind(enum.StrEnum):
-    """What a name stands for."""
+    """Kind of named thing."""
 
     PERSON = "person"
     CITY = "city"
@@ -35,15 +35,15 @@ COUNTS: dict[Kind, tuple[int, int, int]] = {
     Kind.CURRENCY: (60, 20, 60),
     Kind.LANGUAGE: (60, 20, 60),
 }
-"""How many names of a kind each split has, in the order of `SPLITS`."""
+"""Number of names of each kind by split, in the order of `SPLITS`."""
 
 
 @functools.cache
 def names(kind: Kind, split: str) -> tuple[str, ...]:
-    """The names of a kind that belong to a split, and to no other.
+    """Return the names of a kind that belong only to a split.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
     check_split(split, "search_qa")
     everything = ["".join(parts) for parts in itertools.product(*_parts()[kind.value])]
@@ -55,7 +55,7 @@ def names(kind: Kind, split: str) -> tuple[str, ...]:
 
 @functools.cache
 def _parts() -> dict[str, list[list[str]]]:
-    """What names are put together from, by kind: one choice from each list."""
+    """Return the parts of names by kind; a name has one part from each list."""
     text = importlib.resources.files(__package__).joinpath("data/names.json").read_text(encoding="utf-8")
     parts: dict[str, list[list[str]]] = json.loads(text)
     return parts

@@ -1,4 +1,4 @@
-"""The fact world of a split: who was born where, who wrote what, and the passages that say so."""
+"""The fact world of a split: facts about people, cities, books and others, and passages that state them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .relations import RELATIONS, Chain, Relation
 from .vocabulary import Kind, names
 
 _THINGS = (Kind.PERSON, Kind.CITY, Kind.COUNTRY, Kind.COMPANY, Kind.BOOK)
-"""The kinds with passages of their own."""
+"""Kinds of things that have passages."""
 _YEARS = (1700, 1999)
 
 _LEADS: dict[Kind, tuple[str, ...]] = {
@@ -50,37 +50,37 @@ _ASIDES: dict[Kind, tuple[tuple[str, Kind], ...]] = {
         ("Most of {x} takes place in {other}.", Kind.CITY),
     ),
 }
-"""Sentences that answer no question, with the kind of the other name in them: they mislead a careless reader."""
+"""Sentences that answer no question but mislead a careless reader, with the kind of the other name in them."""
 
 
 class World:
     """The facts and passages of one split; names of different splits differ.
 
     Args:
-        split: Decides everything.
+        split: Name of the split, which is the seed.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
 
     def __init__(self, split: str) -> None:
         self.split = split
         self.names = {kind: names(kind, split) for kind in Kind}
         self.facts: dict[tuple[str, str], str] = {}
-        """The value of each thing's relation, by the thing's name and the relation's noun."""
+        """Value of a relation, by the thing's name and the relation's noun."""
         self._random = Random(f"fact world {split}")
         self._decide_facts()
         self.passages = self._write_passages()
 
     def follow(self, chain: Chain) -> tuple[str, ...]:
-        """The start and what each relation leads to; the last one is the answer."""
+        """Return the start and the value of each relation; the last one is the answer."""
         found = [chain.start]
         for relation in chain.relations:
             found.append(self.facts[found[-1], relation.noun])
         return tuple(found)
 
     def draw_chain(self, random: Random, hops: int) -> Chain:
-        """A chain of `hops` relations from a random thing; it may come back to where it was."""
+        """Draw a chain of `hops` relations from a random thing; it may return to an earlier thing."""
         kind = random.choices(_THINGS, weights=[len(self.names[kind]) for kind in _THINGS])[0]
         start = random.choice(self.names[kind])
         relations: list[Relation] = []
@@ -98,7 +98,7 @@ class World:
             self.facts[self.facts[country, "capital"], "country"] = country
 
     def _value(self, relation: Relation, number: int, thing: str) -> str:
-        """A value; what a country has is no other country's, so that capitals lie where they should."""
+        """Draw a value; each value of a country is unique, so that a capital belongs to one country."""
         if relation.to is None:
             return str(self._random.randint(*_YEARS))
         values = self.names[relation.to]
@@ -115,7 +115,7 @@ class World:
         return tuple(passages)
 
     def _write(self, kind: Kind, thing: str) -> Passage:
-        """The lead, then facts and asides in any order."""
+        """Write a passage: the lead, then facts and asides in random order."""
         random = self._random
         lead = random.choice(_LEADS[kind]).format(x=thing, trait=random.choice(_TRAITS))
         rest = [
@@ -135,9 +135,9 @@ def _from(kind: Kind) -> tuple[Relation, ...]:
 
 @functools.cache
 def world_of(split: str) -> World:
-    """The world of a split, made once per process.
+    """Return the world of a split; it is created once per process.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
     return World(split)

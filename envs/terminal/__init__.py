@@ -1,1 +1,1 @@
-"""Tasks for a shell: generated ones, and folders in the forms of Harbor and terminal-bench."""
+"""Shell tasks: generated ones, and task folders in the formats of Harbor and terminal-bench."""

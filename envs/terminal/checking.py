@@ -1,4 +1,4 @@
-"""Checks of what a policy left: on a copy of its folder, in a sandbox that it never was in."""
+"""Checks of the policy's work, on a copy of its folder in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 async def check_errand(spec: SandboxSpec, acted: Sandbox, checks: Sequence[Check]) -> Verdict:
-    """Compare here what a copy of the folder holds and what its programs print.
+    """Check the files of a copy of the folder, and the output of its programs, against expected texts.
 
     Raises:
         SandboxError: a sandbox does not start, or is lost.
@@ -46,7 +46,7 @@ async def check_errand(spec: SandboxSpec, acted: Sandbox, checks: Sequence[Check
 
 
 async def _problem(sandbox: Sandbox, check: Check) -> str:
-    found = await (_printed(sandbox, check) if check.command else _content(sandbox, check.path or ""))
+    found = await (_run_check(sandbox, check) if check.command else _content(sandbox, check.path or ""))
     return "" if found == (None if check.text is None else _plain(check.text)) else f"{check.what} is not right"
 
 
@@ -57,7 +57,7 @@ async def _content(sandbox: Sandbox, path: str) -> str | None:
         return None
 
 
-async def _printed(sandbox: Sandbox, check: Check) -> str | None:
+async def _run_check(sandbox: Sandbox, check: Check) -> str | None:
     try:
         async with Deadline(sandbox, RUN_SECONDS + GRACE_S):
             result = await sandbox.exec(
@@ -73,12 +73,12 @@ def _plain(text: str) -> str:
 
 
 async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verdict:
-    """Run the script of a task folder on a copy of the working folder, with the tests beside it.
+    """Run the script of a task folder on a copy of the working folder, with the tests next to it.
 
-    The script is run as a program, so that its first line decides what runs it. It finds the tests in ``$TEST_DIR``
-    (``/tests`` where the sandbox allows any path). What it writes to ``$LOGS_DIR/verifier/reward.json`` or
-    ``reward.txt`` (``/logs``) is the reward; without these, pytest's summary or its exit code decides. Programs of the
-    policy that it runs are run beside the tests: how far they are trusted is up to the script.
+    The script is executed, so its first line selects the interpreter. It finds the tests in ``$TEST_DIR`` (``/tests``
+    if the sandbox allows any path). The reward is the content of ``$LOGS_DIR/verifier/reward.json`` or ``reward.txt``
+    (``/logs``); without these files, pytest's summary or the exit code decides. If the script runs programs of the
+    policy, these can reach the tests: how far to trust them is the script's decision.
 
     Raises:
         SandboxError: a sandbox does not start, or is lost.
@@ -98,7 +98,7 @@ async def check_folder(places: Places, acted: Sandbox, task: FolderTask) -> Verd
         result = await _run_script(fresh, places, task, hidden)
         rewards = await _rewards(fresh, f"{hidden}{LOGS}/verifier", task)
     if rewards is None:
-        solved = _passed(result, task)
+        solved = _has_passed(result, task)
         rewards = {"reward": float(solved)}
         if result.timed_out:
             _warn(task.name, f"its verifier was stopped after its limit of {task.verifier_seconds:g} s: reward 0")
@@ -123,8 +123,8 @@ async def _run_script(sandbox: Sandbox, places: Places, task: FolderTask, hidden
     return await run_command(sandbox, command, seconds=task.verifier_seconds, cwd=places.folder, env=variables)
 
 
-def _passed(result: ExecResult, task: FolderTask) -> bool:
-    """Read pytest's summary where the script prints one, for ``pytest | tee`` hides its exit code."""
+def _has_passed(result: ExecResult, task: FolderTask) -> bool:
+    """Return True if the tests passed, by pytest's summary if present: ``pytest | tee`` hides exit codes."""
     if task.reads_pytest:
         summary = result.stdout.decode(errors="replace").rpartition("short test summary info")[2]
         found = _RESULT.findall(summary)
@@ -137,21 +137,21 @@ _RESULT = re.compile(r"^(PASSED|FAILED|ERROR|XPASS|XFAIL|SKIPPED)\b", re.MULTILI
 
 
 async def _rewards(sandbox: Sandbox, folder: str, task: FolderTask) -> dict[str, float] | None:
-    """Read what the script wrote: the reward and its parts; ``None`` if it wrote nothing."""
-    parts, text = await _written(sandbox, f"{folder}/reward.json"), await _written(sandbox, f"{folder}/reward.txt")
+    """Read the reward and its parts that the script wrote; ``None`` if it wrote nothing."""
+    parts, text = await _read_text(sandbox, f"{folder}/reward.json"), await _read_text(sandbox, f"{folder}/reward.txt")
     if parts is None and text is None:
         return None
     found = {} if parts is None else _numbers(parts)
     if "reward" not in found and text is not None:
         found |= _numbers(text)
-    if "reward" not in found:  # parts without a whole count alike
+    if "reward" not in found:  # without a total, the parts count equally
         if not found:
             _warn(task.name, f"its verifier wrote a reward that is not a number: {(parts or text or '')[:80]!r}")
         found["reward"] = math.fsum(found.values()) / len(found) if found else 0.0
     return found
 
 
-async def _written(sandbox: Sandbox, path: str) -> str | None:
+async def _read_text(sandbox: Sandbox, path: str) -> str | None:
     try:
         return (await sandbox.read(path, most=LONGEST_REWARD)).decode(errors="replace").strip("\ufeff\0 \t\r\n")
     except SandboxFileError:
@@ -179,7 +179,7 @@ def _number(value: Any) -> float | None:
 
 @functools.cache
 def _warn(task: str, problem: str) -> None:
-    """Warn once of what a user cannot see in a reward."""
+    """Warn once about a problem that a reward does not show."""
     _log.warning("task %s: %s", task, problem)
 
 
@@ -190,7 +190,7 @@ async def write_folder(sandbox: Sandbox, folder: Path, place: str = ".") -> None
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, bytes, bool]]:
-    """Path below the folder, content, and whether it can be executed."""
+    """Yield each file's path below the folder, its content, and true if it is executable."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             yield path.relative_to(folder), path.read_bytes(), bool(path.stat().st_mode & 0o100)

@@ -1,4 +1,4 @@
-"""What a Dockerfile and a Compose file say that a sandbox can follow: working folder, variables, files to copy."""
+"""The parts of Dockerfiles and Compose files that a sandbox can follow: working folder, variables, files to copy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _CONTEXT_FILES = ("Dockerfile", ".dockerignore", "Dockerfile.dockerignore", "doc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopiedFile:
-    """A file, and where it goes in a sandbox."""
+    """A file and its target in a sandbox."""
 
     source: Path | None = None
-    """On this machine; ``None`` for a text of the Dockerfile."""
+    """Path on this machine; ``None`` for a text of the Dockerfile."""
     target: str
     """Absolute path."""
     text: str = ""
@@ -38,7 +38,7 @@ class CopiedFile:
 
     @property
     def is_executable(self) -> bool:
-        """The file's owner may run it."""
+        """True if the file's owner may execute it."""
         return self.is_executable_text if self.source is None else bool(self.source.stat().st_mode & 0o100)
 
 
@@ -49,19 +49,19 @@ class Recipe:
     folder: str | None = None
     """The last ``WORKDIR``."""
     variables: dict[str, str] = field(default_factory=dict)
-    """Of ``ENV``."""
+    """Variables of ``ENV``."""
     copies: list[CopiedFile] = field(default_factory=list)
-    """Of ``COPY`` and ``ADD``."""
+    """Files of ``COPY`` and ``ADD``."""
     has_copies: bool = False
     commands: list[str] = field(default_factory=list)
-    """Of ``RUN``, which are not run."""
+    """Commands of ``RUN``, which are not run."""
 
 
 def read_dockerfile(path: Path) -> Recipe:
     """Read a Dockerfile whose context is its own folder.
 
     Raises:
-        UsageError: it cannot be read, or copies what is not there.
+        UsageError: it cannot be read, or copies files that do not exist.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -71,17 +71,17 @@ def read_dockerfile(path: Path) -> Recipe:
     rules = read_ignore_rules(path.parent, path.name)
     for instruction, rest, documents in _instructions(text):
         known = {**arguments, **recipe.variables}
-        if instruction == "FROM":  # a later stage begins anew
+        if instruction == "FROM":  # a new build stage
             recipe = Recipe()
         elif instruction == "WORKDIR":
-            recipe.folder = _joined(recipe.folder, _filled(rest.strip("\"'"), known))
+            recipe.folder = _join(recipe.folder, _fill_in(rest.strip("\"'"), known))
         elif instruction in ("ENV", "ARG"):
             found = _assignments(rest, known)
             (recipe.variables if instruction == "ENV" else arguments).update(found)
         elif instruction in ("COPY", "ADD"):
             recipe.has_copies = True
-            texts = {one.mark: _filled(one.text, known) if one.is_filled else one.text for one in documents}
-            recipe.copies += _copies(_filled(rest, known), path, recipe.folder, texts, rules)
+            texts = {one.mark: _fill_in(one.text, known) if one.is_filled else one.text for one in documents}
+            recipe.copies += _copies(_fill_in(rest, known), path, recipe.folder, texts, rules)
         elif instruction == "RUN":
             recipe.commands.append(rest)
     return recipe
@@ -91,10 +91,10 @@ class Document(NamedTuple):
     """A text in a Dockerfile between ``<<NAME`` and a line ``NAME``."""
 
     mark: str
-    """How it is announced, without quotation marks: ``<<NAME``."""
+    """Marker in the instruction, without quotation marks: ``<<NAME``."""
     text: str
     is_filled: bool
-    """Variables are filled in: the name has no quotation marks."""
+    """True if variables are filled in, because the name has no quotation marks."""
 
 
 _MARK = re.compile(r"""(?<![<\w])<<(-?)(["']?)([A-Za-z_][\w.-]*)\2(?=\s|$)""")
@@ -109,7 +109,7 @@ class Instruction(NamedTuple):
 
 
 def _instructions(text: str) -> Iterator[Instruction]:
-    """Split into instructions: lines that end with a backslash go on, and comments are dropped."""
+    """Split a text into instructions: lines that end with a backslash continue, and comments are dropped."""
     pending, lines = "", text.replace("\r\n", "\n").split("\n")
     while lines:
         stripped = lines.pop(0).strip()
@@ -126,7 +126,7 @@ def _instructions(text: str) -> Iterator[Instruction]:
 
 
 def _documents(rest: str, lines: list[str]) -> Sequence[Document]:
-    """Take the texts that an instruction announces from the lines after it; none where an end is missing."""
+    """Take the here-documents of an instruction from the lines after it, up to one without an end."""
     found = list[Document]()
     for mark in _MARK.finditer(rest):
         dash, quote, name = mark.groups()
@@ -140,12 +140,12 @@ def _documents(rest: str, lines: list[str]) -> Sequence[Document]:
     return found
 
 
-def _filled(text: str, variables: Mapping[str, str]) -> str:
+def _fill_in(text: str, variables: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda found: variables.get(found[1] or found[3], found[2] or ""), text)
 
 
-def _joined(folder: str | None, path: str) -> str:
-    """Return a path that starts at a working folder, without dots."""
+def _join(folder: str | None, path: str) -> str:
+    """Resolve a path relative to a working folder, without dots."""
     parts: list[str] = []
     for part in PurePosixPath(folder or "/", path).parts[1:]:
         parts = parts[:-1] if part == ".." else [*parts, part]
@@ -153,13 +153,13 @@ def _joined(folder: str | None, path: str) -> str:
 
 
 def _assignments(rest: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Read ``A=b C="d e"``, or the older ``A b``."""
+    """Read ``A=b C="d e"`` or the older form ``A b``."""
     words = _words(rest)
     if "=" not in (words[0] if words else ""):
         name, _, value = rest.partition(" ")
-        return {name: _filled(value.strip(), known)} if value else {}
+        return {name: _fill_in(value.strip(), known)} if value else {}
     pairs = (word.partition("=") for word in words)
-    return {name: _filled(value, known) for name, _, value in pairs}
+    return {name: _fill_in(value, known) for name, _, value in pairs}
 
 
 def _words(rest: str) -> list[str]:
@@ -176,7 +176,7 @@ def _copies(
         try:
             words = [str(word) for word in json.loads(rest)]
         except (ValueError, RecursionError, TypeError) as error:
-            raise UsageError(f"{path} copies something that cannot be read", got=rest) from error
+            raise UsageError(f"{path} has a copy instruction that cannot be read", got=rest) from error
     else:
         words = _words(rest)
     if any(word.startswith("--from") for word in words):
@@ -184,18 +184,22 @@ def _copies(
     options = [word for word in words if word.startswith("--")]
     words = [word for word in words if not word.startswith("--")]
     if len(words) < 2:
-        raise UsageError(f"{path} copies something that cannot be read", got=rest, expected="a source and a target")
+        raise UsageError(
+            f"{path} has a copy instruction that cannot be read", got=rest, expected="a source and a target"
+        )
     *sources, target = words
     into = target.endswith(("/", ".")) or len(sources) > 1
-    place = _joined(folder, target)
+    place = _join(folder, target)
     for source in sources:
         if source in texts:
             file = f"{place.rstrip('/')}/{source.lstrip('<-')}" if into else place
             yield CopiedFile(target=file, text=texts[source], is_executable_text=_makes_executable(options))
         elif source.startswith("<<"):
-            raise UsageError(f"{path} holds a text without an end", got=rest, expected=f"a line {source.lstrip('<-')}")
-        elif "://" not in source:  # what ADD would download
-            yield from _copied(source, place, path, rules, into=into)
+            raise UsageError(
+                f"{path} has a here-document without an end", got=rest, expected=f"a line {source.lstrip('<-')}"
+            )
+        elif "://" not in source:  # ADD would download it
+            yield from _copy_files(source, place, path, rules, into=into)
 
 
 def _makes_executable(options: Sequence[str]) -> bool:
@@ -204,15 +208,17 @@ def _makes_executable(options: Sequence[str]) -> bool:
     return bool(int(mode[-3:], 8) & 0o100) if re.fullmatch(r"[0-7]{3,4}", mode) else "x" in mode
 
 
-def _copied(pattern: str, target: str, path: Path, rules: Sequence[IgnoreRule], *, into: bool) -> Iterator[CopiedFile]:
+def _copy_files(
+    pattern: str, target: str, path: Path, rules: Sequence[IgnoreRule], *, into: bool
+) -> Iterator[CopiedFile]:
     context = path.parent.resolve()
     pattern = pattern.strip("/")
     found = [context] if pattern in ("", ".") else sorted(context.glob(pattern.removeprefix("./").rstrip("/")))
     if not found or not all(one.resolve().is_relative_to(context) for one in found):
-        raise UsageError(f"{path} copies what is not there", got=pattern, expected=f"a file below {context}")
+        raise UsageError(f"{path} copies a file that does not exist", got=pattern, expected=f"a file below {context}")
     kept = [one for one in found if one.is_dir() or not is_ignored(one.relative_to(context).as_posix(), rules)]
     if not kept:
-        raise UsageError(f"{path} copies what is not there", got=f"{pattern}, which .dockerignore leaves out")
+        raise UsageError(f"{path} copies a file that does not exist", got=f"{pattern}, excluded by .dockerignore")
     for one in kept:
         if one.is_dir():
             yield from files_below(one, target, context, rules)
@@ -223,7 +229,7 @@ def _copied(pattern: str, target: str, path: Path, rules: Sequence[IgnoreRule], 
 
 
 def files_of_context(context: Path, target: str) -> list[CopiedFile]:
-    """List all files of a context that go to a folder, without those that its ``.dockerignore`` leaves out.
+    """List all files of a context to copy to a folder, without those that its ``.dockerignore`` excludes.
 
     Raises:
         UsageError: the ``.dockerignore`` cannot be read.
@@ -232,7 +238,7 @@ def files_of_context(context: Path, target: str) -> list[CopiedFile]:
 
 
 def files_below(folder: Path, target: str, context: Path, rules: Sequence[IgnoreRule]) -> Iterator[CopiedFile]:
-    """List the files of a folder of a context that goes to a path; what describes a container is left out."""
+    """Yield the files of a context's folder to copy to a path, without Dockerfiles and Compose files."""
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
         if not path.is_file() or str(relative) in _CONTEXT_FILES:
@@ -242,7 +248,7 @@ def files_below(folder: Path, target: str, context: Path, rules: Sequence[Ignore
 
 
 def compose_variables(path: Path) -> dict[str, str]:
-    """Read the environment variables of the service in which the agent works; those with references are left out.
+    """Read the environment variables of the agent's service; those with references are left out.
 
     Raises:
         UsageError: the file cannot be read.
@@ -272,12 +278,12 @@ def filled_variables(given: Any, known: Mapping[str, str], place: str) -> dict[s
     """Fill in ``${NAME}`` and ``${NAME:-default}`` in the variables of a task.
 
     Args:
-        given: By name.
-        known: Values of names.
-        place: For messages.
+        given: Values with references, by name.
+        known: Values of the references, by name.
+        place: Description of the variables, for messages.
 
     Raises:
-        UsageError: they are not variables, or refer to a name that is not known.
+        UsageError: `given` is not a table, or refers to an unknown name.
     """
     if not isinstance(given, Mapping):
         raise UsageError(f"{place} is not a table", got=repr(given)[:80], expected='{NAME = "value"}')
@@ -288,7 +294,7 @@ def filled_variables(given: Any, known: Mapping[str, str], place: str) -> dict[s
             raise UsageError(
                 f"{place} needs the variable {name}",
                 got="no such variable",
-                expected="a value in the sandbox's settings: this machine's own variables stay outside",
+                expected="a value in the sandbox's settings; variables of this machine are not used",
                 hint=f"environment.options.sandbox.env.{name}=…",
             )
         return known.get(name, found[2] or "")

@@ -1,4 +1,4 @@
-"""Which files of a Docker context a ``.dockerignore`` leaves out."""
+"""Files of a Docker context that a ``.dockerignore`` excludes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ NAME = ".dockerignore"
 
 @dataclass(frozen=True, slots=True)
 class IgnoreRule:
-    """A line of the file: the paths that it matches are left out, or after ``!`` kept."""
+    """A line of the file: it excludes the paths that it matches, or with ``!`` includes them again."""
 
     pattern: re.Pattern[str]
     keeps: bool
 
 
 def read_ignore_rules(context: Path, dockerfile: str = "Dockerfile") -> Sequence[IgnoreRule]:
-    """Read the rules of a context: of ``Dockerfile.dockerignore`` or else of ``.dockerignore``; none without a file.
+    """Read the rules of a context from ``Dockerfile.dockerignore``, or else ``.dockerignore``; none without a file.
 
     Raises:
         UsageError: the file cannot be read.
@@ -33,13 +33,13 @@ def read_ignore_rules(context: Path, dockerfile: str = "Dockerfile") -> Sequence
     try:
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read", got=error, expected="patterns in UTF-8, one on a line") from error
+        raise UsageError(f"{file} cannot be read", got=error, expected="patterns in UTF-8, one per line") from error
     texts = (line.strip() for line in lines if not line.startswith("#"))
     return [rule for text in texts if (rule := _rule(text, file)) is not None]
 
 
 def is_ignored(path: str, rules: Sequence[IgnoreRule]) -> bool:
-    """Check a path relative to the context: the last rule that matches it or a folder of it decides."""
+    """Return True if a path below the context is excluded; the last rule that matches it or its folder decides."""
     return next((not rule.keeps for rule in reversed(rules) if rule.pattern.fullmatch(path)), False)
 
 
@@ -51,7 +51,7 @@ def _rule(text: str, file: Path) -> IgnoreRule | None:
     try:
         return IgnoreRule(re.compile(f"{_regular_expression(pattern)}(?:/.*)?", re.DOTALL), keeps)
     except re.error as error:
-        raise UsageError(f"{file} holds a pattern that cannot be read", got=text, hint=str(error)) from error
+        raise UsageError(f"{file} has a pattern that cannot be read", got=text, hint=str(error)) from error
 
 
 _PIECE = re.compile(r"\*\*/|\*\*|\*|\?|\[\^?[^\]]+\]|\\.|.", re.DOTALL)

@@ -1,4 +1,4 @@
-"""The environment: a shell, an instruction, and checks on a copy of what was left."""
+"""The environment: a shell, an instruction, and checks on a copy of the policy's work."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from .tasks import ENVIRONMENT, TerminalTasks, errand_of, folder_task_of
 MAX_STEPS = 12
 COMMAND_S = 10.0
 STARTS_S = 90.0
-"""For two sandboxes to start and to be filled, besides the task's own limits."""
+"""Seconds to start and fill two sandboxes, in addition to the task's own limits."""
 SETUP, KEPT = "setup.sh", ".kept"
 
 
 class Terminal(ShellEnv):
-    """Do something in a shell. What the policy leaves in the working folder is copied into a new sandbox and checked
-    there: generated tasks by comparing files and output with what only this process knows, task folders by their
-    script.
+    """Environment in which the policy does a task in a shell.
 
-    `reset` takes the option ``task_id``; without it the seed draws a training task.
+    The working folder is copied into a new sandbox and checked there: generated tasks by comparing files and output
+    with texts that only this process knows, task folders by their script. `reset` takes the option ``task_id``; without
+    it the seed draws a training task.
 
     Args:
-        folders: Split to a folder of task folders, in the form of Harbor or terminal-bench; tasks are generated when
+        folders: Split to a folder of task folders, in the format of Harbor or terminal-bench; tasks are generated if
             left out.
-        max_steps: Commands after which what there is is checked.
-        seconds: Time limit of a command; without it 10 seconds, or what a task folder gives its agent.
-        sandbox: What sandboxes are like: a back end's name, or its settings. A back end with images takes the task's
-            own, where it names one. A task folder's limits of time, memory and disk apply unless these settings have
-            their own.
+        max_steps: Number of commands after which the work is checked.
+        seconds: Time limit of a command; by default 10 seconds, or a task folder's limit for its agent.
+        sandbox: Sandbox back end: its name, or its settings. A back end with images uses the task's image, if it names
+            one. A task folder's limits of time, memory and disk apply unless these settings have their own.
     """
 
     def __init__(
@@ -108,13 +107,13 @@ class Terminal(ShellEnv):
 
     @property
     def places(self) -> Places:
-        """Where the parts of the current task folder are.
+        """Layout of the current task folder in its sandboxes.
 
         Raises:
             UsageError: `reset` was not called yet, or tasks are generated.
         """
         if self._places is None:
-            raise UsageError("the terminal environment plays no task folder", expected="reset before anything else")
+            raise UsageError("the terminal environment has no task folder", expected="reset before anything else")
         return self._places
 
     @property
@@ -126,7 +125,7 @@ class Terminal(ShellEnv):
 
     @property
     def working_folder(self) -> str | None:
-        """Where the policy's commands start, if that is not the sandbox's own folder."""
+        """Folder in which the policy's commands start; ``None`` for the sandbox's own folder."""
         return self._places.folder if self._places is not None else None
 
     async def _judge(self, sandbox: Sandbox) -> Verdict:
@@ -140,7 +139,7 @@ class Terminal(ShellEnv):
         return solving_commands(self.task, self.places)
 
     def secrets(self) -> list[str]:
-        """The solution, and the tests of a task folder."""
+        """Return the solution, and the hidden tests."""
         if isinstance(self.task, Errand):
             return [*self.task.commands, *(check.stdin for check in self.task.checks if check.stdin)]
         files = [path for path in (self.task.script, self.task.solution) if path is not None]
@@ -155,7 +154,7 @@ class Terminal(ShellEnv):
 
 
 def tasks(split: str, *, folders: Mapping[str, str] | None = None, **_options: Any) -> TerminalTasks:
-    """The task source of a split."""
+    """Return the task source of a split."""
     return TerminalTasks(split, folders)
 
 
@@ -165,8 +164,8 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "Tasks for a shell in a sandbox, checked on a copy in a second one: generated ones of eight kinds, or task"
-        " folders in the form of Harbor and terminal-bench."
+        "Shell tasks in a sandbox, checked on a copy in a second one: generated tasks of eight kinds, or task folders"
+        " in the format of Harbor or terminal-bench."
     ),
     instructions=("You work in a shell. " + FENCED + "When the task is done, answer with the single word submit."),
     answer_format="free",

@@ -1,4 +1,4 @@
-"""Task folders in the forms of Harbor and of terminal-bench."""
+"""Task folders in the formats of Harbor and terminal-bench."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOLDER = "/app"
 """Working folder of tasks that name none."""
 HARBOR_VERIFIER_S, HARBOR_AGENT_S = 600.0, 600.0
 BENCH_VERIFIER_S, BENCH_AGENT_S = 60.0, 360.0
-"""What the formats give a task that sets no limits; Harbor sets none to the agent."""
+"""Default time limits of the two formats in seconds; the one for Harbor's agent is ours, because Harbor has none."""
 MIB = 2**20
 _log = logging.getLogger(__name__)
 
@@ -33,28 +33,28 @@ class FolderTask:
     name: str
     instruction: str
     tests: Path
-    """A folder that only the judging sandbox gets."""
+    """Folder that only the judging sandbox gets."""
     script: Path | None
-    """The file that decides, put beside the tests; ``None`` runs pytest on them."""
+    """Script that checks the work, next to the tests; ``None`` runs pytest on the tests."""
     reads_pytest: bool
-    """The summary that pytest prints decides, where there is one: scripts hide its exit code."""
+    """True if pytest's summary decides, if it is printed: scripts may hide the exit code."""
     image: str | None
-    """The container image, for back ends that have images."""
+    """Container image, for back ends that have images."""
     folder: str
-    """Working folder: an absolute path."""
+    """Working folder, an absolute path."""
     files: Sequence[CopiedFile]
-    """What the working sandbox begins with."""
+    """Initial files of the working sandbox."""
     setup: bool
-    """The files include a ``setup.sh`` in the working folder, which is run and removed."""
+    """True if the files include a ``setup.sh`` in the working folder, which is run and removed."""
     solution: Path | None
-    """A script that solves the task."""
+    """Script that solves the task."""
     solution_files: Sequence[Path] = ()
-    """What it needs besides: files of its folder."""
+    """Other files of the script's folder, which it needs."""
     solution_commands: str | None = None
     """Commands that solve the task, in place of a script."""
     verifier_seconds: float
     agent_seconds: float
-    """For a command of the policy."""
+    """Time limit of a command of the policy."""
     memory_bytes: int | None = None
     disk_bytes: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -68,18 +68,18 @@ def read_folder(path: str) -> Sequence[FolderTask]:
     """Read the tasks below a folder, sorted by name.
 
     Raises:
-        UsageError: there is no such folder, or a task is incomplete.
+        UsageError: the folder does not exist, or a task is incomplete.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise UsageError("there is no folder of tasks here", got=path, expected="a folder with a folder per task")
+        raise UsageError("the folder of tasks does not exist", got=path, expected="a folder with a folder per task")
     found = [
         _read_task(task)
         for task in sorted(folder.iterdir())
         if (task / "task.toml").is_file() or (task / "task.yaml").is_file()
     ]
     if not found:
-        raise UsageError("the folder holds no tasks", got=path, expected="folders with a task.toml or task.yaml")
+        raise UsageError("the folder contains no tasks", got=path, expected="folders with a task.toml or task.yaml")
     return found
 
 
@@ -168,7 +168,7 @@ def _of_terminal_bench(folder: Path) -> FolderTask:
 
 
 def _instruction(settings: Mapping[str, Any]) -> str:
-    """Find the instruction; the first tasks of terminal-bench have several descriptions, of which one is the base."""
+    """Return the instruction; early tasks of terminal-bench have several descriptions, one with the key ``base``."""
     given, descriptions = settings.get("instruction"), settings.get("descriptions")
     if given is None and isinstance(descriptions, list):
         texts = {one.get("key"): one.get("description") for one in descriptions if isinstance(one, Mapping)}
@@ -192,8 +192,8 @@ def _recipe(dockerfile: Path) -> Recipe:
     recipe = read_dockerfile(dockerfile)
     if recipe.commands and not (dockerfile.parent / "setup.sh").is_file():
         _log.warning(
-            "%s has %d RUN instructions, which are not run: images are not built; name one that was built from it "
-            "(docker_image in task.toml), or put the commands into setup.sh",
+            "%s has %d RUN instructions, which are not run, because images are not built: name an image that was built "
+            "from it (docker_image in task.toml), or put the commands into setup.sh",
             dockerfile,
             len(recipe.commands),
         )
@@ -222,7 +222,7 @@ def _seconds(given: Any, default: float, file: Path) -> float:
 
 
 def _size(environment: Mapping[str, Any], name: str, file: Path) -> int | None:
-    """Read ``memory_mb``, or the older ``memory = "2G"``, in bytes."""
+    """Read a size in bytes from ``memory_mb``, or from the older form ``memory = "2G"``."""
     given = environment.get(f"{name}_mb", environment.get(name))
     if given is None:
         return None

@@ -1,4 +1,4 @@
-"""The kinds of generated tasks: files, an instruction, what has to be there at the end, and commands that do it."""
+"""Kinds of generated tasks: files, an instruction, checks of the final state, and commands that solve the task."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ TOPICS = ["red", "green", "blue", "north", "south", "east", "west"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What has to be true. Nothing of it enters a sandbox but the command."""
+    """Condition on the final state. Only the command and its input enter a sandbox."""
 
     what: str
-    """For reports."""
+    """Description, for reports."""
     path: str | None = None
-    """A file whose text is compared, apart from blanks at its ends and the ends of its lines."""
+    """File whose text is compared, apart from whitespace at its ends and the ends of its lines."""
     text: str | None = None
-    """What the file holds, or the command prints; ``None``: the file must not be there."""
+    """Expected content of the file, or output of the command; ``None`` if the file must not exist."""
     command: str | None = None
-    """Instead of a file: a command that is run in a fresh copy of the working folder."""
+    """Command to run in a fresh copy of the working folder, instead of reading a file."""
     stdin: str = ""
 
 
@@ -35,7 +35,7 @@ class Errand:
     instruction: str
     files: Mapping[str, str]
     commands: Sequence[str]
-    """One solution."""
+    """Commands of one solution."""
     checks: Sequence[Check] = field(default_factory=tuple)
 
 
@@ -74,7 +74,7 @@ def sum_column(random: Random) -> Errand:
 
 
 def rename_files(random: Random) -> Errand:
-    """Give files another ending."""
+    """Change the extension of files."""
     names = random.sample(NAMES, random.randint(3, 6))
     old, new = random.choice((("txt", "md"), ("htm", "html"), ("jpeg", "jpg")))
     stays = random.choice([name for name in NAMES if name not in names])
@@ -111,7 +111,7 @@ def unique_names(random: Random) -> Errand:
 
 
 def replace_word(random: Random) -> Errand:
-    """Replace a value in all settings of a tree."""
+    """Replace a value in all configuration files of a tree."""
     old, new = random.sample(range(1000, 9999), 2)
     paths = [
         f"{topic}/{name}.conf" for topic, name in zip(random.sample(TOPICS, 4), random.sample(NAMES, 4), strict=True)
@@ -129,13 +129,13 @@ def replace_word(random: Random) -> Errand:
 
 
 def find_file(random: Random) -> Errand:
-    """Find the file that holds a word."""
+    """Find the file that contains a word."""
     paths = [f"{a}/{b}/{c}.txt" for a in TOPICS[:3] for b in random.sample(TOPICS, 2) for c in random.sample(NAMES, 2)]
     hidden, word = random.choice(paths), f"{random.choice(FRUIT)}-{random.randint(100, 999)}"
     files = {path: f"{random.choice(FRUIT)}-{random.randint(1000, 9999)}\n" for path in paths}
     return Errand(
         kind="find",
-        instruction=f"One file below the folder tree holds {word}. Write its path, from tree on, to where.txt.",
+        instruction=f"One file in the folder tree contains {word}. Write its path, starting with tree/, to where.txt.",
         files={f"tree/{path}": f"{text}{word}\n" if path == hidden else text for path, text in files.items()},
         commands=[f"grep -rlwF -- '{word}' tree > where.txt"],
         checks=[Check(what="the path", path="where.txt", text=f"tree/{hidden}")],
@@ -155,8 +155,8 @@ def table_to_json(random: Random) -> Errand:
     return Errand(
         kind="convert",
         instruction=(
-            f"Write people.json from people.csv: a JSON object from name to age (a number), on one line, keys sorted,"
-            f" a blank after each colon and comma. Only people of at least {least} years."
+            f"Convert people.csv to people.json: a JSON object from name to age (a number), on one line, with sorted"
+            f" keys and a space after each colon and comma. Include only people who are at least {least} years old."
         ),
         files={"people.csv": _text(["name,age", *(f"{name},{age}" for name, age in people.items())])},
         commands=[f"python3 - <<'END'\n{program}\nEND"],
@@ -165,7 +165,7 @@ def table_to_json(random: Random) -> Errand:
 
 
 def write_script(random: Random) -> Errand:
-    """Write a script that is then run on input of which nobody told."""
+    """Write a script that is then run on hidden input."""
     what, code, compute = random.choice(
         (
             ("the largest", "sort -n | tail -n 1", max),

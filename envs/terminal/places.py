@@ -1,4 +1,4 @@
-"""Where the parts of a task folder are in a sandbox, and what its sandboxes are like."""
+"""Layout of a task folder in a sandbox, and specification of its sandboxes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .dockerfile import filled_variables
 from .folders import FolderTask
 
 TESTS, LOGS, SOLUTION = "/tests", "/logs", "/solution"
-"""Folders that both formats name in scripts."""
+"""Folders that scripts of both formats use."""
 WITH_PATHS = ("local", "docker")
-"""Types of sandboxes in which any folder can be made."""
+"""Types of sandboxes that allow any folder."""
 _PACK_S = 60.0
 
 
@@ -28,21 +28,21 @@ class Places:
     """Layout of a task's sandboxes."""
 
     spec: SandboxSpec
-    """What they are like."""
+    """Specification of the sandboxes."""
     folder: str | None
-    """Where commands start; ``None``: the sandbox's own folder."""
+    """Folder in which commands start; ``None`` for the sandbox's own folder."""
     further: tuple[str, ...] = ()
-    """Folders with files of the task, besides the sandbox's own."""
+    """Other folders with files of the task, outside the sandbox's own."""
     is_absolute: bool = True
-    """Absolute paths are those of the task; otherwise everything lies below the sandbox's folder."""
+    """True if absolute paths are those of the task; otherwise everything is below the sandbox's folder."""
     has_own_folder: bool = False
-    """The sandbox's folder stands for the task's working folder, whatever its path."""
+    """True if the sandbox's folder takes the place of the task's working folder, at any path."""
 
     def place_of(self, target: str, task: FolderTask) -> str:
         """Return the path of a task's file in the sandbox.
 
         Raises:
-            UsageError: sandboxes of this type cannot have it there.
+            UsageError: sandboxes of this type do not allow this path.
         """
         if not self.has_own_folder:
             return target
@@ -51,13 +51,13 @@ class Places:
         return str(PurePosixPath(target).relative_to(task.folder))
 
     async def pack(self, sandbox: Sandbox) -> None:
-        """Put the further folders into the sandbox's own, which a snapshot holds."""
+        """Pack the further folders into the sandbox's own folder, because a snapshot contains only that."""
         if self.further:
             names = [path.lstrip("/") for path in self.further]
             await run_command(sandbox, ["tar", "-C", "/", "-cf", _PACKED, *names], seconds=_PACK_S)
 
     async def unpack(self, sandbox: Sandbox) -> None:
-        """Put them back in place in a restored sandbox."""
+        """Unpack the further folders in a restored sandbox."""
         if self.further:
             await run_command(sandbox, f"tar -C / -xf {_PACKED}; rm -f {_PACKED}", seconds=_PACK_S)
 
@@ -66,15 +66,15 @@ _PACKED = ".agentrl-folders.tar"
 
 
 def places_of(spec: SandboxSpec, task: FolderTask, *, limits: Set[str] = frozenset()) -> Places:
-    """Lay a task out.
+    """Choose the layout of a task's sandboxes.
 
     Args:
-        spec: As the user describes sandboxes.
-        task: What is played.
-        limits: Names of the limits that the user has set, which a task does not change.
+        spec: The user's specification of sandboxes.
+        task: The task.
+        limits: Names of the limits that the user has set; a task does not change them.
 
     Raises:
-        UsageError: sandboxes of this type cannot have the task's folders.
+        UsageError: sandboxes of this type do not allow the task's folders.
     """
     env = {**filled_variables(task.variables, spec.env, f"task {task.name}"), **spec.env}
     spec = dataclasses.replace(spec, env=env, limits=_limits(spec.limits, task, limits))
@@ -117,13 +117,13 @@ def _top(path: str) -> str:
 
 def _unreachable(task: FolderTask, path: str, spec: SandboxSpec) -> UsageError:
     return UsageError(
-        f"task {task.name} has files at a place that sandboxes of type {spec.type} cannot have",
+        f"task {task.name} has files at a path that sandboxes of type {spec.type} do not allow",
         got=path,
         expected=f"files below {task.folder}" if spec.type not in WITH_PATHS else "files in folders such as /app",
-        hint="name an image that holds them (docker_image in task.toml) and use sandboxes of type docker",
+        hint="name an image that contains them (docker_image in task.toml) and use sandboxes of type docker",
     )
 
 
 def hidden_folder(sandbox: Sandbox, places: Places) -> str:
-    """Return what precedes `TESTS` and `LOGS`: a name below the sandbox's folder where paths cannot be chosen."""
+    """Return the prefix of `TESTS` and `LOGS`: a random folder below the sandbox's if paths are not absolute."""
     return "" if places.is_absolute else f"{sandbox.folder.rstrip('/')}/.{secrets.token_hex(8)}"

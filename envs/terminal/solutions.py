@@ -1,4 +1,4 @@
-"""Commands that type and run the solution of a task folder, as a policy would."""
+"""Commands that write and run the solution of a task folder, as a policy would."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .places import SOLUTION, Places
 
 _SHELL_LINE = re.compile(rb"#!\s*(/usr/bin/env\s+|\S*/)?(ba)?sh\s*$")
 _OWN_PLACE = ("$0", "BASH_SOURCE", SOLUTION)
-"""Words of scripts that look for files beside them."""
+"""Words in scripts that look for files next to them."""
 _END = "END_OF_FILE"
 _FENCE = "```"
 
 
 def solving_commands(task: FolderTask, places: Places) -> list[str]:
-    """Return commands that solve a task: a shell script as it stands, or else commands that write its files and run it.
+    """Return commands that solve a task: the text of a shell script, or else commands that write its files and run it.
 
     Raises:
-        UsageError: the task has no solution, or one that is too large to be typed.
+        UsageError: the task has no solution, or the solution is too long for a command.
     """
     if task.solution is None and task.solution_commands is None:
         raise UsageError(f"task {task.name} has no solution", expected="solution/solve.sh, or solution.sh")
@@ -42,12 +42,12 @@ def solving_commands(task: FolderTask, places: Places) -> list[str]:
     script = f"{folder}/{names[task.solution]}"
     settings = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items())
     run = script if content.startswith(b"#!") else f"bash {script}"
-    written = [_written(path, f"{folder}/{name}") for path, name in names.items()]
-    return _short(_gathered([*written, f"chmod +x {script}\n{settings}{run}\n"]), task)
+    written = [_write_command(path, f"{folder}/{name}") for path, name in names.items()]
+    return _short(_join_commands([*written, f"chmod +x {script}\n{settings}{run}\n"]), task)
 
 
 def _is_plain(content: bytes, task: FolderTask, variables: Mapping[str, str]) -> bool:
-    """Return whether a script does the same when its text is typed."""
+    """Return True if a script has the same effect when its text is a command."""
     first, _, _ = content.partition(b"\n")
     if task.solution_files or variables or (content.startswith(b"#!") and not _SHELL_LINE.match(first)):
         return False
@@ -63,7 +63,7 @@ def _text(content: bytes) -> str | None:
     return None if "\0" in text or "\r" in text else text
 
 
-def _written(path: Path, target: str) -> str:
+def _write_command(path: Path, target: str) -> str:
     """Return a command that writes a file."""
     content = path.read_bytes()
     text = _text(content)
@@ -77,8 +77,8 @@ def _written(path: Path, target: str) -> str:
     return f"{made}{command} > \"{target}\" <<'{_END}'\n{text}{_END}\n{mode}"
 
 
-def _gathered(pieces: list[str]) -> list[str]:
-    """Join commands while they are short enough to be typed at once."""
+def _join_commands(pieces: list[str]) -> list[str]:
+    """Join commands while they are short enough for one command."""
     found: list[str] = []
     for piece in pieces:
         if found and len(found[-1]) + len(piece) <= MOST_COMMAND:
@@ -92,7 +92,7 @@ def _short(commands: list[str], task: FolderTask) -> list[str]:
     longest = max(map(len, commands))
     if longest > MOST_COMMAND:
         raise UsageError(
-            f"the solution of task {task.name} is too long to be typed",
+            f"the solution of task {task.name} is too long for a command",
             got=f"{longest:,} characters",
             expected=f"files of at most {MOST_COMMAND:,} characters",
         )

@@ -1,7 +1,7 @@
-"""Text to search terms, as Lucene's default English analysis does it.
+"""Search terms of a text, as in Lucene's default English analysis.
 
 Words by Unicode's rules, possessive, lower case, stop words, Porter's stems. Known difference: ideographs are not
-taken apart.
+split.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])[.:·'’](?=[^\W\d_])|(?<=\d)[.,;'�
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text in lower case, before anything is left out.
+    """Return all words of a text in lower case.
 
     >>> words_of("1,000 Men's non-slip T-shirts: 6.76 fl.oz, color:red")
     ['1,000', "men's", 'non', 'slip', 't', 'shirts', '6.76', 'fl.oz', 'color:red']
@@ -30,7 +30,7 @@ def words_of(text: str) -> list[str]:
 
 
 def term_of(word: str) -> str | None:
-    """The term of a word in lower case; ``None`` for a stop word.
+    """Return the term of a word in lower case; ``None`` for a stop word.
 
     >>> [term_of(word) for word in ("women's", "shoes", "the", "__")]
     ['women', 'shoe', None, None]

@@ -1,4 +1,4 @@
-"""Folders that are made once and read by every process: built aside, then moved into place."""
+"""Folders that are built once and read by every process: built in a temporary folder, then moved into place."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from pathlib import Path
 from agentrl.errors import UsageError
 
 ENVIRONMENT_VARIABLE = "AGENTRL_CACHE"
-"""Names another folder for what can be made again."""
-_HINT = f"set {ENVIRONMENT_VARIABLE} to a folder that can be written"
+"""Environment variable with another folder for the cache."""
+_HINT = f"set {ENVIRONMENT_VARIABLE} to a writable folder"
 
 
 def cache_folder() -> Path:
-    """Where the shop's tables are kept: ``~/.cache/agentrl/webshop``, or under `ENVIRONMENT_VARIABLE`.
+    """Return the folder of the shop's tables: ``~/.cache/agentrl/webshop``, or below `ENVIRONMENT_VARIABLE`.
 
     Raises:
-        UsageError: nobody says where the user's home is.
+        UsageError: the user's home folder is unknown.
     """
     root = os.environ.get(ENVIRONMENT_VARIABLE)
     try:
         return (Path(root) if root else Path.home() / ".cache" / "agentrl") / "webshop"
     except RuntimeError as error:
-        raise UsageError("there is no home folder for the shop's tables", got=error, hint=_HINT) from error
+        raise UsageError("no home folder found for the shop's tables", got=error, hint=_HINT) from error
 
 
 def made_folder(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, made by `make` unless it is there. Another process never sees half of it.
+    """Return a folder, built by `make` unless it exists. Other processes never see an incomplete folder.
 
     Args:
-        folder: Where it shall be.
-        make: Fills the empty folder that it is given.
+        folder: Path of the folder.
+        make: Function that fills an empty folder.
 
     Raises:
-        UsageError: nothing can be written there.
+        UsageError: the folder cannot be written.
     """
     if folder.is_dir():
         return folder
@@ -49,7 +49,7 @@ def made_folder(folder: Path, make: Callable[[Path], None]) -> Path:
         make(building)
         building.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was first, and made the same
+        if not folder.is_dir():  # otherwise another process was first and built the same
             raise
     finally:
         shutil.rmtree(building, ignore_errors=True)

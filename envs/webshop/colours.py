@@ -1,4 +1,4 @@
-"""Colour words as WebShop knows them: the first in alphabetical order that a text contains, words or not."""
+"""WebShop's colour words: the first one in alphabetical order that a text contains, also within another word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = tuple(_WORDS.split())
 
 
 def normalise_colour(text: str) -> str:
-    """The first colour word that is a part of `text`, or else the text.
+    """Return the first colour word that is a part of `text`, or else the text.
 
     >>> [normalise_colour(text) for text in ("titanium", "dark red", "dark blue", "xl")]
     ['tan', 'dark', 'blue', 'xl']

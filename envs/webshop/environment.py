@@ -31,30 +31,30 @@ PLACEHOLDER = "<your query>"
 
 
 class WebShopEnv(gymnasium.Env[Content, str]):
-    """WebShop: find a product, choose its options, buy it. An episode is a function of (options, task), everywhere.
+    """WebShop: find a product, choose its options, buy it. An episode is a function of options and task.
 
-    The reward is 0 until something is bought, which ends the episode: then it is the share of the goal's wishes that
-    the purchase meets (see `agentrl.envs.webshop.reward`). A share of 1 is a success. An action that is not understood
-    shows the page again and costs a step.
+    The reward is 0 until a product is bought, which ends the episode: then it is the share of the goal's requirements
+    that the purchase meets (see `agentrl.envs.webshop.reward`). A share of 1 is a success. An invalid action shows the
+    page again and costs a step.
 
     `reset` takes these options: ``task_id`` (a task of a split), or ``goal`` (WebShop's number of a goal); without them
-    the seed draws a training goal, by weight.
+    the seed draws a training goal by weight.
 
     Args:
-        data: Folder with WebShop's own files; the generated catalogue when left out.
-        products: Only so many products, the first; all of the files when left out, or 6,000 generated ones.
+        data: Folder with WebShop's own files; the generated catalogue if left out.
+        products: Maximum number of products, the first ones; by default all of the files, or 6,000 generated ones.
         goals: ``human`` or ``synthetic``.
         observation: ``text``, ``text_rich``, ``html`` or ``url``.
-        show_attributes: Products have a page with their attributes.
-        compat: The reward has WebShop's quirks.
-        nouns: Who finds nouns for the reward: ``spacy``, ``rule`` or ``auto``: spaCy for `data`, else the rule. The
-            last info tells it.
+        show_attributes: Give products a page with their attributes.
+        compat: Compute the reward with WebShop's quirks.
+        nouns: Method to find nouns for the reward: ``spacy``, ``rule`` or ``auto``: spaCy for `data`, otherwise the
+            rule. The last info contains the chosen method.
         max_steps: Steps after which an episode is truncated.
-        pictures: A product's page comes with its picture, where `data` names a file of it.
+        pictures: Show a product's picture on its page, if `data` names a file of it.
         placeholder: The first page's admissible action is ``search[<your query>]``, which finds nothing, instead of a
             search with the words of the instruction.
         reward: ``score``, or ``success``: 1 for a purchase with the full score, else 0.
-        valid_goals: How many goals after the 500 test goals are for validation; the rest are for training.
+        valid_goals: Number of goals after the 500 test goals that are for validation; the rest are for training.
     """
 
     action_hint = "search[words] or click[text on the page], for example: search[blue cotton shirt]"
@@ -102,7 +102,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
 
     @property
     def session(self) -> Session:
-        """The customer's way so far.
+        """Current session.
 
         Raises:
             UsageError: `reset` was not called yet.
@@ -117,7 +117,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         """Start an episode.
 
         Raises:
-            UsageError: an option is unknown, or names no goal.
+            UsageError: an option is unknown, or the goal does not exist.
         """
         super().reset(seed=seed)
         number = chosen_goal(options or {}, len(self.goals), self.options.valid_goals)
@@ -125,8 +125,8 @@ class WebShopEnv(gymnasium.Env[Content, str]):
             draw = int(self.np_random.integers(2**31)) if seed is None else seed
             number = draw_goal(self.goals, draw, self.options.valid_goals)
         self._enter(number, State(), steps=0)
-        told_once = self.options.observation is Observation.URL
-        goal = self.session.goal.instruction if told_once else ""  # other pages repeat it
+        is_hidden = self.options.observation is Observation.URL
+        goal = self.session.goal.instruction if is_hidden else ""  # other pages repeat it
         return self._observe(None), {**self._info(None), "goal": goal}
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
@@ -146,7 +146,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return self._observe(verdict), self._reward(verdict), verdict is not None, truncated, info
 
     def admissible_actions(self) -> list[str]:
-        """What can be clicked now; on the first page one search."""
+        """Return the clickable actions, or one search on the first page."""
         session = self.session
         if not session.has_search_bar:
             return session.clicks()
@@ -154,7 +154,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return [f"search[{words}]"]
 
     def expert(self) -> WebShopExpert:
-        """A policy that reads text pages, and reaches reward 1 for every goal of the generated catalogue.
+        """Return a policy that reads text pages and reaches reward 1 for every goal of the generated catalogue.
 
         Raises:
             UsageError: pages are not shown as text.
@@ -166,18 +166,18 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return WebShopExpert(self.options.max_steps)
 
     def state_key(self) -> str:
-        """Key of goal and page, whatever number of steps led to it; of the products visited where they show."""
+        """Return a key of goal and page, independent of the number of steps, and of visited products if they show."""
         state = self.session.state.to_plain()
         if self.options.observation is not Observation.TEXT_RICH:
             del state["visited"]
         return hashlib.blake2b(orjson.dumps([self._goal_number, state]), digest_size=16).hexdigest()
 
     def snapshot(self) -> dict[str, Any]:
-        """The episode as JSON types."""
+        """Return the episode as JSON types."""
         return {"goal": self._goal_number, "state": self.session.state.to_plain(), "steps": self._steps}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        """Continue from a snapshot, in this environment or another one with the same options."""
         self._enter(snapshot["goal"], State.from_plain(snapshot["state"]), steps=snapshot["steps"])
 
     def _enter(self, goal_number: int, state: State, *, steps: int) -> None:
@@ -210,7 +210,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return {**info, "score": verdict.reward, **parts}
 
     def web_page(self) -> str:
-        """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""
+        """Return the page for a browser: HTML in which ``data-action`` holds the action of a click."""
         state = self.session.state
         page = self._elements(self._judge() if self.session.is_done() else None)
         return html_page(page, chosen=state.options.items(), for_person=True)

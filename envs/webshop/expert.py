@@ -1,8 +1,8 @@
-"""A scripted customer that reads text pages: it searches with the wishes of the instruction, looks at products whose
-price is within the limit, and buys the first that has all options and attributes that were asked for.
+"""A scripted customer that reads text pages: it searches for the instruction's wishes, looks at products within the
+price limit, and buys the first one with all wanted options and attributes.
 
-It knows the vocabulary of the generated catalogue, and with it what the other words of instructions mean. For other
-catalogues it is a rule of thumb: it searches with the instruction, and clicks the options whose values stand in it.
+It uses the vocabulary of the generated catalogue to understand instructions. For other catalogues it is a heuristic: it
+searches with the instruction and clicks the options whose values occur in it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _MARKS = re.compile(r"^\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
 _ASIN = re.compile(r"[0-9A-Z]{10}")
 _DOLLARS = re.compile(r"\$([\d.]+)")
 _LABELS = {label.lower() for label in (*SubPage, BACK_TO_SEARCH, NEXT, PREVIOUS, BUY_NOW)}
-"""Options of these values cannot be chosen: a click on them is one on the button."""
+"""Option values that cannot be chosen, because a click on them is a click on a button."""
 _KINDS, _BRANDS = "types", "brands"
-"""Names of the phrases that are no attributes and no values."""
+"""Names of the phrases that are neither attributes nor values."""
 _BACK, _NEXT = f"click[{PREVIOUS.lower()}]", f"click[{NEXT.lower()}]"
 _TO_GO_ON = 4
-"""Steps that must be left to look closer, and go on to another product: features, search, there, buy."""
+"""Steps needed to look at the features and then buy another product: features, search, product, buy."""
 
 
 def goal_words(instruction: str) -> str:
-    """An instruction without its price limit, in lower case.
+    """Return an instruction without its price limit, in lower case.
 
     >>> goal_words("I need [big] socks, and price lower than 30.00 dollars")
     'i need (big) socks'
@@ -48,23 +48,23 @@ def goal_words(instruction: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """Wishes of an instruction, as far as the vocabulary goes, in the words of the products."""
+    """Wishes of an instruction, in the vocabulary of the products."""
 
     words: str
-    """The whole instruction but the price."""
+    """Whole instruction except the price."""
     kind: str
-    """The product's type; empty when it is not a known one."""
+    """Type of the product; empty if it is unknown."""
     brand: str
-    """Empty when the instruction names none."""
+    """Brand; empty if the instruction names none."""
     attributes: tuple[str, ...]
     options: tuple[str, ...]
-    """Values."""
+    """Values of options."""
     limit: float
-    """In dollars."""
+    """Price limit in dollars."""
 
     @property
     def keywords(self) -> str:
-        """Words to search for. Brand and options, which set products of one type apart, count twice."""
+        """Words to search for. The brand and the options, which distinguish products of a type, count twice."""
         if not self.kind:
             return self.words
         twice = (self.brand, *self.options)
@@ -72,7 +72,7 @@ class Wishes:
 
 
 def read_wishes(instruction: str) -> Wishes:
-    """Take an instruction apart.
+    """Parse an instruction.
 
     >>> wishes = read_wishes("i need lip balm by alsen that will stay on all day, and price lower than 20.00 dollars")
     >>> wishes.kind, wishes.brand, wishes.attributes, wishes.limit
@@ -96,13 +96,13 @@ def read_wishes(instruction: str) -> Wishes:
 
 class _Found(NamedTuple):
     texts: tuple[str, ...]
-    """What the phrases stand for, each once, in the order of the text."""
+    """Meanings of the phrases, each once, in the order of the text."""
     rest: str
-    """The text without the phrases."""
+    """Text without the phrases."""
 
 
 class _Phrases:
-    """Phrases to find in texts, where the longest counts, and what each of them stands for."""
+    """Phrases to find in texts, longest first, and their meanings."""
 
     def __init__(self, meanings: Mapping[str, str]) -> None:
         self._meanings = meanings
@@ -122,7 +122,7 @@ class _Phrases:
 
 @functools.cache
 def _phrases_of(name: str) -> _Phrases:
-    """The vocabulary's phrases for types, brands, the attributes of a category or the values of an option."""
+    """Return the vocabulary's phrases for types, brands, the attributes of a category or the values of an option."""
     words = load_vocabulary()
     sayings: Sayings
     if name == _KINDS:
@@ -143,15 +143,15 @@ class Result(NamedTuple):
 
     @property
     def click(self) -> str:
-        """The action that opens its page."""
+        """Action that opens the product's page."""
         return f"click[{self.asin.lower()}]"
 
 
 class WebShopExpert:
-    """Plays one episode. The first observation is the search page; each later one answers the last action.
+    """Expert for one episode. The first observation is the search page; each later one answers the last action.
 
     Args:
-        max_steps: How many steps it has.
+        max_steps: Maximum number of steps.
     """
 
     def __init__(self, max_steps: int) -> None:
@@ -159,10 +159,10 @@ class WebShopExpert:
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
-        """The next action.
+        """Return the next action.
 
         Raises:
-            UsageError: the first observation states no wish, or nothing is left to do.
+            UsageError: the first observation has no instruction, or nothing is left to do.
         """
         text = user(observation).text
         try:
@@ -176,21 +176,21 @@ class WebShopExpert:
 
 @dataclass(slots=True)
 class _Plan:
-    """What the expert knows, and its plan: a generator of actions that is sent what each of them led to."""
+    """The expert's knowledge and its plan: a generator of actions that receives the page after each of them."""
 
     first: str
     steps_left: int
     wishes: Wishes = field(init=False)
     search: str = field(init=False)
-    """The search that found something."""
+    """The successful search."""
     is_first_page: bool = True
-    """The page of results that is looked at is the first, where that search leads back to."""
+    """True on the first page of results, to which that search leads back."""
 
     def __post_init__(self) -> None:
         self.wishes = read_wishes(_instruction(self.first))
 
     def steps(self) -> _Steps:
-        """Search, look at the products of one page of results after the other, buy."""
+        """Yield the actions: search, look at the products of each page of results, buy."""
         results = yield from self._search()
         first = results[:1]
         while results and self.steps_left >= self._steps_to_go_on:
@@ -212,10 +212,10 @@ class _Plan:
         return results
 
     def _look_at(self, result: Result) -> Generator[str, str, bool]:
-        """Buy a product if it is as wanted, or if no steps are left to look at another.
+        """Buy a product if it fits, or if no steps are left to look at another one.
 
         Returns:
-            Whether it was bought; if not, the page of results is shown again.
+            True if it was bought; otherwise the page of results is shown again.
         """
         wanted = self._options_on((yield from self._do(result.click)), result)
         if self.steps_left >= self._steps_to_go_on:
@@ -234,7 +234,7 @@ class _Plan:
 
     @property
     def _steps_to_go_on(self) -> int:
-        """Steps in which the features can be looked at, and another product be bought."""
+        """Number of steps needed to look at the features and then buy another product."""
         return _TO_GO_ON + len(self.wishes.options)
 
     def _do(self, action: str) -> Generator[str, str, list[str]]:
@@ -248,7 +248,7 @@ class _Plan:
         return self.wishes.kind not in result.title.lower()
 
     def _options_on(self, page: Sequence[str], result: Result) -> list[str]:
-        """Values on a product's page that the instruction asks for."""
+        """Return the values on a product's page that the instruction asks for."""
         shown = page[page.index(PREVIOUS) + 1 : page.index(result.title) if result.title in page else None]
         values = set(shown) - _LABELS
         if self.wishes.kind:
@@ -256,7 +256,7 @@ class _Plan:
         return list(_Phrases({value: value for value in values}).find(self.wishes.words).texts)
 
     def _missing_in(self, text: str) -> list[str]:
-        """The attributes asked for that a text does not name."""
+        """Return the wanted attributes that a text does not contain."""
         return [attribute for attribute in self.wishes.attributes if attribute not in text.lower()]
 
     def _buy(self, wanted: Sequence[str]) -> _Steps:
@@ -266,7 +266,7 @@ class _Plan:
 
 
 def texts_of(observation: str) -> list[str]:
-    """The texts of a page in either text form, without marks."""
+    """Return the texts of a page in either text form, without marks."""
     if SEPARATOR in observation:
         return observation.split(SEPARATOR)
     lines = (line.strip() for line in observation.splitlines())
@@ -281,7 +281,7 @@ def _instruction(observation: str) -> str:
 
 
 def read_results(page: Sequence[str]) -> list[Result]:
-    """The products on a page of results."""
+    """Return the products on a page of results."""
     shown = list(page[page.index(NEXT) + 1 :]) if NEXT in page else []
     starts = [i for i, text in enumerate(shown) if _ASIN.fullmatch(text)] + [len(shown)]
     rows = [shown[start:stop] for start, stop in itertools.pairwise(starts)]

@@ -1,10 +1,10 @@
-"""The generated catalogue: products in WebShop's own format, each a function of its number alone.
+"""The generated catalogue: products in WebShop's own format, each a function of its number only.
 
-Products come in families of near-duplicates: one type, brand, title and description, but other attributes, options and
-prices. Six members combine one of three attributes with one of two halves of an option's values. The seventh is a copy
-of one of them that costs more than any limit for the original. An instruction asks for what its product has and its
-siblings lack. It mostly says so in words that do not occur in the catalogue, and in some families the attribute that
-decides stands on the features page only, where search does not reach it. Overpriced copies have no instruction.
+Products form families of near-duplicates with the same type, brand, title and description but different attributes,
+options and prices. Six members combine one of three attributes with one of two halves of an option's values. The
+seventh is a copy of one of them that costs more than any limit for the original. An instruction asks for features that
+its product has and its siblings lack, mostly in words that do not occur in the catalogue. In some families the deciding
+attribute is only on the features page, which is not searched. Overpriced copies have no instruction.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .records import Product
 from .vocabulary import ProductType, Sayings, load_vocabulary, vocabulary_file
 
 GENERATOR = Path(__file__).read_bytes() + vocabulary_file()
-"""Whatever changes the catalogue changes this."""
+"""Source of the catalogue; any change of the catalogue changes it."""
 FAMILY = 7
-"""Products in a family."""
+"""Number of products in a family."""
 _CHARACTERS = string.digits + string.ascii_uppercase
 _INSTRUCTIONS = (
     "i am looking for {before}{type}{brand}{after}{options}",
@@ -43,58 +43,58 @@ _BULLETS = (
     "made to be {attribute}, at home or on the way",
 )
 _OTHER_WORDS = 0.75
-"""Share of attributes and option values that an instruction says in other words."""
+"""Share of attributes and option values that an instruction paraphrases."""
 _OTHER_TYPE = 0.25
-"""Share of instructions that call the type by another name."""
+"""Share of instructions that use another name of the type."""
 _BRANDED = 0.25
-"""Share of instructions that name the brand although they need not."""
+"""Share of instructions that name the brand unnecessarily."""
 _HIDDEN = 0.4
-"""Share of families whose deciding attribute stands on the features page only; their instructions name the brand."""
+"""Share of families whose deciding attribute is only on the features page; their instructions name the brand."""
 _STRIDE = 263
-"""Leads through all 575 brands in no obvious order: the two numbers share no factor."""
+"""Step through all 575 brands in no obvious order; the two numbers have no common factor."""
 _DEAREST_LIMIT = 40
-"""Dollars by which a limit can lie above the ten below the price (`goals.price_limit`)."""
+"""Maximum difference in dollars between a limit and the price rounded down to tens (`goals.price_limit`)."""
 
 
 class RawProduct(NamedTuple):
-    """A product as it would stand in WebShop's files."""
+    """A product in the form of WebShop's files."""
 
     row: Mapping[str, Any]
-    """Of ``items_shuffle.json``."""
+    """Row of ``items_shuffle.json``."""
     synthetic: Mapping[str, Any]
-    """Of ``items_ins_v2.json``."""
+    """Entry of ``items_ins_v2.json``."""
     human: Sequence[Mapping[str, Any]]
-    """Of ``items_human_ins.json``."""
+    """Entries of ``items_human_ins.json``."""
 
 
 class _Family(NamedTuple):
-    """Family of near-duplicates: what they share, and what sets them apart."""
+    """Family of near-duplicates: their common and their distinguishing properties."""
 
     kind: ProductType
     names: Mapping[str, str]
     """Brand, line and type."""
     shared: Sequence[str]
-    """Attributes of all members; the first stands in the title."""
+    """Attributes of all members; the first is in the title."""
     deciding: Sequence[str]
     """Attributes of which each member has one."""
     is_hidden: bool
-    """Deciding attributes stand on the features page only."""
+    """True if deciding attributes are only on the features page."""
     split_option: str
-    """The option of which each member has one of two halves."""
+    """Option of which each member has one of two halves."""
     halves: tuple[Sequence[str], Sequence[str]]
     options: Mapping[str, Sequence[str]]
-    """All options, with the values of the other ones."""
+    """All options, with the values of those that are not split."""
     description: str
     first_bullet: str
     price: float
     roles: Sequence[int]
-    """By the place in the family: number of the combination; the last one is the overpriced copy."""
+    """Number of the combination of each member; the last number is the overpriced copy."""
     copied: int
-    """The combination that the overpriced copy repeats."""
+    """Combination that the overpriced copy repeats."""
 
 
 def generate_products(count: int) -> Iterator[Product]:
-    """The first products of the catalogue."""
+    """Yield the first products of the catalogue."""
     for number in range(count):
         raw = generate_product(number)
         asin = raw.row["asin"]
@@ -102,7 +102,7 @@ def generate_products(count: int) -> Iterator[Product]:
 
 
 def generate_product(number: int) -> RawProduct:
-    """One product."""
+    """Return a product by its number."""
     family = _family(number // FAMILY)
     role = family.roles[number % FAMILY]
     is_copy = role == FAMILY - 1
@@ -117,10 +117,10 @@ def generate_product(number: int) -> RawProduct:
         "name": f"{family.names['brand']} {family.names['line']} {family.names['type'].title()},"
         f" {family.shared[0].title()}",
         "full_description": family.description.format(
-            **family.names, attributes=_listed(family.shared if family.is_hidden else attributes)
+            **family.names, attributes=_join_words(family.shared if family.is_hidden else attributes)
         ),
         "small_description": _bullets(family, deciding, rng),
-        "pricing": _overpriced(price, rng) if is_copy else f"${price:.2f}",
+        "pricing": _overprice(price, rng) if is_copy else f"${price:.2f}",
         "customization_options": {
             name: [{"value": value, "image": None} for value in options[name]] for name in family.kind.options
         },
@@ -177,7 +177,7 @@ def _family(number: int) -> _Family:
 
 
 def _brand(family: int) -> str:
-    """A brand that no other of the first 575 families of the same type has."""
+    """Return a brand that is unique among the first 575 families of the same type."""
     words = load_vocabulary()
     type_number, place = family % len(words.types), family // len(words.types)
     brands = len(words.brand_starts) * len(words.brand_ends)
@@ -186,13 +186,13 @@ def _brand(family: int) -> str:
 
 
 def _some_values(values: Sayings, rng: random.Random) -> list[str]:
-    """Some of an option's values, in the vocabulary's order."""
+    """Draw some of an option's values, in the vocabulary's order."""
     chosen = set(rng.sample(list(values), rng.randint(2, min(len(values), 6))))
     return [value for value in values if value in chosen]
 
 
 def _chosen(family: _Family, half: int, rng: random.Random) -> dict[str, str]:
-    """The options that an instruction names; the one that sets the product apart nearly always."""
+    """Draw the options that an instruction names, nearly always including the distinguishing one."""
     chosen = {name: rng.choice(values) for name, values in family.options.items() if rng.random() < 0.5}
     chosen.pop(family.split_option, None)
     if family.is_hidden or rng.random() < 0.8:
@@ -203,7 +203,7 @@ def _chosen(family: _Family, half: int, rng: random.Random) -> dict[str, str]:
 
 
 def _is_branded(family: _Family, chosen: Mapping[str, str], rng: random.Random) -> bool:
-    """Decide if an instruction names the brand: where search needs it to find the family, and at times elsewhere."""
+    """Return True if an instruction names the brand: if the search needs it to find the family, and sometimes else."""
     return family.is_hidden or family.split_option not in chosen or rng.random() < _BRANDED
 
 
@@ -222,20 +222,20 @@ def _instruction(
         type=rng.choice(kind.also) if rng.random() < _OTHER_TYPE else kind.name,
         brand=f" by {brand}" if brand else "",
         before="".join(f"{attribute} " for attribute in before),
-        after=f" {_listed(after)}" if after else "",
-        also=f", {_listed(after)}" if after else "",
-        options="".join(f", {_said_option(name, value, rng)}" for name, value in chosen.items()),
+        after=f" {_join_words(after)}" if after else "",
+        also=f", {_join_words(after)}" if after else "",
+        options="".join(f", {_option_words(name, value, rng)}" for name, value in chosen.items()),
     )
 
 
-def _said_option(name: str, value: str, rng: random.Random) -> str:
+def _option_words(name: str, value: str, rng: random.Random) -> str:
     others = load_vocabulary().options[name][value]
-    said = rng.choice(others) if others and rng.random() < _OTHER_WORDS else value
-    return f"{name} {said}" if name != "pack" else said
+    words = rng.choice(others) if others and rng.random() < _OTHER_WORDS else value
+    return f"{name} {words}" if name != "pack" else words
 
 
 def _bullets(family: _Family, deciding: str, rng: random.Random) -> list[str]:
-    """A line for each attribute. Search indexes the first line only: there a hidden attribute must not stand."""
+    """Return a line for each attribute. Only the first line is searched, so it must not contain a hidden attribute."""
     first = family.shared[0] if family.is_hidden else deciding
     rest = [attribute for attribute in (*family.shared, deciding) if attribute != first]
     forms = [family.first_bullet, *rng.choices(_BULLETS, k=len(rest))]
@@ -247,19 +247,19 @@ def _bullets(family: _Family, deciding: str, rng: random.Random) -> list[str]:
 
 
 def _price(family: _Family, combination: int) -> float:
-    """Price of a combination, in dollars."""
+    """Return the price of a combination, in dollars."""
     rng = random.Random(f"{family.names} {family.price} {combination}")
     return int(family.price * rng.uniform(0.8, 1.3)) + rng.choice((0.0, 0.49, 0.95, 0.99))
 
 
-def _overpriced(price: float, rng: random.Random) -> str:
-    """A price above all limits for a product of this price, or a range that ends above them."""
+def _overprice(price: float, rng: random.Random) -> str:
+    """Return a price above all limits of a product with this price, or a range that ends above them."""
     high = price // 10 * 10 + _DEAREST_LIMIT + rng.randint(1, 20) + 0.95
     return f"${price:.2f} to ${high:.2f}" if rng.random() < 0.5 else f"${high:.2f}"
 
 
 def _asin(number: int, rng: random.Random) -> str:
-    """An id: unique by its last four characters up to 1.6 million products, and in no order."""
+    """Return an id in no obvious order, unique by its last four characters up to 1.6 million products."""
     digits = ""
     for _ in range(4):
         number, digit = divmod(number, len(_CHARACTERS))
@@ -267,10 +267,10 @@ def _asin(number: int, rng: random.Random) -> str:
     return f"B0{''.join(rng.choices(_CHARACTERS, k=4))}{digits}"
 
 
-def _listed(texts: Sequence[str]) -> str:
-    """Texts as a list in words.
+def _join_words(texts: Sequence[str]) -> str:
+    """Join texts to a list in words.
 
-    >>> _listed(["a"]), _listed(["a", "b", "c"])
+    >>> _join_words(["a"]), _join_words(["a", "b", "c"])
     ('a', 'a, b and c')
     """
     return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

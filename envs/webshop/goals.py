@@ -1,8 +1,8 @@
-"""The goals of a catalogue, and what their products cost.
+"""The goals of a catalogue, and the prices of their products.
 
-WebShop draws prices within a range, and price limits, from a generator that it does not seed: instructions and rewards
-differ from process to process. Here each draw depends on the product's id alone. The order of goals is WebShop's:
-shuffled by Python's generator with the seed 233.
+WebShop draws prices within a range, and price limits, from an unseeded generator, so instructions and rewards differ
+between processes. Here each draw depends only on the product's id. The order of goals is WebShop's: shuffled by
+Python's generator with the seed 233.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from .tables import map_array, save_array
 
 ORDER_SEED = 233
 NO_LIMIT = 1_000_000.0
-"""Price limit of goals that state none, in dollars."""
+"""Price limit in dollars of goals without a limit."""
 _LIMITS = tuple(10.0 * i for i in range(1, 100))
 
 
 class GoalKind(enum.StrEnum):
-    """Where goals come from."""
+    """Source of goals."""
 
     HUMAN = "human"
-    """What people wrote for a product."""
+    """Instructions that people wrote for a product."""
     SYNTHETIC = "synthetic"
-    """One instruction per product, with every choice of its options."""
+    """One instruction per product, with every combination of its options."""
 
 
 class _Row(NamedTuple):
     product: int
     number: int
-    """Which annotation of the product, or which choice of options."""
+    """Number of the product's annotation, or of the combination of options."""
     price_upper: float
     attributes: tuple[str, ...]
 
 
 def purchase_price(product: Product) -> float:
-    """What the shop takes for a product, in dollars: its price, or one drawn within its range."""
+    """Return the price of a product in dollars: its price, or one drawn within its range."""
     if len(product.prices) == 1:
         return product.prices[0]
     return random.Random(f"price {product.asin}").uniform(*product.prices)
 
 
 def price_limit(product: Product, number: int) -> float:
-    """The larger of two of the next four tens above the price, in dollars; `NO_LIMIT` when there is only one."""
+    """Return the larger of two of the next four tens above the price, in dollars; `NO_LIMIT` if there is only one."""
     price = purchase_price(product)
     above = list(itertools.islice((limit for limit in _LIMITS if limit > price), 4))
     return max(random.Random(f"limit {product.asin} {number}").sample(above, 2)) if len(above) >= 2 else NO_LIMIT
 
 
 def price_text(limit: float) -> str:
-    """How an instruction states a price limit.
+    """Return the words of a price limit in an instruction.
 
     >>> price_text(40.0), price_text(NO_LIMIT)
     (', and price lower than 40.00 dollars', '')
@@ -94,7 +94,7 @@ def _synthetic_rows(index: int, product: Product) -> Iterator[_Row]:
 
 
 def _weights(rows: Iterable[_Row]) -> list[float]:
-    """Rare attributes make a goal likelier: the mean of one over how many goals have each of its attributes."""
+    """Return the goals' weights: the mean of 1 / (number of goals with the attribute) over a goal's attributes."""
     rows = list(rows)
     counts = Counter(attribute for row in rows for attribute in row.attributes)
     return [sum(1.0 / counts[attribute] for attribute in row.attributes) / len(row.attributes) for row in rows]
@@ -104,14 +104,14 @@ class Goals:
     """The goals of a catalogue, in WebShop's order.
 
     Args:
-        kind: Where they come from.
-        folder: Where `make_goals` wrote them.
+        kind: Source of the goals.
+        folder: Folder that `make_goals` wrote.
     """
 
     def __init__(self, kind: GoalKind, folder: Path) -> None:
         self.kind = kind
         self.products = map_array(folder, "products")
-        """Number of each goal's product."""
+        """Product number of each goal."""
         self._numbers = map_array(folder, "numbers")
         self._limits = map_array(folder, "limits")
         self.weights = map_array(folder, "weights")
@@ -120,11 +120,11 @@ class Goals:
         return len(self.products)
 
     def goal(self, index: int, product: Product) -> Goal:
-        """A goal.
+        """Return a goal.
 
         Args:
-            index: Its number.
-            product: The product of that goal.
+            index: Number of the goal.
+            product: Product of the goal.
         """
         number, limit = int(self._numbers[index]), float(self._limits[index])
         if self.kind is GoalKind.HUMAN:
@@ -151,7 +151,7 @@ class Goals:
 
 
 def option_choice(product: Product, number: int) -> tuple[GoalOption, ...]:
-    """One choice of a value for each option; options in order of their names, the last one varies fastest."""
+    """Return a combination of options by number; options are sorted by name, and the last one varies fastest."""
     chosen = []
     for name in sorted(product.options, reverse=True):
         number, place = divmod(number, len(product.options[name]))

@@ -1,4 +1,4 @@
-"""Reads large JSON files part by part: the objects of an array, or the members of an object."""
+"""Incremental reader of large JSON files: the objects of an array, or the members of an object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 from agentrl.errors import UsageError
 
 CHUNK = 1 << 20
-"""Characters that are read at once; more for a part that is longer."""
+"""Characters that are read at once; more for a longer part."""
 _DECODER = json.JSONDecoder()
 _NO_BLANK = re.compile(r"[^ \t\n\r]")
 
@@ -24,10 +24,10 @@ class Member(NamedTuple):
 
 
 def read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file that holds one JSON array of objects. Not more is read than is asked for.
+    """Yield the objects of a file with one JSON array of objects; the file is read lazily.
 
     Raises:
-        UsageError: the file holds something else, or ends within the array.
+        UsageError: the file has another content, or ends within the array.
     """
     with path.open(encoding="utf-8") as file:
         text = _Text(file, path, expected="a JSON array of objects")
@@ -39,10 +39,10 @@ def read_json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_json_members(path: Path) -> Iterator[Member]:
-    """The members of a file that holds one JSON object. Not more is read than is asked for.
+    """Yield the members of a file with one JSON object; the file is read lazily.
 
     Raises:
-        UsageError: the file holds something else, or ends within the object.
+        UsageError: the file has another content, or ends within the object.
     """
     with path.open(encoding="utf-8") as file:
         text = _Text(file, path, expected="a JSON object")
@@ -60,7 +60,7 @@ class _Text:
         self._read, self._at = "", 0
 
     def parts(self, opening: str, closing: str) -> Iterator[None]:
-        """Halts where each part of the whole begins, which must be read then."""
+        """Yield at the start of each part, which the caller must then read."""
         self.skip(opening)
         if self._next_character() != closing:
             yield
@@ -69,7 +69,7 @@ class _Text:
             yield
 
     def skip(self, character: str) -> None:
-        """Go on behind a character, which must come next."""
+        """Skip a character, which must come next."""
         found = self._next_character()
         if found != character:
             raise self.broken(f"{found!r} instead of {character!r}")
@@ -88,11 +88,11 @@ class _Text:
                 return value
 
     def broken(self, what: object) -> UsageError:
-        """The error that says that this is no such file."""
+        """Return the error for a file with other content."""
         return UsageError(f"{self._path} cannot be read", got=what, expected=self._expected)
 
     def _next_character(self) -> str:
-        """The next one that is not blank; empty at the end of the file."""
+        """Return the next character that is not blank; empty at the end of the file."""
         while True:
             found = _NO_BLANK.search(self._read, self._at)
             self._at = found.start() if found else len(self._read)

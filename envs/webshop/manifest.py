@@ -1,6 +1,6 @@
-"""The splits of the generated catalogue as shipped data: how many tasks there are, and checksums of what they are.
+"""The splits of the generated catalogue as shipped data: numbers and checksums of tasks.
 
-The manifest is made by ``python -m agentrl.envs.webshop.manifest``; a test compares it with what the code makes.
+``python -m agentrl.envs.webshop.manifest`` writes the manifest; a test compares it with the code.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .tasks import SPLITS, split_goals
 
 
 def build_manifest() -> dict[str, Any]:
-    """The manifest as the code makes it: products per category, and per split its goals and their SHA-256."""
+    """Build the manifest: products per category, and the goals of each split with their SHA-256."""
     shop = open_shop(CatalogueSource(data=None, products=GENERATED_PRODUCTS))
     goals = shop.goals(GoalKind.HUMAN)
-    told = [shop.goal(goals, number) for number in range(len(goals))]
-    lines = [f"{goal.asin} {goal.instruction} {goal.attributes} {goal.options}" for goal in told]
+    found = [shop.goal(goals, number) for number in range(len(goals))]
+    lines = [f"{goal.asin} {goal.instruction} {goal.attributes} {goal.options}" for goal in found]
     ranges = {split: split_goals(split, len(goals)) for split in SPLITS}
     return {
         "products": len(shop),
@@ -31,7 +31,7 @@ def build_manifest() -> dict[str, Any]:
             split: {
                 "tasks": len(numbers),
                 "first_goal": numbers.start,
-                "by_category": dict(sorted(Counter(told[number].category for number in numbers).items())),
+                "by_category": dict(sorted(Counter(found[number].category for number in numbers).items())),
                 "goals_sha256": checksum(lines[number] for number in numbers),
             }
             for split, numbers in ranges.items()

@@ -1,9 +1,9 @@
-"""The nouns in a product's title, of which the reward compares how many two titles share.
+"""The nouns in a product's title; the reward depends on the number of nouns that two titles share.
 
-WebShop asks spaCy's model ``en_core_web_sm`` for words tagged as nouns or proper nouns. Where that is not installed, a
-rule stands in: in titles nearly every word is tagged as one of the two, so every word counts that is no number and no
-function word. Adjectives and adverbs, known by a list and by their endings, count where they are capitalised: spaCy
-takes them for parts of names there.
+WebShop uses the words that spaCy's model ``en_core_web_sm`` tags as nouns or proper nouns. A rule replaces it for the
+generated catalogue: nearly every word of a title is tagged as a noun, so every word counts except numbers and function
+words. Adjectives and adverbs, recognized by a list and by their endings, count if they are capitalized, because spaCy
+then takes them for parts of names.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TypeAlias
 from agentrl.errors import UsageError
 
 Tagger: TypeAlias = Callable[[str], tuple[str, ...]]
-"""The nouns of a title in lower case, in order, with repetition."""
+"""Function that returns the nouns of a title in lower case, in order, with repetition."""
 
 SPACY_MODEL = "en_core_web_sm"
 _WORD = re.compile(r"([^\W_]+(?:['’](?!s\b)[^\W_]+)?)(?:['’]s\b)?", re.IGNORECASE)
-"""A word, without the ending of a possessive, which spaCy takes as a word of its own."""
+"""A word without a possessive ending, which is a separate word for spaCy."""
 _ADJECTIVE_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ly", "proof", "ical", "ised", "ized")
 _NEVER_NOUNS = """
     a about above after all also an and any are around as at be been before behind below best between both but by can
@@ -43,7 +43,7 @@ _NEVER_NOUN_WORDS, _ADJECTIVE_WORDS = frozenset(_NEVER_NOUNS.split()), frozenset
 
 
 class NounTagger(enum.StrEnum):
-    """Who finds nouns."""
+    """Method to find nouns."""
 
     AUTO = "auto"
     """spaCy for official data, as in WebShop; the rule for the generated catalogue."""
@@ -53,7 +53,7 @@ class NounTagger(enum.StrEnum):
 
 @functools.lru_cache(maxsize=8192)
 def nouns_by_rule(title: str) -> tuple[str, ...]:
-    """The nouns of a title by the rule above.
+    """Return the nouns of a title by the rule above.
 
     >>> nouns_by_rule("Kenzo Men's Waterproof Running Shoes, extra wide - 2 Pairs, Dark Blue")
     ('kenzo', 'men', 'waterproof', 'running', 'shoes', 'pairs', 'dark', 'blue')
@@ -70,10 +70,10 @@ def _is_noun(word: str) -> bool:
 
 
 def find_tagger(wanted: NounTagger) -> Tagger:
-    """The tagger of that kind; `NounTagger.AUTO` is settled before.
+    """Return the tagger of a method, which must not be `NounTagger.AUTO`.
 
     Raises:
-        UsageError: spaCy is asked for and not installed.
+        UsageError: the method is spaCy, which is not installed.
     """
     if wanted is NounTagger.RULE:
         return nouns_by_rule
@@ -81,15 +81,15 @@ def find_tagger(wanted: NounTagger) -> Tagger:
         raise UsageError(
             "spaCy cannot find nouns",
             got="no package spacy, or no model",
-            expected=f"both installed: spacy, and its model {SPACY_MODEL}",
+            expected=f"spacy and its model {SPACY_MODEL}, both installed",
             hint=f"pip install 'agentrl[webshop]', then python -m spacy download {SPACY_MODEL}; or set the option nouns"
-            " to rule: rewards then differ from WebShop's in some purchases whose titles decide",
+            " to rule: rewards then differ from WebShop's for some purchases whose titles decide",
         )
     return _spacy_tagger()
 
 
 def is_spacy_installed() -> bool:
-    """Whether spaCy and the model that WebShop uses can be imported."""
+    """Return True if spaCy and the model that WebShop uses can be imported."""
     return all(importlib.util.find_spec(name) is not None for name in ("spacy", SPACY_MODEL))
 
 

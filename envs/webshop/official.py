@@ -1,6 +1,6 @@
-"""WebShop's own files: products (``items_shuffle*.json``), and what people and programs asked for in the other two.
+"""WebShop's own files: products (``items_shuffle*.json``), and human and synthetic instructions in the other two.
 
-Rows are read as the original reads them: no product without a proper id, none twice, lower-case options.
+Rows are read as in the original: products without a valid id and duplicates are skipped, options are in lower case.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SYNTHETIC = "items_ins_v2*.json"
 HUMAN = "items_human_ins.json"
 LONGEST_ASIN = 10
 DEFAULT_PRICE = 100.0
-"""In dollars, of products without one."""
+"""Price in dollars of products without one."""
 DEFAULT_ATTRIBUTE = "DUMMY_ATTR"
 _NO_PRICE = re.compile(r"[^\d.]")
 
 
 def find_file(folder: Path, pattern: str) -> Path:
-    """The file of a pattern in the folder; the largest when there are several (``items_shuffle_1000.json`` and all).
+    """Return the largest file of a pattern in the folder, such as all products next to ``items_shuffle_1000.json``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such file.
     """
     found = sorted(folder.glob(pattern), key=lambda path: (path.stat().st_size, path.name))
     if not found:
@@ -46,11 +46,11 @@ def find_file(folder: Path, pattern: str) -> Path:
 
 
 def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
-    """The products of a folder with WebShop's files.
+    """Yield the products of a folder with WebShop's files.
 
     Args:
-        folder: Holds `PRODUCTS`, and `SYNTHETIC` or `HUMAN` or both.
-        limit: Only so many rows of the file, the first.
+        folder: Folder with `PRODUCTS`, and `SYNTHETIC` or `HUMAN` or both.
+        limit: Maximum number of rows; the first ones are read.
 
     Raises:
         UsageError: a file is missing.
@@ -66,7 +66,7 @@ def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
 
 
 def _annotations(folder: Path, pattern: str, wanted: Container[str] | None) -> Mapping[str, Any]:
-    """The annotations of a file that may be missing, by product id; of the wanted products, or of all."""
+    """Return the annotations of a file, if it exists, by product id, for the wanted products or for all."""
     if not any(folder.glob(pattern)):
         return {}
     file = find_file(folder, pattern)
@@ -90,10 +90,10 @@ def _read_object(file: Path) -> dict[str, Any]:
 def products_of(
     rows: Iterable[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
 ) -> Iterator[Product]:
-    """The products of rows as they stand in the files; annotations are by product id.
+    """Yield the products of the files' rows; annotations are by product id.
 
     Raises:
-        UsageError: a row, or what is said of its product, is not of WebShop's form.
+        UsageError: a row or an annotation does not have WebShop's form.
     """
     seen: set[str] = set()
     for row in rows:
@@ -136,7 +136,7 @@ def _product(row: Mapping[str, Any], synthetic: Mapping[str, Any], human: Sequen
 
 
 def parse_prices(text: str | None) -> tuple[float, ...]:
-    """The price, or the two ends of a range, in dollars.
+    """Parse a price, or the two ends of a range, in dollars.
 
     >>> parse_prices("$1,234.50"), parse_prices("$3 to $4.25"), parse_prices("")
     ((1234.5,), (3.0, 4.25), (100.0,))

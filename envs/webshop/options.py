@@ -1,4 +1,4 @@
-"""The options of the WebShop environment and of its tasks."""
+"""Options of the WebShop environment and of its tasks."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ VALID_GOALS = 1000
 
 
 class Observation(enum.StrEnum):
-    """How a page is told."""
+    """Form of a page."""
 
     TEXT = "text"
-    """Its texts, separated by ``[SEP]``; a chosen option does not show."""
+    """Texts of the page, separated by ``[SEP]``; chosen options are not marked."""
     TEXT_RICH = "text_rich"
-    """A line per text; what can be clicked, and what was clicked, is marked."""
+    """A line per text, with marks on clickable and clicked texts."""
     HTML = "html"
     URL = "url"
-    """The page's address only."""
+    """Only the address of the page."""
 
 
 class RewardKind(enum.StrEnum):
     """Kind of reward for a purchase."""
 
     SCORE = "score"
-    """Share of the goal that it meets, from 0 to 1."""
+    """Share of the goal that the purchase meets, from 0 to 1."""
     SUCCESS = "success"
-    """1 if it meets the whole goal, else 0."""
+    """1 if the purchase meets the whole goal, else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShopOptions:
-    """What the environment and its task source are made with."""
+    """Checked options of the environment and its task source."""
 
     data: Path | None
     products: int | None
@@ -50,7 +50,7 @@ class ShopOptions:
     show_attributes: bool
     compat: bool
     nouns: NounTagger
-    """Never `NounTagger.AUTO`."""
+    """Resolved method, never `NounTagger.AUTO`."""
     max_steps: int
     pictures: bool
     placeholder: bool
@@ -74,10 +74,10 @@ def parse_options(
     reward: str = RewardKind.SCORE,
     valid_goals: int = VALID_GOALS,
 ) -> ShopOptions:
-    """Check options as they stand in a config.
+    """Check the options of a config.
 
     Raises:
-        UsageError: a value is not allowed, or the data folder is not there.
+        UsageError: a value is not allowed, or the data folder does not exist.
     """
     for name, number in (("products", products), ("max_steps", max_steps)):
         if number is not None and number < 1:
@@ -85,12 +85,12 @@ def parse_options(
     if valid_goals < 0:
         raise UsageError("webshop valid_goals is negative", got=valid_goals, expected="0 or more")
     if data is not None and not Path(data).expanduser().is_dir():
-        raise UsageError("the webshop data folder is not there", got=data, expected="a folder with WebShop's files")
+        raise UsageError("the webshop data folder does not exist", got=data, expected="a folder with WebShop's files")
     if pictures and (data is None or observation not in (Observation.TEXT, Observation.TEXT_RICH)):
         raise UsageError(
             "webshop has no pictures to show with these options",
             got=f"observation {observation}, and {'the generated catalogue' if data is None else 'data'}",
-            expected="data with files of pictures, shown beside text or text_rich",
+            expected="data with picture files, and observation text or text_rich",
         )
     return ShopOptions(
         data=None if data is None else Path(data).expanduser().resolve(),
@@ -109,7 +109,7 @@ def parse_options(
 
 
 def _tagger(wanted: NounTagger, *, is_generated: bool) -> NounTagger:
-    """Who finds nouns. What is installed has no part in it: rewards are the same everywhere."""
+    """Resolve the method to find nouns; it does not depend on installed packages, so that rewards are reproducible."""
     if wanted is not NounTagger.AUTO:
         return wanted
     return NounTagger.RULE if is_generated else NounTagger.SPACY

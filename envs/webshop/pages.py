@@ -1,4 +1,4 @@
-"""The shop's pages: what stands on each, in order, whatever form it is shown in."""
+"""The elements of the shop's pages, in order, independent of their form."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ RATING = "N.A."
 
 
 class SubPage(enum.StrEnum):
-    """What a product's page leads to; the values are the buttons' labels."""
+    """Pages below a product's page; the values are the labels of their buttons."""
 
     DESCRIPTION = "Description"
     FEATURES = "Features"
     REVIEWS = "Reviews"
     ATTRIBUTES = "Attributes"
-    """Only shown when asked for."""
+    """Page that only an option adds."""
 
 
 class Part(enum.Enum):
-    """Kinds of things on a page."""
+    """Kinds of elements on a page."""
 
     HEADING = enum.auto()
     INSTRUCTION = enum.auto()
-    """What the customer wants."""
+    """Instruction of the customer."""
     TEXT = enum.auto()
     SEARCH_BAR = enum.auto()
-    """Holds no text."""
+    """Search bar, without text."""
     BUTTON = enum.auto()
     LINK = enum.auto()
-    """To a product."""
+    """Link to a product."""
     OPTION = enum.auto()
-    """One value of an option."""
+    """Value of an option."""
     PICTURE = enum.auto()
-    """Its text is an address, and no visible text."""
+    """Picture, whose text is its address and not visible."""
 
 
 CLICKABLE = (Part.BUTTON, Part.LINK, Part.OPTION)
-"""In the order in which WebShop lists what can be clicked."""
+"""Clickable kinds, in the order in which WebShop lists them."""
 
 
 class Element(NamedTuple):
-    """One thing on a page."""
+    """An element of a page."""
 
     part: Part
     text: str
     name: str = ""
-    """Of an `Part.OPTION`: whose value it is."""
+    """Name of the option, for `Part.OPTION`."""
 
 
 def search_page(instruction: str) -> list[Element]:
-    """The first page."""
+    """Return the first page."""
     return [
         Element(Part.HEADING, "WebShop"),
         Element(Part.TEXT, "Instruction: "),
@@ -68,7 +68,7 @@ def search_page(instruction: str) -> list[Element]:
 
 
 def _top(instruction: str) -> list[Element]:
-    """What stands on top of all pages between the first and the last."""
+    """Return the top of all pages between the first and the last."""
     return [
         Element(Part.TEXT, "Instruction:"),
         Element(Part.INSTRUCTION, instruction),
@@ -77,13 +77,13 @@ def _top(instruction: str) -> list[Element]:
 
 
 def results_page(instruction: str, products: Sequence[Product], *, number: int, total: int) -> list[Element]:
-    """A page of products found.
+    """Return a page of search results.
 
     Args:
-        instruction: What the customer wants.
-        products: Those on this page.
-        number: Of this page, from 1.
-        total: Products found in all.
+        instruction: Instruction of the customer.
+        products: Products on this page.
+        number: Number of this page, from 1.
+        total: Total number of found products.
     """
     page = [*_top(instruction), Element(Part.HEADING, f"Page {number} (Total results: {total})")]
     page += [Element(Part.BUTTON, label) for label in ((PREVIOUS, NEXT) if number > 1 else (NEXT,))]
@@ -98,7 +98,7 @@ def results_page(instruction: str, products: Sequence[Product], *, number: int, 
 
 
 def item_page(instruction: str, product: Product, *, show_attributes: bool) -> list[Element]:
-    """A product's page."""
+    """Return a product's page."""
     page = [*_top(instruction), Element(Part.BUTTON, PREVIOUS), Element(Part.PICTURE, product.image)]
     for name, values in product.options.items():
         page.append(Element(Part.TEXT, name))
@@ -113,7 +113,7 @@ def item_page(instruction: str, product: Product, *, show_attributes: bool) -> l
 
 
 def sub_page(instruction: str, product: Product, which: SubPage) -> list[Element]:
-    """A page of details. Blanks before some texts are those of WebShop's pages."""
+    """Return a page of details. Leading spaces of some texts are those of WebShop's pages."""
     match which:
         case SubPage.DESCRIPTION:
             texts = [product.description]
@@ -128,7 +128,7 @@ def sub_page(instruction: str, product: Product, which: SubPage) -> list[Element
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> list[Element]:
-    """The last page. Most of what it would tell was never filled in; the reward is there."""
+    """Return the last page. WebShop never fills in most of its fields, except the reward."""
     bought = json.dumps(options, sort_keys=True).replace("&", r"\u0026").replace("'", r"\u0027")
     texts = [
         *("Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"),

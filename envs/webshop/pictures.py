@@ -1,4 +1,4 @@
-"""Pictures of products, where the catalogue names a file on this machine. Nothing is fetched from the web."""
+"""Pictures of products for which the catalogue names a file on this machine; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from agentrl.message import ImagePart
 
 MEDIA_TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
-"""Formats that are shown, by the end of the file's name."""
+"""Supported formats by file extension."""
 _FILE = "file://"
 KNOWN_PICTURES = 256
 
 
 def shows_pictures(*, pictures: bool = False, **_: Any) -> bool:
-    """Whether the environment shows pictures under its options."""
+    """Return True if the options ask for pictures."""
     return pictures
 
 
 @functools.lru_cache(KNOWN_PICTURES)
 def picture_of(address: str, folder: Path, title: str) -> ImagePart | None:
-    """The picture at an address; ``None`` when it is no file here, or of another format.
+    """Return the picture at an address; ``None`` if it is not a local file of a supported format.
 
     Args:
-        address: As the catalogue has it: a path, which may be relative to `folder`, or a URL.
-        folder: Of the catalogue.
-        title: Of the product, for the alternative text.
+        address: Address in the catalogue: a path, which may be relative to `folder`, or a URL.
+        folder: Folder of the catalogue.
+        title: Title of the product, for the alternative text.
     """
     if not address or ("://" in address and not address.startswith(_FILE)):
         return None

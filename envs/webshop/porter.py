@@ -1,6 +1,6 @@
-"""Porter's stemmer as Lucene has it: the algorithm of 1980 with its author's later "bli" and "logi".
+"""Porter's stemmer as in Lucene: the algorithm of 1980 with its author's later rules for "bli" and "logi".
 
-M. F. Porter, An algorithm for suffix stripping, Program 14(3), 1980. The tests hold stems of another implementation.
+M. F. Porter, An algorithm for suffix stripping, Program 14(3), 1980. The tests compare it with another implementation.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STEP_4 = tuple(_ENDINGS.split())
 
 
 def stem(word: str) -> str:
-    """The stem of a word in lower case.
+    """Return the stem of a word in lower case.
 
     >>> [stem(word) for word in ("relational", "hopping", "skies", "moisturizing", "oils", "as")]
     ['relat', 'hop', 'ski', 'moistur', 'oil', 'as']
@@ -53,7 +53,7 @@ def _is_consonant(word: str, place: int) -> bool:
 
 
 def _shape(part: str) -> str:
-    """Consonants as "c", vowels as "v"."""
+    """Return a word's consonants as "c" and its vowels as "v"."""
     shape = ""
     for letter in part:
         vowel = letter in "aeiou" or (letter == "y" and shape[-1:] == "c")
@@ -62,12 +62,12 @@ def _shape(part: str) -> str:
 
 
 def _measure(part: str) -> int:
-    """How many times vowels are followed by consonants."""
+    """Count the vowels that a consonant follows."""
     return _shape(part).count("vc")
 
 
 def _ends_in_short_syllable(word: str) -> bool:
-    """Consonant, vowel, consonant, the last one not w, x or y."""
+    """Return True if a word ends with consonant, vowel, consonant, the last one not w, x or y."""
     return len(word) > 2 and _shape(word).endswith("cvc") and word[-1] not in "wxy"
 
 
@@ -100,7 +100,7 @@ def _final_y(word: str) -> str:
 
 
 def _replace_longest(word: str, endings: dict[str, str]) -> str:
-    """Replace the longest ending that is there, if enough stands before it."""
+    """Replace the longest matching ending if the part before it is long enough."""
     for length in range(min(7, len(word) - 1), 2, -1):
         replacement = endings.get(word[-length:])
         if replacement is not None:

@@ -1,4 +1,4 @@
-"""What the shop knows: products and the goals of its customers."""
+"""Records of the shop: products and goals."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 
 class Annotation(NamedTuple):
-    """What somebody asked for who had a product in mind."""
+    """An instruction for a product, with the attributes and options that it asks for."""
 
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[str, ...]
-    """Values only, as people wrote them; empty in synthetic annotations, whose goals name every option."""
+    """Only values, as people wrote them; empty in synthetic annotations, whose goals name every option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One product. WebShop's name of a field stands behind it where it differs."""
+    """A product. The documentation of a field gives WebShop's name if it differs."""
 
     asin: str
     title: str
@@ -28,7 +28,7 @@ class Product:
     bullets: tuple[str, ...]
     """``small_description``, ``BulletPoints``"""
     prices: tuple[float, ...]
-    """``pricing``: one price, or the ends of a range, in dollars."""
+    """``pricing``: one price, or the two ends of a range, in dollars."""
     options: Mapping[str, tuple[str, ...]]
     """Values by the option's name, both in lower case."""
     attributes: tuple[str, ...]
@@ -36,15 +36,15 @@ class Product:
     query: str
     product_category: str
     image: str
-    """Address of the first picture; empty when there is none."""
+    """Address of the first picture; empty without a picture."""
     synthetic: Annotation | None
-    """Of ``items_ins_v2.json``."""
+    """Annotation in ``items_ins_v2.json``."""
     human: tuple[Annotation, ...]
-    """Of ``items_human_ins.json``."""
+    """Annotations in ``items_human_ins.json``."""
 
     @property
     def price_tag(self) -> str:
-        """The price as pages show it.
+        """Price as shown on pages.
 
         >>> price_tag((12.5,)), price_tag((3.0, 4.25))
         ('$12.5', '$3.0 to $4.25')
@@ -52,7 +52,7 @@ class Product:
         return price_tag(self.prices)
 
     def to_plain(self) -> dict[str, Any]:
-        """This product as JSON types; `from_plain` restores it."""
+        """Return this product as JSON types; `from_plain` restores it."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         synthetic = None if self.synthetic is None else list(self.synthetic)
         return {**plain, "synthetic": synthetic, "human": [list(annotation) for annotation in self.human]}
@@ -80,7 +80,7 @@ def _annotation(plain: tuple[str, list[str], list[str]]) -> Annotation:
 
 
 def price_tag(prices: tuple[float, ...]) -> str:
-    """One price or two as text."""
+    """Return one price or two as text."""
     return " to ".join(f"${price}" for price in prices)
 
 
@@ -88,25 +88,25 @@ class GoalOption(NamedTuple):
     """An option that a goal asks for."""
 
     name: str | None
-    """``None`` in human goals, which give the value only."""
+    """Name of the option; ``None`` in human goals, which give only the value."""
     value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What a customer wants."""
+    """Goal of a customer."""
 
     asin: str
-    """The product that the goal was made of. Others may do as well."""
+    """Product for which the goal was written; others may also meet it."""
     title: str
     category: str
     query: str
     product_category: str
     instruction: str
-    """With the price limit, as pages show it."""
+    """Instruction with the price limit, as shown on pages."""
     attributes: tuple[str, ...]
     options: tuple[GoalOption, ...]
     price_upper: float
-    """In dollars; 1,000,000 stands for no limit."""
+    """Price limit in dollars; 1,000,000 means no limit."""
     weight: float
-    """Share in weighted sampling, not normalised."""
+    """Sampling weight, not normalized."""

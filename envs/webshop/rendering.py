@@ -1,4 +1,4 @@
-"""A page in WebShop's forms: plain text, rich text, HTML. Texts are what the original's readers make of its pages."""
+"""A page in WebShop's forms: plain text, rich text, HTML. The texts equal those of the original's page readers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ p { margin: .3rem 0; } img { max-width: 12rem; } #search_input { width: 70%; pad
 </style>"""
 
 
-def _seen(page: Iterable[Element]) -> list[Element]:
-    """The elements with visible text. Blank text counts as a blank, unless a new line is in it."""
+def _visible(page: Iterable[Element]) -> list[Element]:
+    """Return the elements with visible text. Blank text is visible unless it contains a line break."""
     return [
         element
         for element in page
@@ -28,20 +28,20 @@ def _seen(page: Iterable[Element]) -> list[Element]:
 
 
 def plain_text(page: Iterable[Element]) -> str:
-    """All texts in a line, separated by ``[SEP]``."""
-    return SEPARATOR.join(element.text.strip() for element in _seen(page))
+    """Return all texts in one line, separated by ``[SEP]``."""
+    return SEPARATOR.join(element.text.strip() for element in _visible(page))
 
 
 def rich_text(page: Iterable[Element], *, address: str, visited: Collection[str]) -> str:
-    """A line per text, with marks around what can be clicked and what was.
+    """Return a line per text, with marks around clickable and clicked texts.
 
     Args:
-        page: What stands on it.
-        address: Of the page; an option counts as clicked when its value stands there in quotation marks.
-        visited: Ids of the products that were looked at.
+        page: Elements of the page.
+        address: Address of the page; an option counts as clicked if its value occurs there in quotation marks.
+        visited: Ids of the visited products.
     """
     clicked, lines = [], []
-    for element in _seen(page):
+    for element in _visible(page):
         text = " " if element.text.isspace() else element.text
         match element.part:
             case Part.BUTTON:
@@ -62,12 +62,12 @@ def _button(text: str, *, was_clicked: bool) -> str:
 
 
 def html_page(page: Iterable[Element], *, chosen: Collection[tuple[str, str]], for_person: bool = False) -> str:
-    """A page of HTML with the ids and classes of WebShop's pages, and none of their looks.
+    """Return an HTML page with the ids and classes of WebShop's pages, without their style.
 
     Args:
-        page: What stands on it.
+        page: Elements of the page.
         chosen: Names and values of the chosen options.
-        for_person: With a style sheet, and in ``data-action`` what a click means; "{}" there stands for what was typed.
+        for_person: Add a style sheet, and the action of a click in ``data-action``, with "{}" for the typed text.
     """
     body = "\n".join(
         _tag(element, is_chosen=(element.name, element.text) in chosen, action=_action(element) if for_person else "")
@@ -78,7 +78,7 @@ def html_page(page: Iterable[Element], *, chosen: Collection[tuple[str, str]], f
 
 
 def _action(element: Element) -> str:
-    """What a click on an element means, as an attribute."""
+    """Return the attribute with the action of a click on an element."""
     if element.part not in CLICKABLE:
         return ""
     action = "search[{}]" if element == Element(Part.BUTTON, SEARCH) else f"click[{element.text.lower()}]"

@@ -1,16 +1,16 @@
-"""What a purchase is worth, from 0 to 1.
+"""Reward of a purchase, from 0 to 1.
 
 ``type x (attributes met + options met + [price within the limit]) / (attributes + options + 1)``
 
-With the quirks of WebShop (``compat``), as its own engine computes it:
+With WebShop's quirks (``compat``), as computed by its own engine:
 
-- A goal's named option is compared as text with every chosen value, whatever its name, and each side is first reduced
-  to a colour word that it contains ("tan" in "titanium"). The text of a named option is not reduced, unless it is a
-  colour word itself. One set of words within the other is enough: "red" is "red wine".
-- Titles that share no noun make the purchase worth 0 and few of them 0.1, even within one query and category.
+- A goal's named option is compared as text with every chosen value, of any name, and each side is first reduced to a
+  colour word that it contains ("tan" in "titanium"). The text of a named option is not reduced unless it is a colour
+  word itself. It is enough if one set of words contains the other: "red" matches "red wine".
+- Titles that share no noun give a reward of 0, and few shared nouns give 0.1, even within one query and category.
 
-Without them, a named option is met only by the value chosen under its name, nameless ones by any chosen value; values
-must be the same (`is_same_value`); and titles only matter where neither query nor category agree.
+Without them, a named option is met only by the value chosen under its name, and an option without a name by any chosen
+value; values must be the same (`is_same_value`); and titles matter only if neither query nor category agree.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .records import Goal, GoalOption, Product
 from .similarity import token_set_ratio
 
 ALIKE = 85
-"""Texts are alike above this percentage."""
+"""Minimum similarity of matching texts, in percent (exclusive)."""
 _NO_NOUNS_SCORE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeMatch:
-    """How far the purchase is the kind of thing that was wanted."""
+    """Match between the kind of the purchase and the wanted kind."""
 
     reward: float
-    """0, 0.1, 0.5 or 1."""
+    """Factor of the reward: 0, 0.1, 0.5 or 1."""
     query_match: bool
     category_match: bool
     title_score: float
-    """Share of the wanted title's nouns that the purchase's title has."""
+    """Share of the wanted title's nouns in the purchase's title."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Verdict:
 
     @property
     def reward(self) -> float:
-        """From 0 to 1."""
+        """Reward, from 0 to 1."""
         met = self.attributes_met + self.options_met + self.within_price
         return met / self._parts * self.type_match.reward
 
@@ -63,7 +63,7 @@ class Verdict:
         return self.attributes + self.options + 1
 
     def components(self) -> dict[str, float]:
-        """The parts under WebShop's names: rewards ``r_…`` and their weights ``w_…``."""
+        """Return the parts under WebShop's names: rewards ``r_…`` and their weights ``w_…``."""
         match = self.type_match
         named = {
             "r_type": match.reward,
@@ -86,12 +86,12 @@ def judge(
     """Compare a purchase with a goal.
 
     Args:
-        product: What was bought.
-        goal: What was wanted.
-        price: What it cost, in dollars.
+        product: The purchase.
+        goal: The goal.
+        price: Price of the purchase, in dollars.
         chosen: The chosen options: value by name.
-        nouns: Finds the nouns of a title.
-        compat: With WebShop's quirks.
+        nouns: Function that finds the nouns of a title.
+        compat: Use WebShop's quirks.
     """
     is_met = _is_option_met_by_any if compat else _is_option_met_by_name
     return Verdict(
@@ -144,10 +144,10 @@ def _is_option_met_by_name(option: GoalOption, chosen: Mapping[str, str]) -> boo
 
 
 def is_same_value(one: str, other: str) -> bool:
-    """Return True if two texts name the same value of an option, however they are punctuated.
+    """Return True if two texts name the same value of an option, regardless of punctuation.
 
-    Words count without case and without the s of a plural; gray is grey. Texts with numbers must have the same words,
-    numbers, signs and marks of units in the same order, others the same words in any order.
+    Words are compared without case and without a plural s; gray equals grey. Texts with numbers must have the same
+    words, numbers, signs and unit marks in the same order; other texts the same words in any order.
 
     >>> is_same_value("12 fl oz", "1 fl oz"), is_same_value("xx-large", "x-large"), is_same_value("32GB", "32.0 gb")
     (False, False, True)
@@ -162,7 +162,7 @@ _PART = re.compile(r"""(?<![\w)-])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:\.\d+)?|[^\W\
 
 
 def _parts(text: str) -> list[str]:
-    """Words and numbers of a text as `is_same_value` compares them."""
+    """Return the words and numbers of a text in the form that `is_same_value` compares."""
     return [_number(part) if _is_number(part) else _singular(part) for part in _PART.findall(text.lower())]
 
 

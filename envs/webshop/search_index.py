@@ -1,8 +1,8 @@
-"""Full-text search: BM25 over terms, with the numbers that Lucene would compute.
+"""Full-text search: BM25 over terms, with the same scores as Lucene.
 
-Robertson and Zaragoza, The probabilistic relevance framework, 2009. As in Lucene 8 and later the factor k1 + 1 is left
-out, lengths of documents are rounded to four significant bits, and weights are 32-bit numbers. Each term's weights
-are computed when the index is built, so that a search only adds them up.
+Robertson and Zaragoza, The probabilistic relevance framework, 2009. As in Lucene 8 and later, the factor k1 + 1 is left
+out, document lengths are rounded to four significant bits, and weights are 32-bit floats. Each term's weights are
+computed when the index is built, so a search only adds them up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tables import Groups, Rows, Span, map_array, save_array
 K1 = 0.9
 B = 0.4
 HITS = 50
-"""A search finds at most so many products."""
+"""Maximum number of products that a search finds."""
 _STOP = -1
 _TOKENS_PER_BLOCK = 4_000_000
 
@@ -30,7 +30,7 @@ class SearchIndex:
     """A search index on disk.
 
     Args:
-        folder: Where `IndexBuilder.save` wrote it.
+        folder: Folder that `IndexBuilder.save` wrote.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +40,7 @@ class SearchIndex:
         self._span = functools.lru_cache(maxsize=8192)(self._find)
 
     def search(self, text: str) -> Rows:
-        """The best `HITS` documents, best first; among equals the first one. A word said twice counts twice."""
+        """Return the best `HITS` documents, best first; ties keep their order. A repeated word counts twice."""
         scores = np.zeros(self._documents)
         for span, count in Counter(map(self._span, words_of(text))).items():
             stretch = slice(*span)
@@ -62,7 +62,7 @@ def _best(scores: NDArray[np.float32]) -> Rows:
 
 
 class _TermNumbers(dict[str, int]):
-    """Numbers of terms by word; a word that comes up for the first time gets its term's number."""
+    """Numbers of terms by word; a new word gets its term's number on first use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class _TermNumbers(dict[str, int]):
 
 
 class IndexBuilder:
-    """Collects documents, and writes the index of them."""
+    """Collector of documents that writes their index."""
 
     def __init__(self) -> None:
         self._numbers = _TermNumbers()
@@ -93,7 +93,7 @@ class IndexBuilder:
             self._close_block()
 
     def _close_block(self) -> None:
-        """Turn tokens into (term, document, count), to keep no more than a block of them."""
+        """Convert tokens to (term, document, count), so that at most one block of tokens is kept."""
         tokens, ends = np.array(self._tokens, np.int64), np.array(self._ends)
         documents = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
         documents, tokens = documents[tokens != _STOP], tokens[tokens != _STOP]
@@ -124,13 +124,13 @@ class IndexBuilder:
 def bm25_weights(
     counts: NDArray[np.int32], lengths: NDArray[np.int32], rows: Rows, frequencies: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """What each (term, document) adds to the document's score.
+    """Return the weight of each (term, document) in the document's score.
 
     Args:
-        counts: How often the term stands in the document.
-        lengths: Terms of every document.
-        rows: Which document it is.
-        frequencies: In how many documents the term stands.
+        counts: Occurrences of the term in the document.
+        lengths: Number of terms of every document.
+        rows: Index of the document.
+        frequencies: Number of documents with the term.
     """
     documents = int(np.count_nonzero(lengths))
     rarity = np.log(1 + (documents - frequencies + 0.5) / (frequencies + 0.5)).astype(np.float32)
@@ -142,7 +142,7 @@ def bm25_weights(
 
 
 def rounded_lengths(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Lengths as Lucene keeps them, in a byte: exact up to 40, then the four highest bits of what is above 24.
+    """Round lengths as Lucene does to fit a byte: exact up to 40, then the four highest bits of the part above 24.
 
     >>> rounded_lengths(np.array([3, 39, 40, 41, 42, 100, 1000])).tolist()
     [3, 39, 40, 40, 42, 96, 984]

@@ -1,4 +1,4 @@
-"""A customer's way through the shop: which page, what can be clicked there, and where that leads."""
+"""A customer's session in the shop: the current page, its clickable elements, and the effects of clicks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .tables import Rows
 ADDRESS = "http://127.0.0.1:3000"
 _ACTION = re.compile(r"(.+)\[(.+)\]")
 _NOT_CLICKED = "search"
-"""A button that only a search presses."""
+"""Button that cannot be clicked; only a search uses it."""
 _SUB_PAGES = {page.lower(): page for page in SubPage}
 
 
 class Page(enum.StrEnum):
-    """Where the customer is."""
+    """Kind of the current page."""
 
     SEARCH = "search"
     RESULTS = "results"
@@ -34,23 +34,23 @@ class Page(enum.StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """What the customer's clicks change; plain data."""
+    """State of a session, as plain data."""
 
     page: Page = Page.SEARCH
     keywords: list[str] = field(default_factory=list)
     number: int = 0
-    """Of the page of results, from 1."""
+    """Number of the page of results, from 1."""
     asin: str = ""
     options: dict[str, str] = field(default_factory=dict)
     """Chosen values by name, in the order of their first choice."""
     sub_page: str = ""
     visited: list[str] = field(default_factory=list)
-    """Products looked at since the search page."""
+    """Products visited since the search page."""
     draws: int = 0
-    """How many searches by chance there were."""
+    """Number of random searches so far."""
 
     def to_plain(self) -> dict[str, Any]:
-        """This state as JSON types; `from_plain` restores it."""
+        """Return this state as JSON types; `from_plain` restores it."""
         return {part.name: _copy(getattr(self, part.name)) for part in fields(self)}
 
     @classmethod
@@ -64,15 +64,15 @@ def _copy(value: Any) -> Any:
 
 
 class Action(NamedTuple):
-    """What an action says."""
+    """A parsed action."""
 
     name: str
     argument: str
-    """In lower case."""
+    """Argument in lower case."""
 
 
 def parse_action(text: str) -> Action | None:
-    """Read ``name[argument]`` as WebShop does, which takes the last opening bracket; ``None`` for other texts.
+    """Parse ``name[argument]`` as WebShop does, at the last opening bracket; return ``None`` for other texts.
 
     >>> parse_action("click[Buy Now]"), parse_action("click[m [40]]")
     (Action(name='click', argument='buy now'), Action(name='click[m ', argument='40]'))
@@ -85,11 +85,11 @@ class Session:
     """One episode in the shop.
 
     Args:
-        shop: Where.
-        goal: What the customer wants.
-        name: Of the session; part of addresses, and the seed of searches by chance.
-        show_attributes: Products have a page with their attributes.
-        state: To go on from; the search page by default.
+        shop: The shop.
+        goal: The customer's goal.
+        name: Name of the session; part of addresses, and the seed of random searches.
+        show_attributes: Give products a page with their attributes.
+        state: State to continue from; by default the search page.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Session:
 
     @property
     def product(self) -> Product:
-        """The product whose page, or one of whose pages, is shown."""
+        """Product of the current page."""
         return self.shop.product_of(self.state.asin)
 
     @property
     def address(self) -> str:
-        """The page's address."""
+        """Address of the page."""
         state, words = self.state, "+".join(self.state.keywords)
         match state.page:
             case Page.SEARCH:
@@ -127,7 +127,7 @@ class Session:
                 return f"{ADDRESS}/done/{self.name}/{state.asin}/{state.options}"
 
     def elements(self) -> list[Element]:
-        """What stands on the page. The last page has nothing to click, and is made by `pages.done_page`."""
+        """Return the elements of the page; empty for the last page, which `pages.done_page` creates."""
         if self._elements is None:
             self._elements = self._page()
         return self._elements
@@ -150,33 +150,33 @@ class Session:
                 return []
 
     def is_done(self) -> bool:
-        """Something was bought."""
+        """Return True if a product was bought."""
         return self.state.page is Page.DONE
 
     @property
     def has_search_bar(self) -> bool:
-        """The page is the one to search from. Searches are understood on every other page, too."""
+        """True on the search page; searches are also valid on every other page."""
         return self.state.page is Page.SEARCH
 
     def clickables(self) -> dict[str, Element]:
-        """What can be clicked by its text in lower case: buttons, then products, then options.
+        """Return the clickable elements by their text in lower case: buttons, then products, then options.
 
-        Of several things with the same text the last one counts.
+        If several elements have the same text, the last one counts.
         """
         elements = [element for element in self.elements() if element.part in CLICKABLE]
         elements.sort(key=lambda element: CLICKABLE.index(element.part))
         return {element.text if element.part is Part.OPTION else element.text.lower(): element for element in elements}
 
     def clicks(self) -> list[str]:
-        """The actions that click something. Options whose values have brackets have none, in WebShop as well."""
+        """Return the click actions; as in WebShop, option values with brackets cannot be clicked."""
         texts = [text for text in self.clickables() if text != _NOT_CLICKED]
         return [f"click[{text}]" for text in texts if parse_action(f"click[{text}]") == ("click", text)]
 
     def act(self, action: str) -> bool:
-        """Do what an action says: ``search[words]`` or ``click[text]``.
+        """Carry out an action: ``search[words]`` or ``click[text]``.
 
         Returns:
-            Whether it was understood; if not, nothing has changed.
+            True if the action is valid; otherwise nothing has changed.
         """
         parsed = parse_action(action)
         if parsed is None:

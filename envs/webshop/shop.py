@@ -1,4 +1,4 @@
-"""A shop: its catalogue, search and goals, on disk and mapped into memory. All environments of a process share it."""
+"""A shop: its catalogue, search index and goals, on disk and mapped into memory, shared within a process."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ SHAPING = (
     *("analysis", "generator", "goals", "json_rows", "official", "porter", "records", "search_index", "shop", "tables"),
     *("vocabulary",),
 )
-"""Modules that decide what the tables on disk hold: what was written by another version of them is made again."""
+"""Modules that determine the tables on disk; tables of another version of these modules are rebuilt."""
 _SAMPLED_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueSource:
-    """Where a catalogue comes from."""
+    """Source of a catalogue."""
 
     data: Path | None
     """Folder with WebShop's files; ``None`` for the generated catalogue."""
     products: int | None
-    """Only so many; ``None`` for all of the files."""
+    """Maximum number of products; ``None`` for all products of the files."""
 
     @property
     def key(self) -> str:
-        """Changes when the catalogue does: files by size, time of change, first and last MiB."""
+        """Checksum of the catalogue; files count by size, modification time, and first and last MiB."""
         digest = hashlib.blake2b(repr((_code(), self.products)).encode(), digest_size=12)
         if self.data is None:
             digest.update(GENERATOR)
@@ -53,7 +53,7 @@ class CatalogueSource:
         return digest.hexdigest()
 
     def read(self) -> Iterator[Product]:
-        """The products."""
+        """Yield the products."""
         if self.data is not None:
             return read_products(self.data, self.products)
         return generate_products(self.products or 0)
@@ -61,7 +61,7 @@ class CatalogueSource:
 
 @functools.cache
 def _code() -> str:
-    """Checksum of the code that shapes the tables."""
+    """Return a checksum of the code that determines the tables."""
     folder, digest = importlib.resources.files(__package__), hashlib.blake2b(digest_size=12)
     for module in SHAPING:
         digest.update(folder.joinpath(f"{module}.py").read_bytes())
@@ -77,10 +77,10 @@ def _fingerprint(path: Path) -> bytes:
 
 
 class Shop:
-    """What customers can do nothing about.
+    """Constant data of a shop: products and search index.
 
     Args:
-        folder: Where `make_shop` wrote the tables.
+        folder: Folder of the tables that `make_shop` wrote.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,14 +101,14 @@ class Shop:
         return Product.from_plain(orjson.loads(self._products[number]))
 
     def products(self) -> Iterator[Product]:
-        """All products, none of which is kept."""
+        """Return an iterator over all products, which are not cached."""
         return map(self._read, range(len(self)))
 
     def product_of(self, asin: str) -> Product:
-        """The product of an id.
+        """Return the product with an id.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the product does not exist.
         """
         members = self._by_asin.members(asin)
         if not len(members):
@@ -116,14 +116,14 @@ class Shop:
         return self.product(int(members[0]))
 
     def search(self, keywords: Sequence[str], draw: str) -> Rows:
-        """Numbers of the products that a search shows, in order.
+        """Return the numbers of the found products, in order.
 
-        The first keyword may be special: ``<r>`` finds products by chance, ``<a>`` those of an attribute, ``<c>`` of a
-        category, ``<q>`` of a query. All of them are shown then; a plain search shows the best 50.
+        The first keyword may be special: ``<r>`` finds random products, ``<a>`` those with an attribute, ``<c>`` of a
+        category, ``<q>`` of a query. The last three find all such products; a plain search finds the best 50.
 
         Args:
             keywords: The words.
-            draw: Seeds what is found by chance.
+            draw: Seed of a random search.
         """
         first, rest = keywords[0], " ".join(keywords[1:]).strip()
         if first == BY_CHANCE:
@@ -138,17 +138,17 @@ class Shop:
         return self._found(" ".join(keywords))
 
     def goals(self, kind: GoalKind) -> Goals:
-        """The goals of a kind, in WebShop's order."""
+        """Return the goals of a kind, in WebShop's order."""
         folder = made_folder(self._folder / f"goals-{kind}", lambda made: make_goals(self.products(), kind, made))
         return Goals(kind, folder)
 
     def goal(self, goals: Goals, index: int) -> Goal:
-        """One of the goals."""
+        """Return one of the goals."""
         return goals.goal(index, self.product(int(goals.products[index])))
 
 
 def search_text(product: Product) -> str:
-    """What search knows of a product: title, description, first bullet, options."""
+    """Return the searchable text of a product: title, description, first bullet, options."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
     return " ".join([product.title, product.description, *(product.bullets[:1] or ("",)), options])
 
@@ -183,6 +183,6 @@ def _keys(product: Product) -> dict[str, Iterable[str]]:
 
 @functools.lru_cache(maxsize=4)
 def open_shop(source: CatalogueSource) -> Shop:
-    """The shop of a catalogue; its tables are made when they are not in the cache folder."""
+    """Return the shop of a catalogue; its tables are built unless they are in the cache folder."""
     folder = made_folder(cache_folder() / source.key, lambda made: make_shop(source.read(), made))
     return Shop(folder)

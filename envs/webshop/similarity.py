@@ -1,7 +1,7 @@
-"""Similarity of two texts: the ratio of the package thefuzz (0.19) that WebShop's reward is made of.
+"""Similarity of two texts: the ratio of the package thefuzz (0.19), which WebShop's reward uses.
 
-It cleans texts first, and gives whole percentages: twice the length of the longest common subsequence, divided by
-the length of both texts. Values of thefuzz itself are kept in the tests.
+Texts are normalized first. The result is a whole percentage: twice the length of the longest common subsequence,
+divided by the length of both texts. The tests compare it with values of thefuzz.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """Percentage for the sets of words: 100 whenever one set holds the other.
+    """Return the similarity of two sets of words in percent: 100 if one set contains the other.
 
     >>> token_set_ratio("6.76 fl oz", "('size', '6.76 fl oz')"), token_set_ratio("natural", "nature")
     (100, 77)
@@ -24,7 +24,7 @@ def token_set_ratio(one: str, other: str) -> int:
 
 @functools.lru_cache(maxsize=16384)
 def clean(text: str) -> str:
-    """Lower case; all but letters, digits and underscores become blanks; characters 128 to 255 are left out.
+    """Normalize a text: lower case, spaces for all but letters, digits and underscores, no characters 128 to 255.
 
     >>> clean(" Café-Crème: 6.76 FL_OZ ")
     'caf crme  6 76 fl_oz'
@@ -43,7 +43,7 @@ def _set_ratio(one: str, other: str) -> int:
 
 
 def ratio(one: str, other: str) -> int:
-    """Percentage for two texts as they stand; 0 when one is empty.
+    """Return the similarity of two texts in percent; 0 if one is empty.
 
     >>> ratio("this is a test", "this is a test!")
     97
@@ -55,7 +55,7 @@ def ratio(one: str, other: str) -> int:
 
 
 def _common_subsequence(one: str, other: str) -> int:
-    """Length of the longest common subsequence, a row of the table in the bits of a number (Hyyrö, 2004)."""
+    """Return the length of the longest common subsequence, with table rows as bits of a number (Hyyrö, 2004)."""
     places: dict[str, int] = {}
     for position, character in enumerate(one):
         places[character] = places.get(character, 0) | 1 << position

@@ -27,7 +27,7 @@ again."""
 
 
 def tasks(split: str, **options: Any) -> WebShopTasks:
-    """The task source of a split, under the environment's options."""
+    """Return the task source of a split, under the environment's options."""
     return WebShopTasks(split, parse_options(**options))
 
 
@@ -37,11 +37,11 @@ SPEC = EnvironmentSpec(
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "WebShop: find a product that an instruction describes, choose its options and buy it, rewarded by how much of"
-        " the instruction it meets. A generated catalogue of 6,000 products in five categories, or WebShop's own files"
-        " (option data), with its pages, search and reward. Most of the reward is easy: buying the first hit of a"
-        " search for the instruction, with the options that it names, returns 0.63 on average but succeeds in 16 % of"
-        " the tasks, so compare the success rate."
+        "WebShop: find a product that an instruction describes, choose its options and buy it; the reward is the share"
+        " of the instruction that the purchase meets. A generated catalogue of 6,000 products in five categories, or"
+        " WebShop's own files (option data), with its pages, search and reward. Most of the reward is easy: buying the"
+        " first hit of a search for the instruction, with the options that it names, returns 0.63 on average but"
+        " succeeds in only 16 % of the tasks, so compare the success rate."
     ),
     instructions=INSTRUCTIONS,
     max_turns=MAX_STEPS,

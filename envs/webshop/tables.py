@@ -1,4 +1,4 @@
-"""Tables on disk that are mapped into memory, read-only: processes share their pages, and opening one takes no time."""
+"""Read-only tables on disk that are mapped into memory, so that processes share them and open them instantly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def save_array(folder: Path, name: str, array: NDArray[Any]) -> None:
 
 
 def map_array(folder: Path, name: str) -> NDArray[Any]:
-    """An array that `save_array` wrote.
+    """Return an array that `save_array` wrote.
 
     Raises:
         UsageError: its file is broken.
@@ -30,15 +30,15 @@ def map_array(folder: Path, name: str) -> NDArray[Any]:
     try:
         return np.asarray(np.load(path, mmap_mode="r"))  # np.memmap itself is slow to index
     except (ValueError, EOFError, OSError) as error:
-        raise UsageError(f"{path} cannot be read", got=error, hint=f"delete {folder}: it is made again") from error
+        raise UsageError(f"{path} cannot be read", got=error, hint=f"delete {folder}: it is built again") from error
 
 
 class Texts(Sequence[bytes]):
     """Texts by number.
 
     Args:
-        folder: Where `save` wrote them.
-        name: Under which name.
+        folder: Folder that `save` wrote.
+        name: Name of the table.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -72,25 +72,25 @@ class Texts(Sequence[bytes]):
         return self._bytes[self._starts[index] : self._starts[index + 1]].tobytes()
 
     def find(self, text: str) -> int | None:
-        """The number of a text in a table that was written in order; ``None`` when it is not there."""
+        """Return the number of a text in a sorted table; ``None`` if it is not in the table."""
         wanted = text.encode()
         index = bisect.bisect_left(self, wanted)
         return index if index < len(self) and self[index] == wanted else None
 
 
 class Span(NamedTuple):
-    """A stretch of an array."""
+    """A range of an array."""
 
     start: int
     stop: int
 
 
 class Groups:
-    """Numbers of products by a name: who contains a term, has an attribute, is of a category.
+    """Numbers of products by a term that they contain, an attribute, a category or another name.
 
     Args:
-        folder: Where `save` wrote them.
-        name: Under which name.
+        folder: Folder that `save` wrote.
+        name: Name of the table.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -107,24 +107,24 @@ class Groups:
 
     @staticmethod
     def save_arrays(folder: Path, name: str, names: Iterable[str], rows: Rows, sizes: Iterable[int]) -> None:
-        """Write groups whose names are in order already.
+        """Write groups whose names are already sorted.
 
         Args:
-            folder: Where to.
-            name: Under which name.
-            names: Sorted by their bytes.
+            folder: Folder of the table.
+            name: Name of the table.
+            names: Names of the groups, sorted by their bytes.
             rows: The members, one group after the other.
-            sizes: Of each group.
+            sizes: Size of each group.
         """
         Texts.save(folder, name, map(str.encode, names))
         save_array(folder, f"{name}.rows", rows)
         save_array(folder, f"{name}.ends", np.cumsum([0, *sizes], dtype=np.int64))
 
     def span(self, name: str) -> Span:
-        """Where the members of a group stand in `rows`; an empty stretch when there is no such group."""
+        """Return the range of a group's members in `rows`; empty if the group does not exist."""
         index = self.names.find(name)
         return Span(0, 0) if index is None else Span(int(self._ends[index]), int(self._ends[index + 1]))
 
     def members(self, name: str) -> Rows:
-        """The members of a group."""
+        """Return the members of a group."""
         return self.rows[slice(*self.span(name))]

@@ -1,8 +1,8 @@
-"""The tasks and their splits: which goal each task id stands for.
+"""The tasks and their splits: the goal of each task id.
 
-WebShop's published splits: the first 500 goals, in the order that the shop keeps them in, are for tests, the next 1,000
-(or the option ``valid_goals``) for validation, the rest for training. Of fewer than 3,000 goals at most a sixth and a
-third are taken.
+WebShop's published splits: the first 500 goals, in the shop's order, are for tests, the next 1,000 (or the option
+``valid_goals``) for validation, the rest for training. The test split has at most a sixth of all goals, the validation
+split at most a third.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ RESET_OPTIONS = ("task_id", "goal")
 
 
 def source_of(options: ShopOptions) -> CatalogueSource:
-    """Where the catalogue of these options comes from."""
+    """Return the source of the catalogue for the options."""
     return CatalogueSource(data=options.data, products=options.products)
 
 
 @functools.lru_cache(maxsize=64)
 def split_goals(split: str, goals: int, valid_goals: int = VALID_GOALS) -> range:
-    """The goals of a split by number.
+    """Return the goals of a split by number.
 
     Args:
-        split: Its name.
-        goals: How many there are in all.
-        valid_goals: How many are for validation.
+        split: Name of the split.
+        goals: Total number of goals.
+        valid_goals: Number of goals for validation.
 
     Raises:
-        UsageError: no such split.
+        UsageError: the split does not exist.
     """
     test = min(TEST_GOALS, goals // 6)
     valid = test + min(valid_goals, goals // 3)
@@ -54,30 +54,30 @@ def split_goals(split: str, goals: int, valid_goals: int = VALID_GOALS) -> range
 
 
 def goal_number(task_id: str, goals: int, valid_goals: int = VALID_GOALS) -> int:
-    """The goal that a task id such as ``valid-17`` stands for.
+    """Return the number of the goal of a task id such as ``valid-17``.
 
     Args:
-        task_id: Split and number in it.
-        goals: How many goals there are in all.
-        valid_goals: How many are for validation.
+        task_id: Split and number within the split.
+        goals: Total number of goals.
+        valid_goals: Number of goals for validation.
 
     Raises:
-        UsageError: there is no such task.
+        UsageError: the task does not exist.
     """
     split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(split_goals(split, goals, valid_goals)))
     return split_goals(split, goals, valid_goals)[number]
 
 
 def chosen_goal(options: Mapping[str, Any], goals: int, valid_goals: int = VALID_GOALS) -> int | None:
-    """The goal that options of a reset choose; ``None`` where they leave it open.
+    """Return the number of the goal in the options of a reset; ``None`` if they have none.
 
     Args:
         options: ``task_id``, or ``goal``, or none.
-        goals: How many goals there are in all.
-        valid_goals: How many are for validation.
+        goals: Total number of goals.
+        valid_goals: Number of goals for validation.
 
     Raises:
-        UsageError: an option is unknown, or names no goal.
+        UsageError: an option is unknown, or the goal does not exist.
     """
     if len(options) > 1 or not options.keys() <= set(RESET_OPTIONS):
         raise UsageError(
@@ -93,7 +93,7 @@ def chosen_goal(options: Mapping[str, Any], goals: int, valid_goals: int = VALID
 
 
 def draw_goal(goals: Goals, seed: int, valid_goals: int = VALID_GOALS) -> int:
-    """A training goal, drawn by weight."""
+    """Draw the number of a training goal by weight."""
     train = split_goals(TRAIN, len(goals), valid_goals)
     sums = np.cumsum(goals.weights[train.start :])
     share = random.Random(f"goal {seed}").random()
@@ -104,7 +104,7 @@ class WebShopTasks:
     """The tasks of a split.
 
     Raises:
-        UsageError: no such split, or the catalogue has no goals for it.
+        UsageError: the split does not exist, or the catalogue has no goals for it.
     """
 
     def __init__(self, split: str, options: ShopOptions) -> None:
@@ -114,7 +114,7 @@ class WebShopTasks:
         self._range = split_goals(split, len(self._goals), options.valid_goals)
         if not self._range:
             raise UsageError(
-                f"webshop/{split} holds no task",
+                f"webshop/{split} contains no task",
                 got=f"{len(self._goals)} {options.goals} goals",
                 hint="use a larger catalogue, the other kind of goals, or more valid_goals",
             )

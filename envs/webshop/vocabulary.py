@@ -1,4 +1,4 @@
-"""The words that the generated catalogue is made of; read from ``data/vocabulary.json``."""
+"""The words of the generated catalogue, read from ``data/vocabulary.json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import orjson
 
 Sayings: TypeAlias = Mapping[str, tuple[str, ...]]
-"""Words as products have them, each with other ways to say it; none of these stands in a product's texts."""
+"""Words in products' texts, each with paraphrases, which do not occur in products' texts."""
 
 
 class ProductType(NamedTuple):
@@ -22,11 +22,11 @@ class ProductType(NamedTuple):
     category: str
     query: str
     path: str
-    """Product category, from the general to the special."""
+    """Product category, from general to special."""
     price: tuple[float, float]
-    """Least and greatest, in dollars."""
+    """Minimum and maximum price, in dollars."""
     options: tuple[str, ...]
-    """Names of the options that such products have."""
+    """Names of the options of such products."""
 
 
 class Vocabulary(NamedTuple):
@@ -36,21 +36,21 @@ class Vocabulary(NamedTuple):
     brand_ends: tuple[str, ...]
     lines: tuple[str, ...]
     types: tuple[ProductType, ...]
-    """Categories take turns."""
+    """Types, of alternating categories."""
     attributes: Mapping[str, Sayings]
-    """By category."""
+    """Attributes by category."""
     options: Mapping[str, Sayings]
     """Values by option."""
 
 
 def vocabulary_file() -> bytes:
-    """The file as it is shipped."""
+    """Return the content of the shipped file."""
     return importlib.resources.files(__package__).joinpath("data/vocabulary.json").read_bytes()
 
 
 @functools.cache
 def load_vocabulary() -> Vocabulary:
-    """The words of the shipped file."""
+    """Load the vocabulary from the shipped file."""
     plain = orjson.loads(vocabulary_file())
     categories = plain["categories"]
     types = [

@@ -1,4 +1,4 @@
-"""An agent of Anthropic's own package, whose runner calls the tools. It needs `pip install anthropic requests`.
+"""An agent with Anthropic's own package, whose runner calls the tools. It needs `pip install anthropic requests`.
 
 agent:
   loop: external
@@ -14,10 +14,10 @@ from anthropic import Anthropic, beta_tool
 
 @beta_tool
 def act(action: str) -> str:
-    """Take one action, and see what it leads to.
+    """Take one action and return the observation.
 
     Args:
-        action: The action, in words of the environment.
+        action: The action, in the form that the environment describes.
     """
     key = {"Authorization": f"Bearer {os.environ['AGENTRL_SECRET']}"}
     taken = requests.post(f"{os.environ['AGENTRL_URL']}/step", json={"action": action}, headers=key, timeout=600)

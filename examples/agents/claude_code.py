@@ -1,4 +1,4 @@
-"""Claude Code, as `claude-agent-sdk` ships it, works in a folder with a shell; a check gives the reward.
+"""Claude Code from `claude-agent-sdk` works in a folder with a shell; a check gives the reward.
 
 It needs `pip install claude-agent-sdk`.
 
@@ -6,8 +6,8 @@ agent:
   loop: external
   options: {command: "python examples/agents/claude_code.py", reward_file: reward.json}
 
-The policy's shell has your rights, and a process that it leaves running can overwrite reward.json: where the policy may
-be out to cheat, give its commands a container or a user of their own.
+The policy's shell has your rights, and a process that it leaves running can overwrite reward.json. If the policy may
+try to cheat, run its commands in a container or as a separate user.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Codex, as `openai-codex-cli-bin` ships it, works in a folder with a shell; a check gives the reward.
+"""Codex from `openai-codex-cli-bin` works in a folder with a shell; a check gives the reward.
 
 It needs `pip install openai-codex-cli-bin`.
 
@@ -6,8 +6,8 @@ agent:
   loop: external
   options: {command: "python examples/agents/codex_exec.py", reward_file: reward.json}
 
-The policy's shell has your rights, and a process that it leaves running can overwrite reward.json: where the policy may
-be out to cheat, give its commands a container or a user of their own.
+The policy's shell has your rights, and a process that it leaves running can overwrite reward.json. If the policy may
+try to cheat, run its commands in a container or as a separate user.
 """
 
 import json
@@ -25,7 +25,7 @@ approval_policy = "never"
 sandbox_mode = "danger-full-access"
 web_search = "disabled"
 analytics.enabled = false
-features.multi_agent = false  # tools of sub-agents come in a form that the gateway refuses
+features.multi_agent = false  # the gateway does not support the form of sub-agents' tools
 
 [model_providers.gateway]
 name = "gateway"

@@ -17,7 +17,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 @tool
 def act(action: str) -> str:
-    """Take one action, and see what it leads to."""
+    """Take one action and return the observation."""
     key = {"Authorization": f"Bearer {os.environ['AGENTRL_SECRET']}"}
     taken = requests.post(f"{os.environ['AGENTRL_URL']}/step", json={"action": action}, headers=key, timeout=600)
     return taken.json()["observation"] if taken.ok else "It is over: say goodbye."

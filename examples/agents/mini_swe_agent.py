@@ -13,9 +13,9 @@ agent:
       MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT: "1"
       LITELLM_LOCAL_MODEL_COST_MAP: "True"
 
-By default it asks ten times, for minutes, after the episode's budget is spent; OpenAI's client below it retries anyway.
-The policy's shell has your rights, and a process that it leaves running can overwrite reward.json: where the policy may
-be out to cheat, give its commands a container of their own (`DockerEnvironment`).
+By default it retries ten times, for minutes, after the episode's budget is spent; OpenAI's client retries anyway. The
+policy's shell has your rights, and a process that it leaves running can overwrite reward.json. If the policy may try to
+cheat, run its commands in a container (`DockerEnvironment`).
 """
 
 import json
@@ -31,7 +31,7 @@ from minisweagent.models.litellm_model import LitellmModel
 
 def main():
     config = yaml.safe_load(get_config_path("mini").read_text())
-    config["agent"].pop("mode")  # of the interactive agent
+    config["agent"].pop("mode")  # a setting of the interactive agent
     folder = Path("work").absolute()
     folder.mkdir()
     agent = DefaultAgent(

@@ -1,4 +1,4 @@
-"""An agent of OpenAI's Agents SDK that acts through a tool. It needs `pip install openai-agents requests`.
+"""An agent with OpenAI's Agents SDK that acts through a tool. It needs `pip install openai-agents requests`.
 
 agent:
   loop: external
@@ -16,10 +16,10 @@ set_tracing_disabled(True)  # traces would go to OpenAI
 
 @function_tool
 def act(action: str) -> str:
-    """Take one action, and see what it leads to.
+    """Take one action and return the observation.
 
     Args:
-        action: The action, in words of the environment.
+        action: The action, in the form that the environment describes.
     """
     key = {"Authorization": f"Bearer {os.environ['AGENTRL_SECRET']}"}
     taken = requests.post(f"{os.environ['AGENTRL_URL']}/step", json={"action": action}, headers=key, timeout=600)

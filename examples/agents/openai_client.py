@@ -12,12 +12,12 @@ import ssl
 import openai
 
 TLS = ssl.create_default_context()
-"""Made once: a client makes its own otherwise, in each episode, which takes longer than the episode."""
+"""Shared TLS context: otherwise the client creates one in each episode, which takes longer than the episode."""
 FORM = "Answer with one action inside <action> </action>."
 
 
 async def play(task):
-    """Ask for an action, take it, and show what it led to, until the environment is done."""
+    """Ask for an action, take it, and show the observation, until the environment is done."""
     http = openai.DefaultAsyncHttpxClient(verify=TLS)
     async with openai.AsyncOpenAI(base_url=task.openai_url, api_key=task.api_key, http_client=http) as client:
         messages = [

@@ -1,4 +1,4 @@
-"""An agent of OpenAI's own package (Responses) that acts through a tool. It needs `pip install openai requests`.
+"""An agent with OpenAI's own package (Responses) that acts through a tool. It needs `pip install openai requests`.
 
 agent:
   loop: external
@@ -14,7 +14,7 @@ import requests
 ACT = {
     "type": "function",
     "name": "act",
-    "description": "Take one action, and see what it leads to.",
+    "description": "Take one action and return the observation.",
     "parameters": {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]},
 }
 

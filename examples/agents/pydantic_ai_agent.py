@@ -4,7 +4,7 @@ agent:
   loop: external
   options: {command: "python examples/agents/pydantic_ai_agent.py", answer: none}
 
-Its `output_type` is text: typed outputs force a tool call, which in training needs `forms: free` among the options.
+Its `output_type` is text: typed outputs force a tool call, which in training needs the option `forms: free`.
 """
 
 import json
@@ -20,10 +20,10 @@ agent = Agent("openai-chat:policy", instructions=TASK["instructions"])
 
 @agent.tool_plain
 def act(action: str) -> str:
-    """Take one action, and see what it leads to.
+    """Take one action and return the observation.
 
     Args:
-        action: The action, in words of the environment.
+        action: The action, in the form that the environment describes.
     """
     key = {"Authorization": f"Bearer {os.environ['AGENTRL_SECRET']}"}
     taken = requests.post(f"{os.environ['AGENTRL_URL']}/step", json={"action": action}, headers=key, timeout=600)

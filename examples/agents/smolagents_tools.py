@@ -4,8 +4,8 @@ agent:
   loop: external
   options: {command: "python examples/agents/smolagents_tools.py", answer: none, forms: free}
 
-The agent forces a tool call in every answer. With `forms: free` the policy answers as it likes, and learns to call;
-without it, training refuses such requests, and an evaluation samples answers until one calls a tool.
+The agent forces a tool call in every answer. With `forms: free` the policy's answers are not constrained, and it has to
+learn to call; without it, training refuses such requests, and an evaluation samples answers until one calls a tool.
 """
 
 import json
@@ -21,10 +21,10 @@ with open(os.environ["AGENTRL_TASK"]) as file:
 
 @tool
 def act(action: str) -> str:
-    """Take one action, and see what it leads to.
+    """Take one action and return the observation.
 
     Args:
-        action: The action, in words of the environment.
+        action: The action, in the form that the environment describes.
     """
     key = {"Authorization": f"Bearer {os.environ['AGENTRL_SECRET']}"}
     taken = requests.post(f"{os.environ['AGENTRL_URL']}/step", json={"action": action}, headers=key, timeout=600)

@@ -91,7 +91,7 @@ def test_recent_steps_can_remember_nothing():
     memory = RecentSteps(0)
     memory.add("seen", "done")
     assert memory.text() == ""
-    with pytest.raises(ConfigError, match="cannot remember"):
+    with pytest.raises(ConfigError, match="history of step_independent is negative"):
         make_agent_loop("step_independent", {"history": -1})
 
 

@@ -171,9 +171,9 @@ def test_lines_are_added_to_any_content():
 
 @pytest.mark.parametrize("prefill", [True, 3])
 def test_a_prefill_is_text(prefill):
-    with pytest.raises(ConfigError, match="prefill is no text"):
+    with pytest.raises(ConfigError, match="prefill is not a text"):
         ReactText(prefill=prefill)
-    with pytest.raises(ConfigError, match="prefill is not a truth value"):
+    with pytest.raises(ConfigError, match="prefill is not a boolean"):
         ToolCalling(prefill=str(prefill))
 
 

@@ -136,7 +136,7 @@ async def test_against_an_untrained_player_a_game_is_a_success_if_it_is_won(game
 
 
 async def test_it_needs_a_game_of_as_many_players(game):
-    with pytest.raises(UsageError, match=r"self_play has 2 roles.*plays alone.*opponent: self"):
+    with pytest.raises(UsageError, match=r"self_play has 2 roles.*a single player.*opponent: self"):
         await game("1", env_options={})
     with pytest.raises(UsageError, match="expected 3 players"):
         await game("1", options={"roles": ["a", "b", "c"]})

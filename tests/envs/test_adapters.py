@@ -132,7 +132,7 @@ async def test_a_rubric_of_verifiers_cleans_up_whatever_happens() -> None:
 def test_verifiers_asks_for_an_environment() -> None:
     with pytest.raises(UsageError, match="environment=module:load_environment"):
         VerifiersEnv()
-    with pytest.raises(UsageError, match="no environment of verifiers is named"):
+    with pytest.raises(UsageError, match="the option environment of verifiers is not set"):
         resolve_environment("verifiers").tasks("train")
 
 
@@ -168,7 +168,7 @@ def test_a_stream_stands_in_for_the_global_generators() -> None:
     drawn = []
     for _ in range(2):
         for stream in (one, other):
-            with stream.installed():
+            with stream.use():
                 drawn.append((random.random(), float(np.random.rand())))
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before

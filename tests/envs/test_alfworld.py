@@ -191,7 +191,7 @@ def test_show_tells_what_it_is_without_data(
 
 @pytest.mark.parametrize("game", ["train/none/trial_1", "../../elsewhere", "", "/etc", 17])
 def test_an_unknown_game_is_refused(game: Any) -> None:
-    with pytest.raises(UsageError, match="no such ALFWorld game"):
+    with pytest.raises(UsageError, match="this ALFWorld game does not exist"):
         AlfworldEnv().reset(options={"game": game})
     with pytest.raises(UsageError, match="cannot reset with these options"):
         AlfworldEnv().reset(options={"scene": 3})
@@ -203,7 +203,7 @@ def test_an_unknown_game_is_refused(game: Any) -> None:
         ({"grammar": '"Your task is to: x." "put {o} in/on {r}"'}, "old ALFWorld"),
         ({"grammar": '"move {o} to {r}"'}, "states no goal"),
         ({"pddl_problem": "(define (:init (atLocation a l)) (:goal (and (opened ?r))))"}, "this kind of goal"),
-        ({"pddl_problem": None}, "this kind of goal|is no ALFWorld game"),
+        ({"pddl_problem": None}, "this kind of goal|is not an ALFWorld game"),
     ],
 )
 def test_a_game_that_would_be_played_differently_is_refused(
@@ -225,7 +225,7 @@ def test_games_may_lie_behind_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_what_is_no_game_is_refused(tmp_path: Path) -> None:
     (tmp_path / "game.tw-pddl").write_text("[]")
-    with pytest.raises(UsageError, match="is no ALFWorld game"):
+    with pytest.raises(UsageError, match="is not an ALFWorld game"):
         load_house(tmp_path / "game.tw-pddl")
 
 

@@ -222,7 +222,7 @@ def test_sudoku_pays_for_right_digits_and_takes_back() -> None:
     assert env.step("2 1 0")[1] == -0.5
     observation, reward, terminated, _, _ = env.step("1 1 1 || 2 1 3")
     assert (reward, terminated) == (1.0, True)
-    assert observation.startswith("The grid is full and right.")
+    assert observation.startswith("The grid is complete and correct.")
 
 
 def test_sudoku_refuses_clashes_and_given_cells() -> None:
@@ -230,7 +230,7 @@ def test_sudoku_refuses_clashes_and_given_cells() -> None:
     for action, note in (
         ("1 1 2", "There is a 2 in this row"),
         ("1 2 1", "This cell was given."),
-        ("1 1 0", "This cell is so already."),
+        ("1 1 0", "This cell is already empty."),
         ("5 1 1", "Answer with a row"),
         ("1 1 5", "Answer with a row"),
         ("one", "Answer with a row"),

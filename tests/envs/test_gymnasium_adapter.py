@@ -81,11 +81,11 @@ class Talker(gymnasium.Env[Any, Any]):
     [
         ({"env_id": Pictures}, "too large for text: got 12,288 numbers.*TextAdapter"),
         ({"env_id": Talking}, "has no text form: got Sequence"),
-        ({"env_id": Talker, "actions": ["a"]}, "speaks text"),
+        ({"env_id": Talker, "actions": ["a"]}, "uses text already"),
         ({"env_id": "CartPole-v1", "actions": ["left"]}, "action names do not fit"),
-        ({"env_id": "CartPole-v1", "colour": 1}, "CartPole-v1 cannot be made: got .*'colour'"),
-        ({"env_id": "NoSuchGame-v0"}, "NoSuchGame-v0 cannot be made: got .*NoSuchGame"),
-        ({"env_id": "no_such_module:Game-v0"}, "cannot be made: got .*no_such_module"),
+        ({"env_id": "CartPole-v1", "colour": 1}, "CartPole-v1 cannot be created: got .*'colour'"),
+        ({"env_id": "NoSuchGame-v0"}, "NoSuchGame-v0 cannot be created: got .*NoSuchGame"),
+        ({"env_id": "no_such_module:Game-v0"}, "cannot be created: got .*no_such_module"),
     ],
 )
 def test_what_cannot_be_put_into_text_is_refused(options: dict[str, Any], words: str) -> None:

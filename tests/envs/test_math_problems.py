@@ -298,7 +298,7 @@ def test_tasks_of_files_are_played(files: dict[str, str]) -> None:
     assert (observation, info["task_type"]) == ("Problem: half?", "Algebra")
     assert env.step("answer 0.5")[1] == 1.0
     assert SPEC.tasks("train", **options)[1].options["answer"] == "-1"
-    with pytest.raises(UsageError, match="no file with problems of math_problems for split valid"):
+    with pytest.raises(UsageError, match="split valid has no file with problems of math_problems"):
         SPEC.tasks("valid", **options)
     with pytest.raises(UsageError, match="train and test share the problems"):
         SPEC.tasks("test", files={"train": files["gsm8k"], "test": files["gsm8k"]})
@@ -341,7 +341,7 @@ def test_what_is_wrong_with_a_file_is_told(tmp_path: Path, line: str, message: s
 def test_options_that_are_wrong() -> None:
     with pytest.raises(UsageError, match="level of math_problems"):
         MathEnv(level=4)
-    with pytest.raises(UsageError, match="no such judge"):
+    with pytest.raises(UsageError, match="unknown judge"):
         MathEnv(judge="oracle")
     with pytest.raises(UsageError, match="cannot reset"):
         MathEnv().reset(seed=1, options={"question": "why?"})

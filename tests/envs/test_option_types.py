@@ -28,12 +28,12 @@ def test_what_fits_goes_through() -> None:
 @pytest.mark.parametrize("options", [{"size": "4"}, {"size": 1.5}, {"size": True}, {"names": 7}, {"share": "half"}])
 def test_what_does_not_fit_is_named(options: dict[str, Any]) -> None:
     (name,) = options
-    with pytest.raises(UsageError, match=f"the option {name} of somewhere has another type"):
+    with pytest.raises(UsageError, match=f"the option {name} of somewhere has the wrong type"):
         somewhere(**options)
 
 
 @pytest.mark.parametrize("name", ["alfworld", "household", "retail", "search_qa", "webshop"])
 def test_environments_say_which_option_it_is(name: str) -> None:
     spec = resolve_environment(name)
-    with pytest.raises(UsageError, match=f"the option max_steps of {name} has another type: got 'x', expected int"):
+    with pytest.raises(UsageError, match=f"the option max_steps of {name} has the wrong type: got 'x', expected int"):
         spec.make(max_steps="x")

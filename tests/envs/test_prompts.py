@@ -85,7 +85,7 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
             "cannot be answered: got messages of user, a",
         ),
         ([{"prompt": [{"role": "user", "content": None}]}], "cannot be answered: got an empty last message"),
-        ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows of one id"),
+        ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows with the same id"),
         ([], "is empty"),
         (["a"], "line 1 is not an object: got str"),
     ],
@@ -207,9 +207,9 @@ def test_the_split_of_evaluations_is_checked_for_columns_too(
 
 def test_a_split_without_a_file_says_how_to_name_one(workplace: Path) -> None:
     spec = resolve_environment("prompts")
-    with pytest.raises(UsageError, match=r"which prompts are in train.*--tasks prompts.jsonl"):
+    with pytest.raises(UsageError, match=r"the prompts of split train are not set.*--tasks prompts.jsonl"):
         spec.tasks("train")
-    with pytest.raises(UsageError, match=r"no file of prompts for split valid.*agentrl eval --prompts FILE"):
+    with pytest.raises(UsageError, match=r"split valid has no file of prompts.*agentrl eval --prompts FILE"):
         spec.tasks("valid", files={"train": written(workplace, *ROWS)})
 
 

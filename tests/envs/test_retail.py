@@ -485,7 +485,7 @@ def test_mistakes_of_the_user_are_named() -> None:
         RetailDesk().step("Hello.")
     expert = RetailExpert()
     expert.act("Hello. My email address is a.b@example.com. Sing!")
-    with pytest.raises(UsageError, match="does not know such a request"):
+    with pytest.raises(UsageError, match="does not know this request"):
         expert.act("a_b_1")
 
 

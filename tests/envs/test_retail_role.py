@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from agentrl.envs.retail.briefing import GREETING, brief
 from agentrl.envs.retail.environment import RetailDesk, make_retail
-from agentrl.envs.retail.model_customer import heard
+from agentrl.envs.retail.model_customer import agent_words
 from agentrl.envs.retail.phrases import HANDED_OVER, OUT_OF_TIME, STOP
 from agentrl.envs.retail.role_desk import AGAIN, NOT_YET, RoleRetailDesk
 from agentrl.envs.retail.spec import SPEC
@@ -48,7 +48,7 @@ def test_only_the_customer_ends_the_episode() -> None:
     env, _ = begun()
     env.step("Hello.")
     observation, _, done, _, info = env.step(f"Say this: {STOP}")
-    assert (observation, done, info["player"]) == (heard(f"Say this: {STOP}"), False, "user")
+    assert (observation, done, info["player"]) == (agent_words(f"Say this: {STOP}"), False, "user")
     assert STOP not in observation
     observation, _, done, _, _ = env.step(f"Goodbye. {STOP} And more.")
     assert (observation, done) == (f"Goodbye. {STOP}", True)
@@ -60,7 +60,7 @@ def test_words_that_no_customer_says_are_asked_for_again_and_then_fail() -> None
     env, _ = begun()
     assert env.step(f"Bye. {STOP}")[0] == NOT_YET
     assert env.step("<think>Hm.")[0] == AGAIN
-    with pytest.raises(EnvironmentFailure, match=r"says nothing that a customer can say.*agent\.roles\.user"):
+    with pytest.raises(EnvironmentFailure, match=r"gave no usable answer.*agent\.roles\.user"):
         env.step("")
     env, _ = begun()
     env.step("")
@@ -115,8 +115,8 @@ def test_a_snapshot_holds_who_is_next() -> None:
 def test_options() -> None:
     assert SPEC.roles_under(ROLE) == ("user",)
     assert SPEC.roles_under({}) == SPEC.roles_under({"customer": {"url": "http://x/v1", "model": "m"}}) == ()
-    with pytest.raises(UsageError, match="customer of its own"):
+    with pytest.raises(UsageError, match="needs a customer that the runtime plays"):
         RoleRetailDesk()
     for use in (SPEC.make, lambda **options: SPEC.tasks("valid", **options)):
-        with pytest.raises(UsageError, match=r"has no keys.*or role"):
+        with pytest.raises(UsageError, match=r"is not valid.*or role"):
             use(customer="rule")

@@ -223,7 +223,7 @@ def test_seeds_draw_training_questions_of_the_chosen_hops() -> None:
         ({"timeout_s": 0, "url": "http://127.0.0.1:1"}, "timeout_s is too small"),
         ({"corpus": "a", "url": "b"}, "two retrievers"),
         ({"timeout_s": 3.0}, "timeout_s is ignored without url"),
-        ({"questions": "a"}, "nothing to search in"),
+        ({"questions": "a"}, "no passages to search"),
         ({"corpus": "a"}, "no questions about it"),
         ({"corpus": "a", "questions": "b/{split}", "hops": [1]}, "hops are ignored"),
     ],

@@ -181,9 +181,9 @@ def test_a_question_keeps_its_id_after_an_empty_line_and_in_a_compressed_file(tm
     [
         ("q.jsonl", "all splits would share the questions of search_qa: got q.jsonl"),
         ({"train": "q.jsonl", "test": "./q.jsonl"}, "train and test share the questions"),
-        ({"dev": "q.jsonl"}, "of no such split: got dev, expected train, valid, test"),
-        ({}, "of no such split"),
-        ({"valid": "q.jsonl"}, "no file with questions of search_qa for split train: got valid"),
+        ({"dev": "q.jsonl"}, "name an unknown split: got dev, expected train, valid, test"),
+        ({}, "name an unknown split"),
+        ({"valid": "q.jsonl"}, "split train has no file with questions of search_qa: got valid"),
     ],
 )
 def test_no_two_splits_share_a_file_of_questions(questions: Any, message: str) -> None:

@@ -133,7 +133,7 @@ async def test_a_function_that_never_asks_in_its_time_is_not_the_policy(played_b
 
     trajectory = await played_by(play, "42", seconds=0.2)
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
-    assert "no request in its time" in trajectory.error
+    assert "no request within its time" in trajectory.error
 
 
 async def test_a_functions_own_timeout_is_an_error_of_its_own(played_by):

@@ -53,17 +53,17 @@ def test_adapters_keep_the_rules(name: str, options: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("minigrid", {"env_id": "MiniGrid-Emty-5x5-v0"}, "MiniGrid-Emty-5x5-v0 of minigrid cannot be made"),
-        ("minigrid", {"env_id": "CartPole-v1"}, "no world of minigrid"),
-        ("minigrid", {"colour": 1}, "cannot be made: got .*'colour'"),
+        ("minigrid", {"env_id": "MiniGrid-Emty-5x5-v0"}, "MiniGrid-Emty-5x5-v0 of minigrid cannot be created"),
+        ("minigrid", {"env_id": "CartPole-v1"}, "not a world of minigrid"),
+        ("minigrid", {"colour": 1}, "cannot be created: got .*'colour'"),
         ("reasoning_gym", {"dataset": "leg_count"}, "Did you mean 'leg_counting'"),
-        ("reasoning_gym", {"colour": 1}, "leg_counting of reasoning-gym cannot be made: got .*'colour'"),
+        ("reasoning_gym", {"colour": 1}, "leg_counting of reasoning-gym cannot be created: got .*'colour'"),
         ("textarena", {"game": "TicTacTo-v0"}, "Did you mean 'TicTacToe-v0'"),
-        ("textarena", {"game": "Mastermind-v0", "colour": 1}, "Mastermind-v0 of textarena cannot be made"),
+        ("textarena", {"game": "Mastermind-v0", "colour": 1}, "Mastermind-v0 of textarena cannot be created"),
         ("gem", {"game": "game:Sudoku-v0-esy"}, "Did you mean 'game:Sudoku-v0-easy'"),
-        ("verifiers", {"environment": f"{EXAMPLES}:load_tools", "colour": {}, "tools": 1}, "cannot be made"),
-        ("verifiers", {"environment": "no-such-environment"}, "no-such-environment of verifiers cannot be made"),
-        ("reasoning_gym", {"min_animals": 9, "max_animals": 2}, "leg_counting of reasoning-gym cannot be made"),
+        ("verifiers", {"environment": f"{EXAMPLES}:load_tools", "colour": {}, "tools": 1}, "cannot be created"),
+        ("verifiers", {"environment": "no-such-environment"}, "no-such-environment of verifiers cannot be created"),
+        ("reasoning_gym", {"min_animals": 9, "max_animals": 2}, "leg_counting of reasoning-gym cannot be created"),
     ],
 )
 def test_wrong_options_say_what_is_wrong(name: str, options: Mapping[str, Any], words: str) -> None:

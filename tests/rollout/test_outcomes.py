@@ -227,7 +227,7 @@ async def test_a_state_is_told_anew_after_a_tool_of_the_environment_and_unknown_
 
 async def test_a_tool_of_the_actions_name_is_refused(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, "x", loop="tool_calling", options={"action_name": "give_up"}, tools=[give_up])
-    with pytest.raises(UsageError, match="got give_up, expected a name of its own"):
+    with pytest.raises(UsageError, match="got give_up, expected a unique name"):
         await play(runner)
 
 

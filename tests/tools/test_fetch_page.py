@@ -64,19 +64,19 @@ async def test_pages_are_shown_as_text(desk, entry, site):
             "127.0.0.1", "localhost"
         )
         first = await tools.text(entry, url=f"{base}/long")
-        assert first.endswith("9\n[characters 0 to 120 of 300; go on with start=120]")
+        assert first.endswith("9\n[characters 0 to 120 of 300; continue with start=120]")
         assert await tools.text(entry, url=f"{base}/long", start=240) == "0123456789" * 6
 
 
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/outside", "elsewhere.example is not among the hosts"),
-        ("/local", "no address of a page"),
+        ("/outside", "elsewhere.example is not among the allowed hosts"),
+        ("/local", "not the address of a page"),
         ("/round", "5 redirects"),
         ("/nothing", "status 404"),
         ("/large", "more than 2000 bytes"),
-        ("/picture", "is no text: got image/png"),
+        ("/picture", "is not a text page: got image/png"),
     ],
 )
 async def test_what_a_host_must_not_do_is_told(desk, entry, site, path, words):
@@ -87,14 +87,14 @@ async def test_what_a_host_must_not_do_is_told(desk, entry, site, path, words):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("http://elsewhere.example/", "not among the hosts"),
-        ("http://127.0.0.1:1/", "not among the hosts"),
-        ("http://example.org/", "not among the hosts"),
-        ("http://user@a.example.org/", "no address of a page"),
-        ("ftp://a.example.org/", "no address of a page"),
-        ("http://[::1/", "no address of a page"),
-        ("http://a.example.org:99999/", "no address of a page"),
-        ("page", "no address of a page"),
+        ("http://elsewhere.example/", "not among the allowed hosts"),
+        ("http://127.0.0.1:1/", "not among the allowed hosts"),
+        ("http://example.org/", "not among the allowed hosts"),
+        ("http://user@a.example.org/", "not the address of a page"),
+        ("ftp://a.example.org/", "not the address of a page"),
+        ("http://[::1/", "not the address of a page"),
+        ("http://a.example.org:99999/", "not the address of a page"),
+        ("page", "not the address of a page"),
     ],
 )
 async def test_other_addresses_are_refused(desk, entry, url, words):

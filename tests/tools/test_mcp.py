@@ -175,9 +175,9 @@ async def test_an_address_without_a_server():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "reached in one way"),
+        ({}, "needs one address"),
         ({"command": "python x.py", "url": "http://x"}, "expected a list"),
-        ({"command": ["a"], "headers": {"a": "b"}}, "option headers of tools mcp is ignored"),
+        ({"command": ["a"], "headers": {"a": "b"}}, "option headers of tool mcp has no effect here"),
         ({"command": ["a"], "env": {"A": "$NO_SUCH_VARIABLE"}}, "is not set: NO_SUCH_VARIABLE"),
         ({"comand": ["a"]}, r"unknown argument comand \(did you mean command"),
     ],
@@ -189,7 +189,7 @@ def test_wrong_options_are_found_before_the_run(options, words):
 
 async def test_a_command_that_is_no_server_says_what_it_wrote(program):
     entry = {"name": "mcp", "command": [sys.executable, "-c", "raise SystemExit('no shelf here')"]}
-    with pytest.raises(EnvironmentFailure, match=r"does not start: got .*It said: no shelf here"):
+    with pytest.raises(EnvironmentFailure, match=r"does not start: got .*It wrote: no shelf here"):
         await find_tool(entry).tools()
     with pytest.raises(EnvironmentFailure, match="does not start"):
         await find_tool({"name": "mcp", "command": ["/nowhere/server"]}).tools()

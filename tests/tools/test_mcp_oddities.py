@@ -152,13 +152,13 @@ async def test_a_shared_server_that_died_is_started_again():
     for _ in range(2):
         async with tool_session() as session:
             assert (await session.carry_out(ToolCall(name="wrapped", arguments={}), tools)).result.text == "fern\nmoss"
-            with pytest.raises(EnvironmentFailure, match=r"the MCP server .* failed.*It said: the shelf fell down"):
+            with pytest.raises(EnvironmentFailure, match=r"the MCP server .* failed.*It wrote: the shelf fell down"):
                 await session.carry_out(ToolCall(name="die", arguments={}), tools)
     await toolset.close()
 
 
 async def test_a_list_without_an_end_is_refused():
-    with pytest.raises(EnvironmentFailure, match=r"lists its tools without an end: got cursor 'again' twice"):
+    with pytest.raises(EnvironmentFailure, match=r"lists its tools endlessly: got cursor 'again' twice"):
         await find_tool(entry("--endless")).tools()
 
 
@@ -194,7 +194,7 @@ def test_each_missing_variable_is_named_once():
 
 def test_values_of_variables_are_not_read_again(monkeypatch):
     monkeypatch.setenv("MY_SECRET", "$ecret$HOME")
-    filled = mcp_tools._filled_in(
+    filled = mcp_tools._fill_in(
         {"a": "Bearer $MY_SECRET", "b": "${MY_SECRET}x", "c": "$$HOME costs 5$", "d": "$5 and $-", "e": "plain"}
     )
     assert filled == {
@@ -208,4 +208,4 @@ def test_values_of_variables_are_not_read_again(monkeypatch):
 
 def test_a_variable_that_is_empty_is_set(monkeypatch):
     monkeypatch.setenv("MY_EMPTY", "")
-    assert mcp_tools._filled_in({"a": "x$MY_EMPTY"}) == {"a": "x"}
+    assert mcp_tools._fill_in({"a": "x$MY_EMPTY"}) == {"a": "x"}

@@ -50,6 +50,6 @@ async def test_files_are_written_read_edited_and_listed(desk):
         assert await tools.text("read_file", path="d/a.txt") == "1\n2\ntwo\n"
         assert "ends before line 9" in await tools.error("read_file", path="d/a.txt", first_line=9)
         await tools.text("bash", command="printf '\\377' > raw; ln -s /proc/self/environ link")
-        assert "raw is no text" in await tools.error("read_file", path="raw")
+        assert "raw is not a text file" in await tools.error("read_file", path="raw")
         assert await tools.error("read_file", path="nothing")
         assert await tools.error("write_file", path="/etc/passwd", content="x")

@@ -28,7 +28,7 @@ async def test_queries_show_rows(desk, shop):
             "name | price | picture\nthing 0 | 0.0 | NULL\nthing 1 | 0.5 | [2 bytes]"
         )
         assert (await tools.text(entry, query="select name from goods")).endswith(
-            "thing 1\n[more than 2 rows; the rest is left out]"
+            "thing 1\n[more than 2 rows; the rest is not shown]"
         )
         assert await tools.text(entry, query="select name from goods where price > 99") == "name\n[no rows]"
         assert "price" in await tools.text(entry, query="pragma table_info(goods)")
@@ -81,7 +81,7 @@ async def test_each_episode_may_change_a_copy_of_its_own(desk, shop, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"database": "nowhere.db"}, "is not there: got nowhere.db"),
+        ({"database": "nowhere.db"}, "does not exist: got nowhere.db"),
         ({}, "database is missing"),
         ({"databse": "x"}, r"unknown argument databse \(did you mean database"),
         ({"database": __file__, "max_rows": 0}, "too small"),

@@ -1,1 +1,1 @@
-"""ALFWorld's own games: game files of the original, in the household engine or in the original itself."""
+"""ALFWorld's own games: game files of the original, played in the household engine or in the original."""

@@ -1,9 +1,10 @@
-"""Compares the household engine with the original on a data folder, the published one or a generated one.
+"""Comparison of the household engine with the original on a published or generated data folder.
 
 python -m agentrl.envs.household.alfworld.compare FOLDER --split train --games 300 --report parity.jsonl
 
-Each game is played in both engines at once (see `parity`). The report has a line of JSON per game; games that it holds
-already are not played again, so that a comparison can be stopped and taken up. The exit code is 1 after a difference.
+Each game is played in both engines at once (see `parity`). The report has a line of JSON per game; games that it
+already contains are not played again, so a comparison can be stopped and resumed. The exit code is 1 if there is a
+difference.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def compare_games(data: Path, games: Iterable[str]) -> Iterator[GameParity]:
 
     Args:
         data: The data folder.
-        games: Ids.
+        games: Ids of the games.
     """
     native = AlfworldEnv(data=str(data))
     with contextlib.closing(OriginalAlfworldEnv(data=str(data))) as original:
@@ -37,12 +38,12 @@ def compare_games(data: Path, games: Iterable[str]) -> Iterator[GameParity]:
 
 
 def main() -> int:
-    """The command."""
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description="Compare the household engine with the original ALFWorld.")
     parser.add_argument("folder", type=Path, help="the data folder")
-    parser.add_argument("--split", default=TRAIN, choices=SPLITS, help="of which split (default: train)")
-    parser.add_argument("--games", type=int, help="only the first so many")
-    parser.add_argument("--report", type=Path, required=True, help="file for a line per game")
+    parser.add_argument("--split", default=TRAIN, choices=SPLITS, help="split of the games (default: train)")
+    parser.add_argument("--games", type=int, help="maximum number of games (default: all)")
+    parser.add_argument("--report", type=Path, required=True, help="file to which a line per game is added")
     chosen = parser.parse_args()
     ids = [row.game for row in Games(str(chosen.folder)).rows(chosen.split)][: chosen.games]
     known = {row["game"] for row in _read(chosen.report)}

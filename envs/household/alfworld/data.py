@@ -1,7 +1,7 @@
-"""Where the original's data lies, and which games it holds.
+"""Location of the original's data, and its games.
 
-``alfworld-download`` puts them into ``$ALFWORLD_DATA``, else ``~/.cache/alfworld``, as
-``json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl`` beside ``traj_data.json``. A game's id is ``SPLIT/TASK/TRIAL``.
+``alfworld-download`` writes them to ``$ALFWORLD_DATA``, or else ``~/.cache/alfworld``, as
+``json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl`` next to ``traj_data.json``. A game's id is ``SPLIT/TASK/TRIAL``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 
 TRAIN, VALID_SEEN, VALID_UNSEEN = SPLITS = ("train", "valid_seen", "valid_unseen")
 OFFICIAL_SIZES = {TRAIN: 3553, VALID_SEEN: 140, VALID_UNSEEN: 134}
-"""Games of each split of the published data."""
+"""Number of games in each split of the published data."""
 RELEASE = "json_2.1.1"
-"""The folder of the games in the data folder."""
+"""Folder of the games in the data folder."""
 VARIABLE = "ALFWORLD_DATA"
 DEFAULT_FOLDER = "~/.cache/alfworld"
 DOWNLOAD = "pip install alfworld && alfworld-download"
 _EXCLUDED = ("movable", "Sliced")
-"""Parts of the paths of ALFRED's trials that are no text games."""
+"""Parts of the paths of ALFRED's trials that are not text games."""
 _TASK_TYPE = re.compile(rb'"task_type"\s*:\s*"(\w+)"')
 _SOLVABLE = re.compile(rb'"solvable"\s*:\s*true\b')
 
@@ -42,7 +42,7 @@ class GameRow(NamedTuple):
     """A game of a split."""
 
     game: str
-    """Its id."""
+    """Id of the game."""
     task_type: str
 
 
@@ -50,8 +50,8 @@ class Games:
     """The games that an environment may play.
 
     Args:
-        data: The data folder; ``$ALFWORLD_DATA``, else ``~/.cache/alfworld``, when left out.
-        task_types: Kinds of tasks; all when left out.
+        data: The data folder; by default ``$ALFWORLD_DATA``, or else ``~/.cache/alfworld``.
+        task_types: Kinds of tasks; all if left out.
 
     Raises:
         UsageError: a task type is unknown.
@@ -62,35 +62,35 @@ class Games:
         self.task_types = choose_all(TaskType, task_types, "alfworld task type")
 
     def rows(self, split: str) -> tuple[GameRow, ...]:
-        """The games of a split, sorted by id.
+        """Return the games of a split, sorted by id.
 
         Raises:
-            UsageError: no such split, or the folder holds no such games.
+            UsageError: the split does not exist, or the folder contains no such games.
         """
         if split not in SPLITS:
             raise UsageError("environment alfworld has no split of this name", got=split, expected=" or ".join(SPLITS))
         rows = tuple(row for row in find_games(self.folder, split) if row.task_type in self.task_types)
         if not rows:
             raise UsageError(
-                f"there are no games of alfworld/{split}",
+                f"no games of alfworld/{split} found",
                 got=f"none of these task types under {self.folder / RELEASE / split}",
-                expected=f"{RELEASE}/{split}/TASK/TRIAL/{GAME_FILE} beside {TRAJECTORY_FILE}",
+                expected=f"{RELEASE}/{split}/TASK/TRIAL/{GAME_FILE} next to {TRAJECTORY_FILE}",
                 hint=f"download them ({DOWNLOAD}), or point ${VARIABLE} or the option data at their folder",
             )
         return rows
 
     def path(self, game: str) -> Path:
-        """The file of a game.
+        """Return the file of a game.
 
         Raises:
-            UsageError: there is no such game.
+            UsageError: the game does not exist.
         """
         root = self.folder / RELEASE
         inside = isinstance(game, str) and not Path(game).is_absolute() and ".." not in Path(game).parts
         path = root / str(game) / GAME_FILE
         if not inside or not path.is_file():
             raise UsageError(
-                "there is no such ALFWorld game",
+                "this ALFWorld game does not exist",
                 got=repr(game),
                 expected=f"an id SPLIT/TASK/TRIAL of a game under {root}",
                 hint=f"download the data: {DOWNLOAD}",
@@ -98,10 +98,10 @@ class Games:
         return path
 
     def path_for(self, options: Mapping[str, Any], generator: numpy.random.Generator) -> Path:
-        """The file of the game that the options of a reset name, else of a training game that is drawn.
+        """Return the file of the game that the options of a reset name, or else of a random training game.
 
         Raises:
-            UsageError: an option is unknown, or there is no such game.
+            UsageError: an option is unknown, or the game does not exist.
         """
         if unknown := options.keys() - {"game"}:
             raise UsageError(
@@ -115,7 +115,7 @@ class Games:
 
 @functools.lru_cache(maxsize=16)
 def find_games(folder: Path, split: str) -> tuple[GameRow, ...]:
-    """The games of a split that the original would play: of its six task types, and marked solvable."""
+    """Return the games of a split that the original would play: those of its six task types marked as solvable."""
     root = folder / RELEASE
     rows = []
     for path in sorted((root / split).rglob(GAME_FILE)):
@@ -132,6 +132,6 @@ def find_games(folder: Path, split: str) -> tuple[GameRow, ...]:
 
 
 def task_type_of(path: Path) -> str:
-    """The task type of a game file, which stands beside it; the rest of that large file is not parsed."""
+    """Return the task type of a game, from the large trajectory file next to it, which is not parsed."""
     found = _TASK_TYPE.search(path.with_name(TRAJECTORY_FILE).read_bytes())
     return found[1].decode() if found else ""

@@ -19,7 +19,7 @@ from .original import OriginalAlfworldEnv
 
 
 class Engine(enum.StrEnum):
-    """What plays a game."""
+    """Engine that plays a game."""
 
     NATIVE = "native"
     """The household engine."""
@@ -33,8 +33,8 @@ class AlfworldEnv(HouseGame):
     `reset` takes the option ``game``, a game's id; without it the seed draws a training game.
 
     Args:
-        data: ALFWorld's data folder; where the original looks when left out.
-        task_types: Kinds of tasks that the seed draws among; all when left out.
+        data: ALFWorld's data folder; by default the original's.
+        task_types: Kinds of tasks that the seed draws from; all if left out.
         max_steps: Steps after which an episode is truncated.
     """
 
@@ -51,21 +51,21 @@ class AlfworldEnv(HouseGame):
         """Start an episode.
 
         Raises:
-            UsageError: an option is unknown, or names no game, or one that only the original plays.
+            UsageError: an option is unknown, the game does not exist, or only the original can play it.
         """
         super().reset(seed=seed)
         return self.enter(load_house(self.games.path_for(options or {}, self.np_random)))
 
 
 def make_alfworld(*, engine: str = Engine.NATIVE, **options: Any) -> AnyEnv:
-    """An environment that plays ALFWorld's games in one of the engines.
+    """Create an environment that plays ALFWorld's games in one of the engines.
 
     Args:
         engine: ``native`` or ``original``.
-        options: Those of the environment.
+        options: Options of the environment.
 
     Raises:
-        UsageError: no such engine, or its packages are not installed.
+        UsageError: the engine is unknown, or its packages are not installed.
     """
     if choose(Engine, engine, "alfworld engine") is Engine.ORIGINAL:
         return OriginalAlfworldEnv(**options)
@@ -73,10 +73,10 @@ def make_alfworld(*, engine: str = Engine.NATIVE, **options: Any) -> AnyEnv:
 
 
 def isolation_of(*, engine: str = Engine.NATIVE, **_options: Any) -> Isolation:
-    """Where an engine's code runs: the original's steps take a tenth of a second.
+    """Return where an engine runs: the original in a process, because its steps take a tenth of a second.
 
     Raises:
-        UsageError: no such engine.
+        UsageError: the engine is unknown.
     """
     is_original = choose(Engine, engine, "alfworld engine") is Engine.ORIGINAL
     return Isolation.PROCESS if is_original else Isolation.INLINE

@@ -1,4 +1,4 @@
-"""Reads the game files of the original: ``game.tw-pddl``, whose JSON holds rules, words and a planning problem."""
+"""Reader of the original's game files ``game.tw-pddl``: JSON with rules, a grammar and a planning problem."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from .problem import read_house
 GAME_FILE = "game.tw-pddl"
 TRAJECTORY_FILE = "traj_data.json"
 UNKNOWN_GOAL = "Your task is to: UNKNOWN GOAL."
-"""What stands in the original's grammar in place of the goal."""
+"""Placeholder of the goal in the original's grammar."""
 MOVE_COMMAND = "move {o} to {r}"
-"""How a grammar since ALFWorld 0.4 words putting an object down; the household engine speaks as it does."""
+"""Command for putting an object down in grammars since ALFWorld 0.4, and in the household engine."""
 _GOAL = re.compile(r'Your task is to: ((?:[^"\\]|\\.)*)\."')
 _SCENE = re.compile(r"-(\d+)$")
 _KEPT = 512
-"""Houses kept in memory, of some 20 KB each: the episodes of a group play the same game."""
+"""Maximum number of cached houses, of some 20 KB each: the episodes of a group play the same game."""
 
 
 @functools.lru_cache(maxsize=_KEPT)
 def load_house(path: Path) -> House:
-    """The house of a game file.
+    """Return the house of a game file.
 
     Raises:
-        UsageError: the file is no game, or not one that the household engine plays as the original does.
+        UsageError: the file is not a game, or the household engine cannot play it as the original does.
     """
     try:
         game = json.loads(path.read_text(encoding="utf-8"))
         problem, grammar = str(game["pddl_problem"]), str(game["grammar"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{path} is no ALFWorld game", got=error, expected="JSON with pddl_problem, grammar"
+            f"{path} is not an ALFWorld game", got=error, expected="JSON with pddl_problem, grammar"
         ) from error
     if MOVE_COMMAND not in grammar:
         raise UsageError(
-            f"{path} is a game of an old ALFWorld, whose words differ",
+            f"{path} is a game of an old ALFWorld version with other commands",
             expected=f"a grammar with {MOVE_COMMAND!r}, as in the data of ALFWorld 0.4 and later",
             hint="download the data again with alfworld-download, or choose engine=original",
         )
@@ -51,7 +51,7 @@ def load_house(path: Path) -> House:
 
 
 def scene_of(path: Path) -> int:
-    """The number of the floor plan, which ends the name of the folder above the trial's; 0 where there is none.
+    """Return the number of the floor plan at the end of the task folder's name; 0 if it has none.
 
     >>> scene_of(Path("pick_heat_then_place_in_recep-Egg-None-Fridge-13/trial_1/game.tw-pddl"))
     13

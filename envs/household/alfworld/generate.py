@@ -1,4 +1,4 @@
-"""Writes a data folder of generated games in the original's format.
+"""Generator of a data folder with games in the original's format.
 
 python -m agentrl.envs.household.alfworld.generate FOLDER --games 300 --odd
 
@@ -28,11 +28,11 @@ def write_games(
     """Write games into a data folder, and return their ids.
 
     Args:
-        folder: The data folder, as ``$ALFWORLD_DATA`` names one.
-        games: How many.
-        split: Of which split.
-        odd: Every second one is as odd as the format allows (see `oddities`); not all of these can be solved.
-        rules: The original's rules and words; without them only the household engine plays the games.
+        folder: A data folder like ``$ALFWORLD_DATA``.
+        games: Number of games.
+        split: Split of the games.
+        odd: Make every second game as unusual as the format allows (see `oddities`); not all of them can be solved.
+        rules: The original's rules and grammar; without them only the household engine plays the games.
     """
     ids = []
     for number, house in enumerate(_houses(games, odd=odd)):
@@ -54,12 +54,12 @@ def _houses(count: int, *, odd: bool) -> Iterator[House]:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(description="Write a data folder of generated ALFWorld games.")
     parser.add_argument("folder", type=Path, help="the data folder")
-    parser.add_argument("--games", type=int, default=300, help="how many (default: 300)")
-    parser.add_argument("--split", default=TRAIN, choices=SPLITS, help="of which split (default: train)")
-    parser.add_argument("--odd", action="store_true", help="every second one as odd as the format allows")
+    parser.add_argument("--games", type=int, default=300, help="number of games (default: 300)")
+    parser.add_argument("--split", default=TRAIN, choices=SPLITS, help="split of the games (default: train)")
+    parser.add_argument("--odd", action="store_true", help="make every second game as unusual as the format allows")
     chosen = parser.parse_args()
     written = write_games(chosen.folder, chosen.games, split=chosen.split, odd=chosen.odd, rules=package_rules())
     print(f"wrote {len(written)} games into {chosen.folder}")

@@ -1,4 +1,4 @@
-"""Makes a generated house as odd as the original's format allows, so that the engines are compared on all of it."""
+"""Changes that make a generated house as unusual as the original's format allows, to compare the engines on them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..state import House, vocabulary_facts
 from ..vocabulary import Ability
 
 _SHARED, _OPENED, _INSIDE, _TWICE, _ELSEWHERE, _TREATED, _AT_RECEPTACLE = 0.3, 0.2, 0.5, 0.1, 0.2, 0.1, 0.2
-"""How often each oddity occurs, where it can."""
+"""Probability of each oddity where it is possible."""
 _TREATMENTS = (Condition.HOT.value, Condition.COOL.value, Condition.CLEAN.value, Condition.SLICED.value)
 
 
 def make_odd(house: House, seed: int) -> House:
-    """A house with more shared poses and open doors, things in things, in two places, or noted where they are not.
+    """Return a house with unusual facts: shared poses, open doors, things in things, in two places, or at wrong spots.
 
-    Its task may be done from the start, or have become impossible.
+    Its task may be solved from the start, or impossible.
     """
     random = Random(f"oddities {seed}")
     house = replace(house, poses=_share(house.poses, random))
@@ -59,7 +59,7 @@ def _odd_spots(spots: tuple[int, ...], poses: Sequence[int], random: Random) -> 
 
 
 def _odd_insides(facts: Facts, random: Random) -> tuple[tuple[int, ...], ...]:
-    """Things that lie beside a container are in it, some of them."""
+    """Put some of the things that share a place with a container into it."""
     return tuple(
         tuple(
             other

@@ -1,7 +1,7 @@
-"""Plays a game in the original: the packages `alfworld` and `textworld`, of agentrl's extra ``alfworld``.
+"""The original engine: the packages `alfworld` and `textworld`, of agentrl's extra ``alfworld``.
 
-They are imported when the environment is made. It belongs in a worker process: a step takes a tenth of a second, and
-the planner behind it overwrites ``sys.argv``.
+They are imported when the environment is created. Run it in a worker process: a step takes a tenth of a second, and
+its planner overwrites ``sys.argv``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .data import Games, task_type_of
 from .writing import GameRules
 
 _IDLE: list[Any] = []
-"""Engines of closed environments. Each has a copy of the planner's library, which has to stay loaded: the copies share
-a registry, which calls into all of them when the process ends."""
+"""Engines of closed environments. Each has a copy of the planner's library that must stay loaded, because the copies
+share a registry that calls all of them when the process ends."""
 
 
 class OriginalAlfworldEnv(gymnasium.Env[str, str]):
@@ -36,8 +36,8 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
     `reset` takes the option ``game``, a game's id; without it the seed draws a training game.
 
     Args:
-        data: ALFWorld's data folder; where the original looks when left out.
-        task_types: Kinds of tasks that the seed draws among; all when left out.
+        data: ALFWorld's data folder; by default the original's.
+        task_types: Kinds of tasks that the seed draws from; all if left out.
         max_steps: Steps after which an episode is truncated.
 
     Raises:
@@ -63,7 +63,7 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         """Start an episode.
 
         Raises:
-            UsageError: an option is unknown, or names no game.
+            UsageError: an option is unknown, or the game does not exist.
         """
         super().reset(seed=seed)
         path = self.games.path_for(options or {}, self.np_random)
@@ -75,7 +75,7 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         return self._state.feedback, self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Do what one command says."""
+        """Carry out a command."""
         self._state, score, won = self._engine.step(action)
         self._steps += 1
         truncated = self._steps >= self.max_steps and not won
@@ -89,20 +89,20 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         )
 
     def admissible_actions(self) -> list[str]:
-        """The commands that do something now, sorted."""
+        """Return the admissible commands, sorted."""
         return list(self._state.admissible_commands)
 
     def state_key(self) -> str:
-        """Key of all facts that hold."""
+        """Return a key of all current facts."""
         facts = sorted(map(str, self._state["_facts"]))
         return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
     def expert(self) -> HouseholdExpert:
-        """The household engine's expert, which reads texts alone."""
+        """Return the household engine's expert, which reads only texts."""
         return HouseholdExpert()
 
     def close(self) -> None:
-        """Leave the engine to the next environment of this process."""
+        """Keep the engine for the next environment of this process."""
         if self._engine is not None:
             _IDLE.append(self._engine)
             self._engine = None
@@ -112,7 +112,7 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
 
 
 def package_rules() -> GameRules:
-    """The rules and words that come with the installed package, for games that are written.
+    """Return the rules and the grammar of the installed package, for writing games.
 
     Raises:
         UsageError: the package is not installed.
@@ -133,7 +133,7 @@ def _text_of(path: str) -> str:
 
 
 def _package(name: str) -> ModuleType:
-    """A module of the original.
+    """Return a module of the original.
 
     Raises:
         UsageError: it is not installed.

@@ -1,4 +1,4 @@
-"""Plays games in two engines at once and tells where they differ: text, admissible commands, rewards, endings."""
+"""Games in two engines at once, compared by text, admissible commands, rewards and endings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentrl.errors import UsageError
 RANDOM_WALKS = 3
 RANDOM_STEPS = 30
 _WILD = 0.15
-"""Share of a random walk's commands that need not be admissible."""
+"""Share of a random walk's commands that may be inadmissible."""
 _WILD_COMMANDS = (
     "take {0} from {1}", "move {0} to {1}", "open {0}", "close {1}", "use {0}", "examine {0}", "slice {0} with {1}",
     "heat {0} with {1}", "cool {0} with {1}", "clean {0} with {1}", "go to {0}", "Go to {0}", " look ", "dance",
@@ -21,29 +21,29 @@ _WILD_COMMANDS = (
 
 
 class Engine(Protocol):
-    """What is compared: an environment of the games."""
+    """Environment to compare."""
 
     def reset(self, *, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start a game."""
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Do what a command says."""
+        """Carry out a command."""
 
     def admissible_actions(self) -> list[str]:
-        """The commands that do something now."""
+        """Return the admissible commands."""
 
     def expert(self) -> Expert:
-        """A policy that solves games."""
+        """Return a policy that solves games."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where two engines part."""
+    """Difference between two engines."""
 
     game: str
     walk: str
     commands: tuple[str, ...]
-    """What was done, up to the command that told them apart."""
+    """Commands up to the one whose results differ."""
     what: str
     native: object
     original: object
@@ -51,23 +51,23 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameParity:
-    """What the walks through one game showed."""
+    """Results of the walks through one game."""
 
     game: str
     steps: int
     solved: bool
-    """The expert did."""
+    """True if the expert solved it."""
     differences: tuple[Difference, ...]
-    """At most one for each walk, which ends there."""
+    """Differences, at most one per walk, which ends there."""
 
 
 def compare_game(native: Engine, original: Engine, game: str) -> GameParity:
-    """Walk through a game in both engines: once as the expert does, and at random.
+    """Walk through a game in both engines: once with the expert, and several times at random.
 
     Args:
         native: One engine.
-        original: The other.
-        game: The game's id, which is the seed of the random walks, too.
+        original: The other engine.
+        game: The game's id, which is also the seed of the random walks.
     """
     walks = [_Walk(native, original, game, "expert")]
     walks += [_Walk(native, original, game, f"random {number}") for number in range(RANDOM_WALKS)]
@@ -129,14 +129,14 @@ def _expert_choice(engine: Engine) -> Callable[[str], str | None]:
     def choose(observation: str) -> str | None:
         try:
             return expert.act(observation)
-        except UsageError:  # an odd house has confused it
+        except UsageError:  # an unusual house has confused it
             return None
 
     return choose
 
 
 def _random_choice(engine: Engine, random: Random) -> Callable[[str], str | None]:
-    """First a verb, then a command that begins with it: otherwise nearly every step only goes somewhere."""
+    """Choose first a verb, then a command that begins with it; otherwise nearly every command would be "go to"."""
 
     def choose(_observation: str) -> str:
         commands = engine.admissible_actions()

@@ -1,7 +1,7 @@
-"""Reads the planning problem in a game file as a house: rooms, things, facts and the goal.
+"""Reader of the planning problem in a game file, as a house: rooms, things, facts and the goal.
 
 Names follow the original: raw ids are sorted, and within a type the numbers count down. A problem is in PDDL, which
-ignores case; its facts and its goal are flat lists of words in parentheses, so that no full parser is needed.
+ignores case; its facts and its goal are flat lists of words in parentheses, so a full parser is not needed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _GOALS = {
     TaskType.COOL: {*_IN_PLACE, "coolable", "iscool"},
     TaskType.TWO: {*_IN_PLACE, "="},
 }  # fmt: skip
-"""The predicates that a goal of each type is made of."""
+"""Predicates of a goal of each type."""
 
 
 class _Fact(NamedTuple):
@@ -53,7 +53,7 @@ class _Problem:
     """The facts of a problem, by predicate.
 
     Args:
-        init: The facts that hold at first.
+        init: The initial facts.
     """
 
     def __init__(self, init: Iterable[_Fact]) -> None:
@@ -67,21 +67,21 @@ class _Problem:
         for index, receptacle in enumerate(self.receptacles):
             first_at.setdefault(location_of[receptacle], index)
         self.pose_at: Mapping[str, int] = first_at
-        """Location to the pose of the receptacles there."""
+        """Pose of the receptacles at each location."""
         self.poses = tuple(first_at[location_of[receptacle]] for receptacle in self.receptacles)
         self.things = sorted({thing for fact in ("objecttype", "inreceptacle") for thing, _ in self.pairs(fact)})
 
     def pairs(self, predicate: str) -> list[tuple[str, str]]:
-        """The facts of a predicate with two arguments."""
+        """Return the facts of a predicate with two arguments."""
         return [(pair[0], pair[1]) for pair in self.facts[predicate] if len(pair) == 2]
 
     def types(self, of: list[str], predicate: str) -> tuple[str, ...]:
-        """The type of each, without the suffix; empty for what has none."""
+        """Return the type of each name, without the suffix; empty for a name without a type."""
         kinds = dict(self.pairs(predicate))
         return tuple(kinds.get(name, "").removesuffix("type") for name in of)
 
     def flags(self, values: Mapping[str, int]) -> tuple[int, ...]:
-        """The flags of each thing; `values` by predicate."""
+        """Return the flags of each thing; `values` are the flags by predicate."""
         flags: Counter[str] = Counter()
         for predicate, value in values.items():
             for (name,) in set(self.facts[predicate]):
@@ -89,7 +89,7 @@ class _Problem:
         return tuple(flags[thing] for thing in self.things)
 
     def numbers(self, predicate: str, index_of: Mapping[str, int]) -> tuple[tuple[int, ...], ...]:
-        """What each thing is related to, by number; what has no number is left out."""
+        """Return the indices of the objects related to each thing; objects without an index are left out."""
         found: defaultdict[str, set[int]] = defaultdict(set)
         for thing, other in self.pairs(predicate):
             if other in index_of:
@@ -97,7 +97,7 @@ class _Problem:
         return tuple(tuple(sorted(found[thing])) for thing in self.things)
 
     def insides(self) -> tuple[tuple[int, ...], ...]:
-        """The things in each thing."""
+        """Return the things in each thing."""
         index_of = {thing: index for index, thing in enumerate(self.things)}
         inside = self.pairs("inreceptacleobject")
         return tuple(
@@ -106,21 +106,21 @@ class _Problem:
         )
 
     def start(self) -> int:
-        """The agent's pose."""
+        """Return the agent's pose."""
         (location,) = (location for _, location in self.pairs("atlocation"))
         return self.pose_at.get(location, START)
 
 
 def read_house(problem: str, *, goal_text: str, scene: int) -> House:
-    """The house of a planning problem.
+    """Return the house of a planning problem.
 
     Args:
         problem: The problem in PDDL.
-        goal_text: How the game words the goal.
+        goal_text: The game's wording of the goal.
         scene: Number of the floor plan.
 
     Raises:
-        UsageError: the goal is of none of the six types.
+        UsageError: the goal has none of the six types.
     """
     init, _, goal = _COMMENT.sub("", problem).lower().partition("(:goal")
     read = _Problem(_facts(init.partition("(:init")[2]))
@@ -133,12 +133,12 @@ def read_house(problem: str, *, goal_text: str, scene: int) -> House:
         object_types=read.types(read.things, "objecttype"),
         places=(),
         goal=_read_goal(_facts(goal)),
-        stated=_stated(read, goal_text),
+        stated=_read_facts(read, goal_text),
     )
 
 
 def demangle(ids: Iterable[str]) -> dict[str, str]:
-    """Names by raw id: the type, and a number that counts down in the order of ids.
+    """Return a name for each raw id: the type, and a number that counts down in the order of ids.
 
     >>> demangle(["drawer_bar_1", "drawer_bar_2", "sink_bar_1_bar_sinkbasin"])
     {'drawer_bar_1': 'drawer 2', 'drawer_bar_2': 'drawer 1', 'sink_bar_1_bar_sinkbasin': 'sinkbasin 1'}
@@ -161,7 +161,7 @@ def _facts(text: str) -> list[_Fact]:
     return [_Fact(first, tuple(rest)) for first, *rest in filter(None, words) if not first.startswith("?")]
 
 
-def _stated(read: _Problem, goal_text: str) -> Facts:
+def _read_facts(read: _Problem, goal_text: str) -> Facts:
     accepts: defaultdict[str, set[str]] = defaultdict(set)
     for receptacle, thing in read.pairs("cancontain"):
         accepts[receptacle.removesuffix("type")].add(thing.removesuffix("type"))
@@ -182,10 +182,10 @@ def _stated(read: _Problem, goal_text: str) -> Facts:
 
 
 def _read_goal(facts: list[_Fact]) -> Goal:
-    """The goal that conditions state.
+    """Return the goal that the facts describe.
 
     Raises:
-        UsageError: it is of none of the six types.
+        UsageError: it has none of the six types.
     """
     predicates = {fact.predicate for fact in facts}
     for task_type, needed in _GOALS.items():

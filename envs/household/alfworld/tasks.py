@@ -17,7 +17,7 @@ class AlfworldTasks:
     """The games of a split, in the order of their ids.
 
     Raises:
-        UsageError: no such split, or no data.
+        UsageError: the split does not exist, or the data is missing.
     """
 
     def __init__(self, split: str, *, data: str | None = None, task_types: Iterable[str] | None = None) -> None:
@@ -35,5 +35,5 @@ class AlfworldTasks:
 def alfworld_tasks(
     split: str, *, data: str | None = None, task_types: Iterable[str] | None = None, **_options: Any
 ) -> AlfworldTasks:
-    """The task source of a split; the engine and the number of steps have no part in it."""
+    """Return the task source of a split; the engine and the number of steps are ignored."""
     return AlfworldTasks(split, data=data, task_types=task_types)

@@ -1,7 +1,7 @@
-"""Writes games in the original's format: a folder with ``game.tw-pddl`` and ``traj_data.json``.
+"""Writer of games in the original's format: a folder with ``game.tw-pddl`` and ``traj_data.json``.
 
-The rules and the words of a game (its PDDL domain and its grammar) are part of its file, and are the original
-package's: with them the original plays what is written here. Without them only the household engine does.
+A game's file contains its rules and its grammar (a PDDL domain and a text grammar). With those of the original package,
+the original plays the written games; without them, only the household engine does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .game_file import GAME_FILE, MOVE_COMMAND, TRAJECTORY_FILE, UNKNOWN_GOAL
 _START_LOCATION = "loc|0|0|0|30"
 _ALWAYS_TYPES = ("SinkbasinType # rtype", "MicrowaveType # rtype", "FridgeType # rtype")
 _ALWAYS_OBJECT_TYPES = ("KnifeType # otype", "ButterknifeType # otype")
-"""Types that the original's rules name, whether a house has such a thing or not."""
+"""Types that the original's rules require even if a house has no such thing."""
 _ESCAPES = str.maketrans({"-": "_minus_", "#": "-", "|": "_bar_", "+": "_plus_", ".": "_dot_", ",": "_comma_"})
 _PREDICATES = {
     Ability.PICKUPABLE: "pickupable",
@@ -58,21 +58,21 @@ _LOOK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GameRules:
-    """What a game file says about all games."""
+    """Parts of a game file that are the same for all games."""
 
     domain: str = ""
-    """The rules, in PDDL."""
+    """Rules, in PDDL."""
     grammar: str = f'"{UNKNOWN_GOAL}" "{MOVE_COMMAND}"'
-    """The words; `UNKNOWN_GOAL` stands where the goal goes. The default is for the household engine alone."""
+    """Grammar, with `UNKNOWN_GOAL` in place of the goal. The default suffices only for the household engine."""
 
 
 def write_game(folder: Path, house: House, rules: GameRules | None = None) -> Path:
     """Write a game, and return its file.
 
     Args:
-        folder: Where; made when missing.
+        folder: Folder of the game; created if it is missing.
         house: The game.
-        rules: The original's, as `agentrl.envs.household.alfworld.original.package_rules` returns them.
+        rules: The original's rules, from `agentrl.envs.household.alfworld.original.package_rules`.
     """
     rules = rules or GameRules()
     goal_text = house.facts().goal_text
@@ -90,7 +90,7 @@ def write_game(folder: Path, house: House, rules: GameRules | None = None) -> Pa
 
 
 def trajectory_of(house: House) -> dict[str, object]:
-    """What ``traj_data.json`` must tell about a game."""
+    """Return the required content of ``traj_data.json``."""
     goal = house.goal
     in_light = goal.task_type is TaskType.LOOK
     return {
@@ -107,7 +107,7 @@ def trajectory_of(house: House) -> dict[str, object]:
 
 
 def problem_of(house: House) -> str:
-    """The planning problem of a house, in PDDL."""
+    """Return the planning problem of a house, in PDDL."""
     ids = _ids(house)
     lines = ["(define (problem game)", "(:domain alfred)", "(:objects", *_declarations(house, ids), ")", "(:init"]
     lines += [f"({' '.join(fact)})" for fact in _facts(house, ids)]
@@ -122,7 +122,7 @@ class _Ids:
     things: tuple[str, ...]
 
     def location(self, pose: int) -> str:
-        """The location of a pose."""
+        """Return the location of a pose."""
         return _START_LOCATION if pose == START else f"loc|{pose + 1}|{pose + 1}|0|30"
 
 
@@ -170,14 +170,14 @@ def _facts(house: House, ids: _Ids) -> Iterator[tuple[str, ...]]:
             yield "opened", receptacle
     for number, thing in enumerate(ids.things):
         yield "objectType", thing, _type(house.object_types[number])
-        yield from ((predicate, thing) for predicate in _named(_PREDICATES, facts.abilities[number]))
-        yield from ((predicate, thing) for predicate in _named(_CONDITIONS, facts.conditions[number]))
+        yield from ((predicate, thing) for predicate in _predicates_of(_PREDICATES, facts.abilities[number]))
+        yield from ((predicate, thing) for predicate in _predicates_of(_CONDITIONS, facts.conditions[number]))
         yield from (("inReceptacle", thing, ids.receptacles[place]) for place in facts.places[number])
         yield from (("objectAtLocation", thing, ids.location(pose)) for pose in facts.spots[number])
         yield from (("inReceptacleObject", ids.things[inner], thing) for inner in facts.insides[number])
 
 
-def _named(predicates: Mapping[Ability, str] | Mapping[Condition, str], flags: int) -> list[str]:
+def _predicates_of(predicates: Mapping[Ability, str] | Mapping[Condition, str], flags: int) -> list[str]:
     return [predicate for flag, predicate in predicates.items() if flags & flag.value]
 
 

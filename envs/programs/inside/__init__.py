@@ -1,1 +1,1 @@
-"""Programs that run inside sandboxes. Their text is sent there: they import the standard library only."""
+"""Programs that run inside sandboxes. Their source is sent there, so they import only the standard library."""

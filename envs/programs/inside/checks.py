@@ -1,7 +1,7 @@
-"""Runs tests that are Python code, against a solution that is elsewhere.
+"""Program that runs tests that are Python code against a solution in another sandbox.
 
-Names that the tests use and do not define are the solution's: calling one sends the arguments out as data, and what
-comes back is data. No line of the solution runs beside the tests.
+Names that the tests use but do not define belong to the solution: a call sends the arguments out as data, and the
+result comes back as data. No code of the solution runs in the process of the tests.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ TOLD = 400
 
 
 class Remote:
-    """A function, class or object of the solution."""
+    """Reference to a function, class or object of the solution."""
 
     def __init__(self, line: Line, where: dict[str, Any]) -> None:
         self._line = line
         self._where = where
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call it."""
+        """Call it with encoded arguments."""
         return self._line.ask(
             {
                 **self._where,
@@ -36,21 +36,21 @@ class Remote:
         )
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of it."""
+        """Return one of its attributes."""
         if name.startswith("__"):
             raise AttributeError(name)
         return self._line.ask({**self._where, "attribute": name})
 
 
 def number_of(value: Any) -> int:
-    """The number that stands for an object of the solution."""
+    """Return the number of an object of the solution."""
     if isinstance(value, Remote) and "object" in value._where:
         return int(value._where["object"])
-    raise Untold(f"an argument of type {type(value).__name__} is no plain data")
+    raise Untold(f"an argument of type {type(value).__name__} is not plain data")
 
 
 class Line:
-    """The line to the solution, through whoever runs both."""
+    """Connection to the solution, through the process that runs both."""
 
     def __init__(self, answers: BinaryIO, requests: BinaryIO) -> None:
         self._in, self._out = answers, requests
@@ -61,14 +61,14 @@ class Line:
         self._out.flush()
 
     def hear(self) -> Any:
-        """The next message."""
+        """Return the next message."""
         line = self._in.readline()
         if not line:
             os._exit(1)
         return json.loads(line)
 
     def ask(self, request: dict[str, Any]) -> Any:
-        """What the solution says to a request; what it raised is raised again."""
+        """Send a request to the solution and return its value; raise its exception here."""
         self.tell({"ask": request})
         answer = self.hear()
         if "value" in answer:
@@ -80,7 +80,7 @@ class Line:
 
 
 def foreign_names(trees: Iterable[ast.AST]) -> set[str]:
-    r"""Names that code uses and does not define.
+    r"""Return the names that code uses but does not define.
 
     >>> sorted(foreign_names([ast.parse("import math\nassert math.isclose(area(2), sum([1]))")]))
     ['area']
@@ -100,7 +100,7 @@ def foreign_names(trees: Iterable[ast.AST]) -> set[str]:
 
 
 def check(line: Line, setup: str, tests: list[str]) -> list[str]:
-    """Run the tests, each by itself; what was wrong with each, empty where nothing was."""
+    """Run each test by itself; return the problem of each, empty for a test that passed."""
     trees = [ast.parse(text) for text in (setup, *tests)]
     space: dict[str, Any] = {"__name__": "tests"}
     space |= {name: Remote(line, {"call": name}) for name in foreign_names(trees)}
@@ -122,9 +122,9 @@ if __name__ == "__main__":
         os.dup2(nothing, number)
     line = Line(answers, requests)
     line.tell({"ready": True})
-    told = line.hear()
+    task = line.hear()
     try:
-        line.tell({"problems": check(line, told["setup"], told["tests"])})
+        line.tell({"problems": check(line, task["setup"], task["tests"])})
     except Exception as error:
         line.tell({"broken": f"{type(error).__name__}: {error}"})
     os._exit(0)

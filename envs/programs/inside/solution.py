@@ -1,6 +1,6 @@
-"""Serves calls to a solution, one line of JSON after the other; the code of the solution shares this process.
+"""Program that serves calls to a solution, one line of JSON each; the code of the solution shares its process.
 
-It holds nothing worth stealing: arguments come, values go, and who knows what is right is elsewhere.
+The process contains no secrets: arguments come in, values go out, and the right values are never sent here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 from .values import Untold, decode, encode
 
 LONGEST = 256 * 1024
-"""Bytes of an answer."""
+"""Maximum bytes of an answer."""
 TOLD = 400
-"""Characters of an error that are told."""
+"""Maximum characters of an error message in an answer."""
 
 
 class Server:
@@ -29,14 +29,14 @@ class Server:
         self.kept: list[Any] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What a request leads to: a value, or what was raised."""
+        """Carry out a request; return its value or its exception."""
         try:
             return {"value": encode(self.carry_out(request), self.keep)}
-        except BaseException as error:  # whatever the solution raises, exits included
-            return {"raised": type(error).__name__, "said": _said(error)}
+        except BaseException as error:  # anything that the solution raises, including exits
+            return {"raised": type(error).__name__, "said": _message(error)}
 
     def carry_out(self, request: dict[str, Any]) -> Any:
-        """Load the solution, or call or look at something in it."""
+        """Load the solution, call something in it, or read an attribute."""
         if "source" in request:
             os.chdir(request["folder"])
             sys.path[:0] = request["path"]
@@ -46,14 +46,14 @@ class Server:
         target = self.find(request)
         if request.get("attribute") is not None:
             return getattr(target, request["attribute"])
-        return target(*decode(request["arguments"], self.kept.__getitem__), **self.named(request))
+        return target(*decode(request["arguments"], self.kept.__getitem__), **self.keyword_arguments(request))
 
-    def named(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name."""
+    def keyword_arguments(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Decode the keyword arguments of a request."""
         return {name: decode(value, self.kept.__getitem__) for name, value in request.get("named", {}).items()}
 
     def find(self, request: dict[str, Any]) -> Any:
-        """The function, class or object that a request is about."""
+        """Return the function, class or object that a request is about."""
         if "object" in request:
             return self.kept[request["object"]]
         owner = importlib.import_module(request["module"]) if request.get("module") else self.module
@@ -63,12 +63,12 @@ class Server:
             raise NameError(f"name {request['call']!r} is not defined") from None
 
     def keep(self, value: Any) -> int:
-        """Keep an object that is no plain data; the number that stands for it."""
+        """Keep an object that is not plain data; return its number."""
         self.kept.append(value)
         return len(self.kept) - 1
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     try:
         return str(error)[:TOLD]
     except BaseException:
@@ -76,7 +76,7 @@ def _said(error: BaseException) -> str:
 
 
 def line_of(answer: dict[str, Any]) -> bytes:
-    """An answer as a line that is not too long."""
+    """Return an answer as a line; one that is too long becomes an error."""
     line = json.dumps(answer).encode()
     if len(line) > LONGEST:
         line = json.dumps({"raised": Untold.__name__, "said": "the value is too large", "id": answer["id"]}).encode()

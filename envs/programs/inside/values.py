@@ -1,7 +1,7 @@
-"""Plain Python values as JSON and back, so that they cross the wall of a sandbox as data.
+"""Plain Python values as JSON and back, so that they cross the boundary of a sandbox as data.
 
-Every value is a list: what it is, and its content. Whole numbers are hexadecimal and floats exact. Objects that are no
-plain data stay where they are; others hold a number that stands for them.
+Every value is a list of its type and its content. Whole numbers are hexadecimal and floats exact. Objects that are not
+plain data stay in their process; the other side refers to them by numbers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ DEEPEST = 60
 
 
 class Untold(Exception):
-    """The value cannot be told: it is no plain data, or too deep."""
+    """The value cannot be encoded: it is not plain data, or too deeply nested."""
 
 
 def encode(value: Any, keep: Callable[[Any], Any] | None = None, depth: int = 0) -> list[Any]:
-    """A value as JSON types.
+    """Return a value as JSON types.
 
     Args:
-        value: What to tell.
-        keep: Keeps what is no plain data, and gives the number that stands for it.
-        depth: How deep the value lies in another.
+        value: The value to encode.
+        keep: Function that keeps an object that is not plain data and returns its number.
+        depth: Nesting depth of the value.
 
     Raises:
-        Untold: it cannot be told.
+        Untold: the value cannot be encoded.
     """
     if depth > DEEPEST:
         raise Untold("the value is too deep")
@@ -53,12 +53,12 @@ def encode(value: Any, keep: Callable[[Any], Any] | None = None, depth: int = 0)
     if plain is not value:
         return encode(plain, keep, depth + 1)
     if keep is None:
-        raise Untold(f"a value of type {kind.__name__} is no plain data")
+        raise Untold(f"a value of type {kind.__name__} is not plain data")
     return ["object", keep(value)]
 
 
 def plainer(value: Any) -> Any:
-    """A subclass of a plain type as that type, an iterator as a list; anything else as it is."""
+    """Convert a subclass of a plain type to that type and an iterator to a list; return other values unchanged."""
     if isinstance(value, (types.GeneratorType, map, filter, zip, range, type({}.keys()), type({}.values()))):
         return list(value)
     kinds: tuple[Any, ...] = (int, float, str, bytes, tuple, list, dict, frozenset, set)
@@ -69,14 +69,14 @@ def plainer(value: Any) -> Any:
 
 
 def decode(told: Any, find: Callable[[int], Any] | None = None) -> Any:
-    """The value that `encode` told.
+    """Return the value that `encode` encoded.
 
     Args:
-        told: What it gave.
-        find: What stands for a kept object's number.
+        told: The encoded value.
+        find: Function that returns the object of a number.
 
     Raises:
-        Untold: this is nothing that it gives.
+        Untold: this is not an encoded value.
     """
     match told:
         case ["none"]:

@@ -26,8 +26,8 @@ from agentrl.errors import UsageError
 from agentrl.testing.env_check import reward_integrity
 from agentrl.testing.report import CheckStatus
 
-REPO_DIGESTS = {"train": "b9ba0d20f39c78bf", "valid": "7057f05bb73a700f", "test": "98fe75762ce16d43"}
-TERMINAL_DIGESTS = {"train": "2eaa1e728a3e9534", "valid": "00c6cce7fbfc701a", "test": "143a688a3093ea05"}
+REPO_DIGESTS = {"train": "14f5922fb819593b", "valid": "718e132ad4d2395a", "test": "60daa325e56ab8b8"}
+TERMINAL_DIGESTS = {"train": "f5d45ecf14196cb7", "valid": "e591c1c7c8f9dc17", "test": "68937108bdf4fa43"}
 
 
 def digest(texts: list[str]) -> str:
@@ -217,9 +217,9 @@ async def test_the_tests_of_task_folders_are_not_where_the_policy_is(folders: di
 
 
 def test_broken_task_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no folder of tasks"):
+    with pytest.raises(UsageError, match="folder of tasks does not exist"):
         read_folder(str(tmp_path / "nowhere"))
-    with pytest.raises(UsageError, match="holds no tasks"):
+    with pytest.raises(UsageError, match="contains no tasks"):
         read_folder(str(tmp_path))
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "task.yaml").write_text("instruction: Do it.")
@@ -250,7 +250,7 @@ async def test_the_interpreter_remembers_until_it_ends() -> None:
     assert (await world.python("while True: pass")).endswith("[stopped after 1 s; variables are kept]")
     assert await world.python("x") == "6"
     assert await world.python("import os; os._exit(0)") == (
-        "The interpreter ended with exit code 0. The interpreter begins anew."
+        "The interpreter ended with exit code 0. The interpreter starts again without your variables."
     )
     assert (await world.python("x")).endswith("NameError: name 'x' is not defined")
     assert await world.python("#" * 40_000) == "Your code is longer than 32768 characters."

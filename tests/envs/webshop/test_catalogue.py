@@ -118,7 +118,7 @@ def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "items_human_ins.json").write_text('{"B0": []}')
     with pytest.raises(UsageError, match=r"expected a file items_shuffle"):
         list(read_products(tmp_path, None))
-    with pytest.raises(UsageError, match="data folder is not there"):
+    with pytest.raises(UsageError, match="data folder does not exist"):
         parse_options(data=str(tmp_path / "none"))
 
 
@@ -287,7 +287,7 @@ def test_a_folder_is_made_once_and_never_seen_half_made(tmp_path: Path) -> None:
         (folder / "file").write_text("whole")
 
     assert (made_folder(tmp_path / "made", make) / "file").read_text() == "whole"
-    made_folder(tmp_path / "made", lambda _: pytest.fail("made again"))
+    made_folder(tmp_path / "made", lambda _: pytest.fail("built again"))
     with pytest.raises(ZeroDivisionError):
         made_folder(tmp_path / "broken", lambda _: 1 / 0)
     assert [path.name for path in tmp_path.iterdir()] == ["made"]

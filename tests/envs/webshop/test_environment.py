@@ -301,7 +301,7 @@ def test_the_published_setting_plays_the_goals_of_the_published_run(official_fol
     assert env.snapshot()["goal"] == trained[0].seed == 1
     assert split_goals("test", 6910, 0) == range(500)
     assert split_goals("train", 6910, 0) == range(500, 6910)
-    with pytest.raises(UsageError, match=r"webshop/valid holds no task.*more valid_goals"):
+    with pytest.raises(UsageError, match=r"webshop/valid contains no task.*more valid_goals"):
         WebShopTasks("valid", options)
 
 
