@@ -22,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/agentrl demo
 
-# Train a pretrained language model on Blackjack with RL only, served by vLLM on the CPU: about 20 minutes on two busy cores.
+# A pretrained language model learns Blackjack by reward alone, served by vLLM on the CPU: about 20 minutes on two busy cores.
 demo-llm: real-model engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/agentrl demo --model $(REAL_MODEL) \
 		--recipe smollm2/blackjack engine.type=vllm engine.max_context=512 engine.max_running=128 trainer.steps=12
