@@ -163,7 +163,7 @@ def _figures(name: str) -> str:
         f" {conditions['date']}; times are CPU times. Steps replay recorded episodes, in the fastest of five rounds,"
         " with warm caches and without the time to choose actions. Run `agentrl bench environments` to repeat them."
     )
-    return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", note])
+    return "\n".join(["## Speed", "| measurement | figure |", "|---|---|", *rows, "", note])
 
 
 def _number(value: float) -> str:
