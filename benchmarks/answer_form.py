@@ -3,9 +3,9 @@
 agentrl bench answer_form --model smollm2-135m-instruct
 agentrl bench answer_form --model smollm2-135m-instruct 'environments=["webshop"]' 'shots=[0, 1, 3]' turns=6
 
-First answers are those to the opening prompt. An answer is in the right form if the loop can read an action in it and
-the environment takes that for an action; a command that does nothing in its place is in the right form, too. Episodes
-are short: `turns` turns, of which the third unusable one ends them as policy_error.
+First answers are those to the opening prompt. An answer is in the right form if the loop can parse an action from it
+and the environment accepts the action; a command without effect in the current state is in the right form, too.
+Episodes are short: `turns` turns; the third unusable answer ends an episode as policy_error.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ TEXT: dict[str, list[str]] = {
     "code": ["agent.options={format: free}", "agent.max_answer_tokens=256"],
     "retail": ["agent.options={format: free}"],
 }
-"""Environments with what their answers as text need."""
+"""Environments, with the overrides that their text answers need."""
 TASKS = {"household": 100}
-"""Tasks to take of a small split; each is played several times."""
+"""Number of tasks of small splits; each is played several times."""
 COMMANDS = {
     "household": re.compile(
         r"(go to|open|close|use|examine) .+|(take) .+ from .+|(move) .+ to .+|(heat|cool|clean|slice) .+ with .+"
@@ -53,7 +53,7 @@ COMMANDS = {
     "search_react": re.compile(r"(search|finish)\[.+\]"),
     "countdown": re.compile(r"[\d+\-*/() ]*\d[\d+\-*/() =.]*"),
 }
-"""Environments that answer to a command in the right form that nothing happens: what such a command looks like."""
+"""Pattern of a well-formed command, for environments that reject well-formed commands without effect."""
 ACTION = re.compile(r"<action>(.*?)(?:</action>|\n|$)|\"action\": *\"(.*?)\"")
 
 
@@ -72,16 +72,16 @@ def run(
     """Play `tasks` episodes of at most `turns` turns in each case.
 
     Args:
-        model: A model folder, or the name of one.
-        environments: Those to play, of `TEXT`.
+        model: Model folder, or the name of a model.
+        environments: Environments to play, from `TEXT`.
         loops: Agent loops.
-        shots: Turns of the expert that the prompt shows.
+        shots: Numbers of expert turns that the prompt shows.
         tasks: Episodes per case.
-        turns: Turns of an episode.
+        turns: Maximum number of turns of an episode.
         chat_template: See ``model.chat_template``; ``None`` for the model's own.
-        options: ``agent.options``, where an environment needs none of its own.
-        temperature: Of the sampling.
-        dtype: Of the weights.
+        options: ``agent.options``, unless `TEXT` sets them.
+        temperature: Sampling temperature.
+        dtype: Number format of the weights.
     """
     figures: dict[str, Any] = {}
     for loop in loops:

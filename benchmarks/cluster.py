@@ -1,6 +1,6 @@
-"""The quick start on two nodes of a Ray cluster beside one machine: the same model, seed and steps.
+"""The quick start on two nodes of a Ray cluster, compared with one machine: the same model, seed and steps.
 
-Both nodes are simulated on this machine: rank 0 on one, the engine on the other. Needs the extra ray.
+Both nodes are simulated on this machine, with rank 0 on one and the engine on the other. Needs the extra ray.
 
     agentrl bench cluster --json cluster.json                       # warm start and all 75 steps, twice
     agentrl bench cluster --model runs/warm steps=5
@@ -23,28 +23,29 @@ from agentrl.runs.sft import warm_start
 
 RAY = Extra(name="ray", module="ray")
 LAST = 10
-"""Steps whose mean is what a run has reached."""
+"""Number of last steps whose mean is the result of a run."""
 SHOWN = ("success/mean", "reward/mean", "train/loss", "train/grad_norm", "time/step/seconds")
 
 
 def run(*, model: str | None = None, steps: int | None = None, seed: int = 0) -> dict[str, Any]:
-    """Figures of both: the first step, the mean of the last ten, and how the probe went.
+    """Return figures of both runs: the first step, the mean of the last ten, and the largest probe difference.
 
     Args:
-        model: To start from; a warm start comes first when left out.
-        steps: Of each; those of the quick start when left out.
-        seed: Of everything.
+        model: Initial model; by default, a warm start is made first.
+        steps: Steps of each run; those of the quick start by default.
+        seed: Seed of the runs.
     """
-    told = [f"run.seed={seed}", *([] if steps is None else [f"trainer.steps={steps}"])]
+    overrides = [f"run.seed={seed}", *([] if steps is None else [f"trainer.steps={steps}"])]
     with tempfile.TemporaryDirectory() as folder:
-        told.append(f"run.directory={folder}")
+        overrides.append(f"run.directory={folder}")
         if model is None:
-            warmed = warm_start(start_run(load_config("quickstart", [*told, "run.name=warm"]), kind="sft"))
+            warmed = warm_start(start_run(load_config("quickstart", [*overrides, "run.name=warm"]), kind="sft"))
             model = str(warmed.folder)
-        told.append(f"model.path={model}")
-        alone = _train([*told, "run.name=one-machine"])
-        with two_nodes() as placed:
-            return {"one_machine": alone, "two_nodes": _train([*told, "run.name=two-nodes", *placed])}
+        overrides.append(f"model.path={model}")
+        one_machine = _train([*overrides, "run.name=one-machine"])
+        with two_nodes() as placement:
+            two = _train([*overrides, "run.name=two-nodes", *placement])
+            return {"one_machine": one_machine, "two_nodes": two}
 
 
 def _train(overrides: Sequence[str]) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def _train(overrides: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def two_nodes() -> Iterator[Sequence[str]]:
-    """A cluster with a node for the trainer and one for an engine, and what places a run on them."""
+    """Start a cluster with a node for the trainer and one for an engine; yield overrides that place a run on it."""
     cluster = RAY.load("ray.cluster_utils").Cluster(
         initialize_head=True,
         head_node_args={"num_cpus": 2, "resources": {"trainer": 1}, "include_dashboard": False},

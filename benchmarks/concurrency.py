@@ -1,4 +1,4 @@
-"""Adaptive concurrency on a server whose key-value cache is too small for its requests, beside a fixed limit.
+"""Adaptive concurrency compared with a fixed limit, on a server whose key-value cache is too small for its requests.
 
 agentrl bench concurrency --engine sglang
 """
@@ -31,7 +31,7 @@ from agentrl.weights import write_served_model
 
 CACHE_TOKENS = 16_384
 VLLM_BLOCK = 128
-"""Tokens of a block of vLLM's cache on a CPU."""
+"""Tokens per block of vLLM's cache on a CPU."""
 MAX_CONTEXT = 1024
 PROMPT_TOKENS = 100
 ANSWER_TOKENS = (300, 600)
@@ -41,13 +41,13 @@ MOST_S = 1800.0
 
 
 def run(*, engine: str = "vllm", requests: int = 128, at_once: int = 64, rounds: int = 2) -> dict[str, Any]:
-    """Sampled tokens per second, preemptions and limits with an adaptive and with a fixed limit, by turns.
+    """Return sampled tokens per second, preemptions and limits with an adaptive and a fixed limit, in alternation.
 
     Args:
         engine: ``vllm`` or ``sglang``.
-        requests: Per measurement; all wait from the start.
-        at_once: The limit to begin with, and most requests that the server samples.
-        rounds: Measurements of each.
+        requests: Requests per measurement, all sent at the start.
+        at_once: Initial limit, and maximum number of concurrent requests of the server.
+        rounds: Measurements of each limit.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         return asyncio.run(_measure(_section(engine, at_once), Path(folder), requests, rounds))

@@ -1,8 +1,8 @@
-"""Throughput of the local engine on multi-turn sessions, beside padded `transformers.generate` called once per turn.
+"""Throughput of the local engine on multi-turn sessions, compared with padded `transformers.generate` once per turn.
 
-Both serve the same sessions greedily with the same model in the same process: `generate` takes all sessions in one
-left-padded batch per turn and computes the whole history each time; the engine runs every session on its own and
-computes only what is new.
+Both serve the same sessions greedily with the same model in the same process. `generate` takes all sessions in one
+left-padded batch per turn and computes the whole history each time. The engine runs every session independently and
+computes only the new tokens.
 
     agentrl bench engine
 """
@@ -28,7 +28,7 @@ from agentrl.serving.local import LocalEngine
 
 
 def make_sessions(*, sessions: int, turns: int, vocab_size: int, seed: int) -> list[Session]:
-    """Sessions with first prompts of 50 to 250 tokens, observations of 20 to 60 and answers of 6 to 14."""
+    """Make sessions with first prompts of 50 to 250 tokens, observations of 20 to 60 and answers of 6 to 14."""
     generator = random.Random(seed)
 
     def ids(low: int, high: int) -> list[int]:
@@ -44,7 +44,7 @@ def make_sessions(*, sessions: int, turns: int, vocab_size: int, seed: int) -> l
 
 
 async def serve(engine: PolicyEngine, sessions: list[Session], name: str = "s") -> list[list[int]]:
-    """Play all sessions at once on an engine; the final ids of each."""
+    """Play all sessions concurrently on an engine; return the final ids of each."""
 
     async def play(name: str, session: Session) -> list[int]:
         ids: list[int] = []
@@ -65,7 +65,7 @@ async def serve(engine: PolicyEngine, sessions: list[Session], name: str = "s") 
 
 
 def generate_padded(model: PreTrainedModel, sessions: list[Session]) -> list[list[int]]:
-    """Play all sessions in lockstep with one padded `generate` per turn; the final ids of each."""
+    """Play all sessions in lockstep with one padded `generate` per turn; return the final ids of each."""
     histories: list[list[int]] = [[] for _ in sessions]
     for number in range(len(sessions[0])):
         turns = [session[number] for session in sessions]
@@ -87,7 +87,7 @@ def generate_padded(model: PreTrainedModel, sessions: list[Session]) -> list[lis
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What a way of serving the sessions gave, and how long it took."""
+    """Result and duration of one way of serving the sessions."""
 
     histories: list[list[int]]
     figures: dict[str, float]

@@ -22,10 +22,10 @@ from agentrl.testing.env_session import EnvSession, Policy, expert_policy, play,
 from agentrl.testing.env_subject import until
 
 EPISODES = 40
-"""Tasks whose episodes are recorded and played again."""
+"""Number of tasks whose episodes are recorded and replayed."""
 RECORDING_S = 30.0
 ROUNDS = 5
-"""Of which the fastest counts."""
+"""Number of rounds; the fastest counts."""
 RESETS = 200
 INSTANCES = 20
 LIMIT = 100
@@ -34,7 +34,7 @@ Script = tuple[Task, Sequence[str]]
 
 
 def run() -> dict[str, Any]:
-    """Figures per environment, and under what conditions they were taken."""
+    """Return figures per environment, and the conditions of the measurement."""
     return {
         "conditions": {
             "processor": _processor(),
@@ -46,7 +46,7 @@ def run() -> dict[str, Any]:
 
 
 def _measured(name: str) -> dict[str, Any]:
-    """Figures, or why there are none."""
+    """Return figures, or the reason why there are none."""
     try:
         return {figure: float(f"{value:.4g}") for figure, value in _measure(name).items()}
     except AgentRLError as error:
@@ -86,7 +86,7 @@ def _seconds_of_reset(session: EnvSession, task: Task) -> float:
 
 
 def _steps_per_second(session: EnvSession, scripts: Sequence[Script]) -> float:
-    """Steps in a second of the processor; resets are not counted."""
+    """Return steps per CPU second, without resets."""
     seconds, steps = 0.0, 0
     for task, actions in scripts:
         session.reset(task)
@@ -99,7 +99,7 @@ def _steps_per_second(session: EnvSession, scripts: Sequence[Script]) -> float:
 
 
 def _bytes_per_instance(make: Any, options: Mapping[str, Any], tasks: Sequence[Task]) -> float:
-    """What one more environment in an episode takes of Python's memory, beside those that there are."""
+    """Return the Python memory of one more environment in an episode."""
     gc.collect()
     tracemalloc.start()
     sessions = [EnvSession(make, options) for _ in range(INSTANCES)]
@@ -114,7 +114,7 @@ def _bytes_per_instance(make: Any, options: Mapping[str, Any], tasks: Sequence[T
 
 
 def _processor() -> str:
-    """Its name, where the system tells."""
+    """Return the name of the processor, if the system reports it."""
     facts = Path("/proc/cpuinfo")
     lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())

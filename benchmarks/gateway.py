@@ -1,9 +1,9 @@
-"""What the gateway costs: CPU time per request, and how much later than its engine a stream begins.
+"""Cost of the gateway: CPU time per request, and the delay from the engine to the first text of a stream.
 
-The gateway and the scripted engine run in this process; clients run in another one, all sessions at once, and send
-their growing histories as the vendors' packages do. Counted is all CPU time of this process: HTTP, JSON, matching of
-histories, rendering, the token ledger, and the scripted engine's own few microseconds per token. The same turns without
-HTTP, through the same ledger, stand beside it.
+The gateway and the scripted engine run in this process. Clients run in another one, all sessions concurrently, and send
+their growing histories as the vendors' packages do. The figures include all CPU time of this process: HTTP, JSON,
+matching of histories, rendering, the token ledger, and the scripted engine's few microseconds per token. For
+comparison, the same turns are taken without HTTP, through the same ledger.
 
     agentrl bench gateway
     agentrl bench gateway --versus agentlightning
@@ -47,10 +47,10 @@ from agentrl.task import SeedTasks, Task
 ANSWER = "I have to look further, so I open the next cabinet and see what is in it."
 QUESTION = "On the shelf you see a mug, two plates and a book."
 TOKEN_S = 0.03
-"""Seconds between two tokens where streams are measured."""
+"""Seconds between two tokens of a measured stream."""
 STREAMS = 16
 FIRST_TEXTS = (b'"content":"I', b'"delta":"I', b'"text":"I')
-"""How the first text of `ANSWER` is written in a stream."""
+"""Encodings of the first text of `ANSWER` in a stream."""
 
 
 class _Nothing(gymnasium.Env[str, str]):
@@ -64,7 +64,7 @@ class _Nothing(gymnasium.Env[str, str]):
 
 
 class _Behind(AgentLoop):
-    """Lets the clients of another process play each episode."""
+    """Loop that lets the clients of another process play each episode."""
 
     def __init__(self, gateway: Gateway, address: Callable[[str], Awaitable[None]]) -> None:
         self._gateway, self._address = gateway, address
@@ -76,7 +76,7 @@ class _Behind(AgentLoop):
 
 
 class _Direct(AgentLoop):
-    """Takes the same turns without HTTP."""
+    """Loop that takes the same turns without HTTP."""
 
     def __init__(self, turns: int) -> None:
         self._turns = turns
@@ -90,7 +90,7 @@ class _Direct(AgentLoop):
 
 
 class _Engine(ScriptedEngine):
-    """Remembers when it told the first token of each answer."""
+    """Scripted engine that records when it sent the first token of each answer."""
 
     def __init__(self, renderer: Renderer, delay_s: float = 0.0) -> None:
         ids = [*renderer.encoder.encode(ANSWER), renderer.boundary.end_id]
@@ -106,16 +106,16 @@ class _Engine(ScriptedEngine):
 def run(
     sessions: int = 500, turns: int = 8, dialects: Sequence[str] = tuple(DIALECTS), versus: str = ""
 ) -> dict[str, Any]:
-    """Measure each dialect, whole and streamed; or the gateway beside agent-lightning's proxy.
+    """Measure each dialect, whole and streamed; or compare the gateway with agent-lightning's proxy.
 
     Args:
-        sessions: At the same time.
+        sessions: Concurrent sessions.
         turns: Requests of each session.
         dialects: Names of `DIALECTS`.
-        versus: ``agentlightning`` puts both before one server, and measures Chat Completions.
+        versus: ``agentlightning`` measures Chat Completions of both in front of one server.
     """
     if versus not in ("", "agentlightning"):
-        raise UsageError("nothing to compare with", got=f"versus={versus}", expected="agentlightning")
+        raise UsageError("unknown peer", got=f"versus={versus}", expected="agentlightning")
     if versus:
         renderer = Renderer(build_tokenizer("qwen3"))
         ids = [*renderer.encoder.encode(ANSWER), renderer.boundary.end_id]
@@ -199,7 +199,7 @@ async def _play(loop: AgentLoop, engine: ScriptedEngine, renderer: Renderer, ses
 
 
 async def _clients(dialect: str, turns: int, streams: bool) -> None:
-    """Play all sessions whose addresses come on the input, and print what was seen."""
+    """Play all sessions whose addresses are on standard input, and print the measurements."""
     lines = iter(sys.stdin.readline, "\n")
     addresses = [line.split() for line in lines]
     failures: list[str] = []
@@ -237,7 +237,7 @@ async def _clients(dialect: str, turns: int, streams: bool) -> None:
 
 
 async def _first_text(content: aiohttp.StreamReader) -> float:
-    """Read a stream to its end; the moment in which its text began."""
+    """Read a stream to its end; return the time at which its text began."""
     seen = math.nan
     async for line in content:
         if math.isnan(seen) and b"I" in line and any(mark in line.replace(b": ", b":") for mark in FIRST_TEXTS):

@@ -1,4 +1,4 @@
-"""Steps and resets per second of the household world, one process on one core.
+"""Steps and resets per second of the household environment, in one process on one core.
 
 agentrl bench household
 """
@@ -20,7 +20,7 @@ EPISODES = 400
 
 
 def run() -> dict[str, Any]:
-    """Figures per size: expert and random episodes of the first training tasks."""
+    """Return figures per size, from expert and random episodes of the first training tasks."""
     return {size.value: _measure(size) for size in Size}
 
 

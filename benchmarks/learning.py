@@ -1,7 +1,7 @@
-"""Whether small agents learn, in several environments and agent loops: warm start, measurement, training, measurement.
+"""Learning of small agents in several environments and agent loops: warm start, evaluation, training, evaluation.
 
-The model has half a million parameters and starts from nothing; a combination takes some minutes on two CPU cores. What
-is shown is that every combination trains, not how good an agent becomes: the runs are short, and end while they rise.
+A new model of half a million parameters is trained for each combination, in some minutes on two CPU cores. The results
+show that every combination learns, not how good an agent becomes: the runs are short, and end while rewards are rising.
 
     agentrl bench learning --json learning.json
     agentrl bench learning environment=frozen_lake loop=tool_calling folder=runs/lake
@@ -29,9 +29,9 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.runs.sft import warm_start
 
 EVALUATED = {"tasks": 192, "samples": 1}
-"""A measurement: tasks of the split, and episodes of each."""
+"""Tasks of an evaluation, and episodes of each."""
 FEW = {"webshop": {"tasks": 42, "samples": 4}, "retail": {"tasks": 160, "samples": 1}}
-"""The same where the split is smaller."""
+"""The same for smaller splits."""
 COMMON: dict[str, Any] = {
     "model": {
         "path": "scratch",
@@ -126,7 +126,7 @@ SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
     },
     ("retail", "step_independent"): {"agent": {"options": {"history": 10}}},
 }
-"""What a combination needs besides: the goal again where it scrolls away, few tools, a longer memory."""
+"""Additional overrides of combinations: repeat a goal that scrolls away, fewer tools, a longer memory."""
 
 
 def run(
@@ -137,14 +137,14 @@ def run(
     steps: int = 20,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Success and reward before and after training, on tasks of the split that `ENVIRONMENTS` names.
+    """Return success and reward before and after training, on tasks of the split that `ENVIRONMENTS` names.
 
     Args:
-        environment: Which of `ENVIRONMENTS`; all when left out.
-        loop: Which of `LOOPS`; all when left out.
-        folder: Where the runs go; a temporary folder when left out.
-        steps: Of training by reward.
-        seed: Of the model, the tasks and the sampling.
+        environment: One of `ENVIRONMENTS`; all by default.
+        loop: One of `LOOPS`; all by default.
+        folder: Folder of the runs; a temporary folder by default.
+        steps: RL training steps.
+        seed: Seed of the model, the tasks and the sampling.
     """
     figures: dict[str, Any] = {"torch_threads": torch.get_num_threads(), "steps": steps, "seed": seed}
     with tempfile.TemporaryDirectory() as temporary:
@@ -175,36 +175,36 @@ def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _learn(folder: Path, config: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
     if folder.exists():
-        raise UsageError("the benchmark has been here", got=str(folder), expected="a folder that is not there yet")
+        raise UsageError("the folder of the benchmark exists", got=str(folder), expected="a new folder")
     folder.mkdir(parents=True)
     source = folder / "config.yaml"
     source.write_text(yaml.safe_dump(config), encoding="utf-8")
     common = [f"run.seed={seed}", f"run.directory={folder}"]
     began = time.perf_counter()
-    teller = _Teller(folder.name)
-    cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"), watcher=teller)
+    printer = _ProgressPrinter(folder.name)
+    cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"), watcher=printer)
     warm_start_s = time.perf_counter() - began
     measured = FEW.get(config["environment"]["name"], EVALUATED)
     before = agentrl.evaluate(model=cloned.checkpoint, seed=seed, **measured)
     began = time.perf_counter()
     overrides = [*common, "run.name=train"]
-    trained = agentrl.train(source, model=str(cloned.checkpoint), steps=steps, overrides=overrides, watcher=teller)
+    trained = agentrl.train(source, model=str(cloned.checkpoint), steps=steps, overrides=overrides, watcher=printer)
     train_s = time.perf_counter() - began
     after = agentrl.evaluate(model=trained.checkpoint, seed=seed, **measured)
     return {
         "before": _shown(before),
         "after": _shown(after),
-        "training_rewards": teller.rewards,
+        "training_rewards": printer.rewards,
         "warm_start_s": warm_start_s,
         "train_s": train_s,
     }
 
 
-class _Teller(RunWatcher):
-    """Says how a combination goes, and keeps the mean reward of each training step.
+class _ProgressPrinter(RunWatcher):
+    """Prints the progress of a combination, and keeps the mean reward of each training step.
 
     Args:
-        name: Of the combination.
+        name: Name of the combination.
     """
 
     def __init__(self, name: str) -> None:
@@ -212,11 +212,11 @@ class _Teller(RunWatcher):
         self.rewards: list[float] = []
 
     def on_message(self, text: str) -> None:
-        """Say it."""
+        """Print a line."""
         print(f"{self._name}: {text}", file=sys.stderr)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Say the mean reward of a training step."""
+        """Print the mean reward of a training step."""
         if (reward := metrics.get("reward/mean")) is not None:
             self.rewards.append(reward)
             self.on_message(f"step {step}: mean reward {reward:.3f}")

@@ -1,10 +1,10 @@
-"""Speed at the size of a real language model: engines on multi-turn sessions, and training steps, on a CPU.
+"""Speed of engines on multi-turn sessions and of training steps with a pretrained language model on a CPU.
 
-Engines: the local engine, vLLM's build for the CPU in each of `bindings` (VLLM_CPU_OMP_THREADS_BIND; "" as agentrl
-launches it), and padded `transformers.generate`, on three loads: long prompts with one token of answer, short prompts
-with long answers, and sessions of several turns. Trainer: a GRPO step of agentrl's trainer, beside forward and backward
-of transformers alone on the same sequences one by one, each in a process of its own. Both in the number formats in
-which this processor multiplies, beside the speed of its matrix products. Leave the machine idle.
+Engines: the local engine, vLLM's CPU build with each of `bindings` (VLLM_CPU_OMP_THREADS_BIND; "" as agentrl launches
+it), and padded `transformers.generate`, on three loads: long prompts with one answer token, short prompts with long
+answers, and sessions of several turns. Trainer: a GRPO step of agentrl's trainer, compared with only forward and
+backward of transformers on the same sequences one by one, each in a separate process. Both are measured in the number
+formats in which this processor multiplies, with the speed of its matrix products. Leave the machine idle.
 
     agentrl bench real_model --json real_model.json
     agentrl bench real_model --versus trl 'parts=["trainer"]'
@@ -48,7 +48,7 @@ START_S = 300.0
 
 
 def loads(sessions: int, vocabulary: int, seed: int) -> dict[str, list[Session]]:
-    """Sessions of the three loads."""
+    """Make the sessions of the three loads."""
     generator = random.Random(seed)
 
     def one(prompt: int, answer: int) -> Session:
@@ -98,7 +98,7 @@ async def _serve(make: Callable[[], ServerEngine], sessions: list[Session], name
 
 
 async def _serve_here(engine: LocalEngine, sessions: list[Session]) -> float:
-    """Seconds of an engine that has served a token before."""
+    """Return the seconds of a warmed-up engine."""
     params = SamplingParams(temperature=0.0, max_tokens=1)
     await engine.generate(GenerateRequest(prompt_ids=[1], params=params, session_id="warm", request_id="warm"))
     start = time.perf_counter()
@@ -114,7 +114,7 @@ def measure_engines(
     for dtype in dtypes:
         model = load_model(path, dtype=dtype, device="cpu")
         bare = load_as_it_comes(path, dtype)
-        # seeds of their own: a server keeps the prompts that it has seen
+        # different seeds, because a server caches prompts
         work = {count: loads(count, model.config.vocab_size, seed + count) for count in sessions}
         config = LocalEngineConfig(slots=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
 
@@ -167,7 +167,7 @@ def measure_trainer(path: str, dtypes: Sequence[Dtype], rounds: int, seed: int, 
 
 
 def matrix_speed(dtype: torch.dtype) -> float:
-    """Return billions of operations per second of products of the model's shape: [2048, 576] by [576, 1536]."""
+    """Return GFLOP/s of matrix products of the model's shape: [2048, 576] by [576, 1536]."""
     left, right = torch.randn(2048, 576, dtype=dtype), torch.randn(576, 1536, dtype=dtype)
     left @ right
     seconds = min(_seconds(lambda: left @ right) for _ in range(20))
@@ -191,7 +191,7 @@ def run(
         Plain JSON types: tokens per second.
     """
     if versus not in ("", "trl"):
-        raise UsageError("nothing to compare with", got=f"versus={versus}", expected="trl")
+        raise UsageError("unknown peer", got=f"versus={versus}", expected="trl")
     path = find_model(model)
     dtypes = dtypes or (("float32", "bfloat16") if fastest_format("cpu") == "bfloat16" else ("float32",))
     found: dict[str, Any] = {"model": model, "threads": torch.get_num_threads()}

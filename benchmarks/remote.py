@@ -1,4 +1,4 @@
-"""Steps per second of an environment behind `agentrl env serve`: one episode at a time, and many at once.
+"""Steps per second of an environment behind `agentrl env serve`: one episode at a time, and many concurrently.
 
 agentrl bench remote
 """
@@ -23,7 +23,7 @@ PROGRAM = "from agentrl.cli import main; main()"
 
 
 def run() -> dict[str, Any]:
-    """Steps of household (tiny) over HTTP on 127.0.0.1, server and client each in a process of its own."""
+    """Measure steps of household (tiny) over HTTP on 127.0.0.1, with server and client in separate processes."""
     words = [sys.executable, "-c", PROGRAM, "env", "serve", "household", "size=tiny"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
     assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""Steps per second of the retail desk, one process on one core.
+"""Steps per second of the retail desk, in one process on one core.
 
 agentrl bench retail
 """
@@ -18,7 +18,7 @@ EPISODES = 300
 
 
 def run() -> dict[str, Any]:
-    """Making the shop and its tasks, then episodes of the expert. Times are of the processor."""
+    """Measure the CPU time of creating the shop and its tasks, and of the expert's episodes."""
     start = time.process_time()
     store_of("train")
     made = time.process_time()
@@ -34,7 +34,7 @@ def run() -> dict[str, Any]:
 
 
 def _episodes() -> dict[str, float]:
-    """Steps as the expert has chosen them before, with and without the key of the state after each."""
+    """Replay steps that the expert chose before, with and without `state_key()` after each."""
     env = RetailDesk()
     scripts = [_script(env, f"train-{number}") for number in range(EPISODES)]
     steps = sum(map(len, scripts))
@@ -72,7 +72,7 @@ def _script(env: RetailDesk, task_id: str) -> list[str]:
 
 
 def _kilobytes() -> float:
-    """Memory of one more environment beside others: the shop is shared."""
+    """Return the memory of one more environment; the shop is shared."""
     tracemalloc.start()
     environments = [RetailDesk() for _ in range(100)]
     for number, env in enumerate(environments):

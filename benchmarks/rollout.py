@@ -1,21 +1,21 @@
-"""What the rollout runtime costs.
+"""Cost of the rollout runtime.
 
-Without an engine: CPU time per turn of many concurrent episodes on the scripted engine, in one process. Counted is
+Without an engine: CPU time per turn of many concurrent episodes on the scripted engine, in one process. It includes
 everything between two samples of a model: the agent loop, rendering and the token ledger, the environment pool with a
-trivial inline environment, budgets, records, and the scripted engine's own few microseconds. Episodes have as many
-turns and about as many tokens per turn as household episodes. With tool_calling each turn is a call of an inline tool.
+trivial inline environment, budgets, records, and the scripted engine's few microseconds. Episodes have as many
+turns and about as many tokens per turn as household episodes. With tool_calling, each turn is a call of an inline tool.
 
-With vllm or sglang: tokens per second through the whole runtime on a server, beside a bare client of the same server
-that asks for the same numbers of tokens in the same order; household episodes as in the quickstart, answers longer. The
-model has random weights and is larger than the quickstart's, as any model is that needs a server: where server and
-runtime share few cores, a turn of the smallest models costs the server little more than the runtime.
+With vllm or sglang: tokens per second through the whole runtime on a server, compared with a bare client of the same
+server that requests the same numbers of tokens in the same order; household episodes as in the quick start, with longer
+answers. The model has random weights and is larger than the quick start's, because with the smallest models on few
+shared cores, a turn costs the server little more than the runtime.
 
     agentrl bench rollout
     agentrl bench rollout --engine vllm --json rollout.json
     agentrl bench rollout --engine vllm stand_in=true
 
-The last one needs no vLLM: a process without a model answers as vLLM does, and `cpu_ms_per_turn` of the runtime stands
-beside that of the bare client, and of the runtime on an engine that is not behind HTTP.
+The last one does not need vLLM: a process without a model answers in its place, and `cpu_ms_per_turn` of the runtime is
+compared with that of the bare client, and of the runtime on an engine without HTTP.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from agentrl.task import SeedTasks, Task
 from agentrl.tool import tool
 
 ANSWER_TOKENS = 64
-"""Most tokens of an answer on a server."""
+"""Maximum number of tokens of an answer on a server."""
 SCRATCH = "model.scratch={layers: 4, hidden_size: 384, heads: 6, kv_heads: 2}"
-"""Sizes of the model with random weights that a server gets: 7 M parameters."""
+"""Sizes of the served model with random weights: 7 M parameters."""
 ANSWERS = ("<think>I have to look further.</think><action>go to cabinet {}</action>", 20)
 CALLS = ('<tool_call>\n{{"name": "look", "arguments": {{"cabinet": {}}}}}\n</tool_call>', 20)
-"""Where the policy calls a tool."""
+"""Answer of the policy that calls a tool."""
 
 
 class Cabinets(gymnasium.Env[str, str]):
-    """Answers any action with a sentence, `turns` times."""
+    """Environment that answers any action with a sentence, `turns` times."""
 
     observation_space = action_space = gymnasium.spaces.Text(200)
 
@@ -65,13 +65,13 @@ class Cabinets(gymnasium.Env[str, str]):
         self._room = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start again."""
+        """Start an episode."""
         super().reset(seed=seed)
         self._taken, self._room = 0, int(self.np_random.integers(10**6))
         return "You are in a room with cabinets 1 to 20. Your task is to: put a clean mug in cabinet 7.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """One step further."""
+        """Count a step."""
         self._taken += 1
         done = self._taken >= self._turns
         return (
@@ -84,7 +84,7 @@ class Cabinets(gymnasium.Env[str, str]):
 
 
 def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner:
-    """A runner whose policy always answers well."""
+    """Make a runner whose policy always gives valid answers."""
     tokenizer = build_tokenizer("qwen2.5")
     renderer = Renderer(tokenizer)
     template, count = CALLS if loop == "tool_calling" else ANSWERS
@@ -115,7 +115,7 @@ def look(cabinet: int) -> str:
 
 
 async def measure_scripted(loop: str, options: dict[str, Any], *, episodes: int, turns: int) -> dict[str, float]:
-    """Play all episodes at once."""
+    """Play all episodes concurrently."""
     runner = make_runner(loop, options, turns)
     assignments = [
         Assignment(task=Task(id=str(n), environment="cabinets", seed=n), group_id=str(n), member=0, seed=n)
@@ -148,17 +148,17 @@ def run(
     rounds: int = 6,
     stand_in: bool = False,
 ) -> dict[str, Any]:
-    """The runtime's figures.
+    """Return the runtime's figures.
 
     Args:
-        engine: ``vllm`` or ``sglang``; left out, the scripted engine answers.
-        model: A model folder or name, a run; one with random weights when left out.
-        url: Address of a server that serves `model`; one is launched when left out.
-        episodes: How many are played; 1,000, or 64 in each round on a server.
-        turns: Most turns of an episode; 20, or 8 on a server.
-        concurrency: Episodes at once on a server.
-        rounds: Measurements on a server; medians are given.
-        stand_in: Ask a stand-in for a vLLM server, for CPU times alone.
+        engine: ``vllm`` or ``sglang``; the scripted engine by default.
+        model: Model folder or name, or a run; a model with random weights by default.
+        url: Address of a server that serves `model`; by default, one is launched.
+        episodes: Number of episodes; 1,000, or 64 per round on a server.
+        turns: Maximum number of turns of an episode; 20, or 8 on a server.
+        concurrency: Concurrent episodes on a server.
+        rounds: Measurements on a server; medians are reported.
+        stand_in: True for a stand-in of a vLLM server, which measures only CPU times.
     """
     if engine is not None:
         if stand_in and (engine != "vllm" or url is not None):
@@ -166,7 +166,7 @@ def run(
         load = Load(episodes=episodes or 64, concurrency=concurrency, rounds=rounds, stand_in=stand_in)
         return run_on_server(engine, model, url, load, turns=turns or 8)
     if model is not None or url is not None or stand_in:
-        raise UsageError("the scripted engine serves no model", expected="--engine vllm or sglang")
+        raise UsageError("the scripted engine does not serve a model", expected="--engine vllm or sglang")
     sizes = {"episodes": episodes or 1000, "turns": turns or 20}
     figures: dict[str, Any] = {
         loop: asyncio.run(measure_scripted(loop, {}, **sizes))
@@ -177,20 +177,20 @@ def run(
 
 
 def run_on_server(engine: str, model: str | None, url: str | None, load: Load, *, turns: int) -> dict[str, Any]:
-    """Tokens per second through the whole runtime, and of the bare client."""
+    """Return tokens per second of the whole runtime and of the bare client."""
     config = load_config(
         "quickstart",
         [
             f"engine={engine}",
             f"agent.max_turns={turns}",
             f"agent.max_answer_tokens={ANSWER_TOKENS}",
-            "agent.max_refused=null",  # an untrained model does little that is accepted
+            "agent.max_refused=null",  # most actions of an untrained model are rejected
             SCRATCH if model is None else f"model.path={model}",
             *([] if url is None else [f"engine.servers=[{url}]"]),
             f"rollout.max_concurrent={load.concurrency}",
         ],
     )
     if not isinstance(config.engine, ServerEngineConfig):
-        raise UsageError("this engine is no server", got=f"--engine {engine}", expected="vllm or sglang")
+        raise UsageError("this engine is not a server", got=f"--engine {engine}", expected="vllm or sglang")
     with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
         return asyncio.run(measure(config, config.engine, load, Path(folder)))

@@ -1,4 +1,4 @@
-"""Sandboxes: start, exec, a Python round trip, 64 at once; beside what the machine itself takes, in one run.
+"""Sandboxes: start, exec, Python round trip, 64 concurrently; compared with the same operations without agentrl.
 
 agentrl bench sandbox
 agentrl bench sandbox starts=100 at_once=64
@@ -38,7 +38,7 @@ for port in sys.argv[2:]:
         client.close()
         print(time.perf_counter() - began)
 """
-"""Prints the seconds of each request, one connection each."""
+"""Program that prints the seconds of each request, with one connection each."""
 
 
 def run(
@@ -51,17 +51,17 @@ def run(
     env: dict[str, str] | None = None,
     options: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Milliseconds of each step.
+    """Return the milliseconds of each step.
 
     Args:
-        backend: The back end.
-        starts: Sandboxes that are started one after the other.
-        execs: Commands, and Python round trips, in one sandbox.
-        at_once: Sandboxes beside each other, each with five commands.
-        image: Of containers.
-        url: Of a server or daemon.
+        backend: Name of the back end.
+        starts: Number of sandboxes started one after the other.
+        execs: Number of commands, and of Python round trips, in one sandbox.
+        at_once: Concurrent sandboxes, each with five commands.
+        image: Container image.
+        url: Address of a server or daemon.
         env: Environment variables of commands.
-        options: The back end's own.
+        options: Options of the back end.
     """
     spec = SandboxSpec(type=backend, image=image, url=url, env=env or {}, options=options or {})
     return {
@@ -78,7 +78,7 @@ def _none(_spec: SandboxSpec, _count: int) -> dict[str, Any]:
 
 
 def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
-    """Containers of the same kind that run nothing, as Docker's library starts and removes them."""
+    """Measure the start and removal of an equal, empty container with Docker's library."""
     api = EXTRA.load().APIClient(base_url=spec.url, version="1.40")
     starting, removing = [], []
     image = Image.read(api.inspect_image(spec.image or DEFAULT_IMAGE), None)
@@ -96,7 +96,7 @@ def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
 
 
 async def _warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
-    """Starts while another container is ready."""
+    """Measure starts from a warm container."""
     warm = dataclasses.replace(spec, options={**spec.options, "warm": 1})
     times = []
     async with open_sandbox(warm):
@@ -111,7 +111,7 @@ async def _warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
 
 
 def _physical_limits(_spec: SandboxSpec, count: int) -> dict[str, Any]:
-    """What no sandbox can be quicker than."""
+    """Measure the lower bounds of any sandbox."""
     bubblewrap = [find_bubblewrap(), *arguments(0, NO_NETWORK, disk_bytes=DEFAULT_LIMITS.disk_bytes or 0)]
     python = [*SUPERVISOR[:-1], "pass"]
     programs = {
@@ -153,12 +153,12 @@ async def _measure(spec: SandboxSpec, starts: int, execs: int) -> dict[str, Any]
 
 
 def _lacks_ports(spec: SandboxSpec) -> bool:
-    """Whether sandboxes of this type forward no ports."""
+    """Return True if sandboxes of this type cannot forward ports."""
     return spec.type not in ("local", "docker")
 
 
 async def _requests(sandbox: Sandbox, count: int) -> dict[str, Any]:
-    """Requests of a program to a server of this process: through a forwarded port, and from outside of the sandbox."""
+    """Measure requests to a server of this process: through a forwarded port, and from outside the sandbox."""
     async with await asyncio.start_server(_hello, "127.0.0.1", 0) as server:
         outside = str(server.sockets[0].getsockname()[1])
         inside = await sandbox.forward(lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader(), _hello))
@@ -179,7 +179,7 @@ async def _hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def _round_trips(sandbox: Sandbox, count: int) -> list[float]:
-    """A warm interpreter that is asked line by line."""
+    """Measure round trips to a running interpreter, line by line."""
     program = await sandbox.spawn(["python3", "-c", ECHO])
 
     async def turn() -> None:
@@ -196,7 +196,7 @@ async def _write_and_read(sandbox: Sandbox) -> None:
 
 
 async def _together(spec: SandboxSpec, count: int) -> dict[str, Any]:
-    """Many sandboxes at once, open at the same time."""
+    """Measure many concurrent sandboxes."""
     all_open = asyncio.Barrier(count)
 
     async def one() -> list[float]:
@@ -226,7 +226,7 @@ async def _time(do: Callable[[], Awaitable[object]]) -> float:
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds: the median, and that which 1 in 100 exceeds."""
+    """Return the median and the 99th percentile, in milliseconds."""
     ordered = sorted(seconds)
     last = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
     return {"median": 1000 * statistics.median(ordered), "p99": 1000 * last, "least": 1000 * ordered[0]}

@@ -1,9 +1,9 @@
-"""Whether episodes with sandboxes survive what happens to sandboxes: they fail to start, are killed, and hang.
+"""Episodes while sandboxes fail to start, are killed, and hang.
 
-Episodes of `code`, with real sandboxes on this machine. A scripted policy hands in right solutions and, in every third
-episode, one that exits, sleeps for ever, or leaves a daemon behind. Meanwhile a share of all sandboxes is refused,
-killed or stopped from outside. Right solutions must get reward 1 and others 0, or the episode counts as the
-machinery's failure and has no reward; at the end no process, folder or handle may be left.
+Episodes of `code`, with real sandboxes on this machine. A scripted policy submits correct solutions and, in every third
+episode, one that exits, sleeps forever, or leaves a daemon behind. Meanwhile a share of all sandboxes is refused,
+killed or stopped from outside. Correct solutions must get reward 1 and others 0, or the episode must end as an
+infrastructure failure without a reward. At the end, no process, folder or handle may be left.
 
     agentrl bench sandbox_episodes
     agentrl bench sandbox_episodes episodes=100 trouble=0.5 --json soak.json
@@ -39,7 +39,7 @@ from agentrl.sandbox.local import LocalSandbox
 NAME = "troubled"
 KINDS = ("refused", "killed", "stopped")
 LATEST_CALL = 8
-"""Trouble comes before one of the first calls of a sandbox."""
+"""Latest call of a sandbox before which it may be disturbed."""
 HOPELESS = (
     "import sys\nsys.exit(0)",
     "import os\nos._exit(0)",
@@ -51,14 +51,14 @@ HOPELESS = (
 
 
 class Troubled(LocalSandbox):
-    """A local sandbox to which something may happen.
+    """Local sandbox that may be disturbed.
 
     Args:
-        spec: Its options ``share`` and ``seed`` decide to which.
+        spec: The options ``share`` and ``seed`` decide whether it is.
     """
 
     happened: ClassVar[Counter[str]] = collections.Counter()
-    """What happened, in this process."""
+    """Number of disturbances in this process, by kind."""
     draws: ClassVar[dict[int, random.Random]] = {}
     """One generator per seed, shared by all."""
 
@@ -112,18 +112,18 @@ class Troubled(LocalSandbox):
 
 
 class Sometimes:
-    """An expert, or somebody who does harm: always the same."""
+    """Policy that always returns the same action: a correct solution or a harmful one."""
 
     def __init__(self, answer: str) -> None:
         self._answer = answer
 
     def act(self, observation: Content) -> str:
-        """What it always does."""
+        """Return the action."""
         return self._answer
 
 
 def make(**options: Any) -> Any:
-    """The environment, whose expert hands in hopeless code in every third task."""
+    """Make the environment, whose expert submits harmful code in every third task."""
     world: Any = resolve_environment("code").make(**options)
     expert = world.expert
 
@@ -138,7 +138,7 @@ def make(**options: Any) -> Any:
 
 
 def is_hopeless(number: int) -> bool:
-    """Whether the policy does harm in a task."""
+    """Return True if the policy is harmful in a task."""
     return number % 3 == 2
 
 
@@ -151,15 +151,15 @@ def run(
     seconds: float = 3.0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Outcomes, and what was left over.
+    """Return outcomes and leftovers.
 
     Args:
-        episodes: How many are played.
-        concurrency: At the same time.
-        trouble: Share of sandboxes to which something happens.
-        retries: New attempts after failures of the machinery.
-        seconds: For the tests of one solution.
-        seed: Decides what happens.
+        episodes: Number of episodes.
+        concurrency: Number of concurrent episodes.
+        trouble: Share of sandboxes that are disturbed.
+        retries: New attempts after infrastructure failures.
+        seconds: Time limit for the tests of one solution.
+        seed: Seed of the disturbances.
     """
     register(Kind.SANDBOX, NAME, Troubled)
     Troubled.happened.clear()
@@ -207,7 +207,7 @@ async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str
 
 
 def _held() -> dict[str, int]:
-    """What this process holds now."""
+    """Count the resources that this process holds."""
     children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
     return {
         "processes": sum(map(len, children)),

@@ -1,4 +1,4 @@
-"""Steps per second of the search environment, one process on one core.
+"""Steps per second of the search environment, in one process on one core.
 
 agentrl bench search_qa
 """
@@ -21,7 +21,7 @@ EPISODES = 300
 
 
 def run() -> dict[str, Any]:
-    """Making a world and its index, then episodes of the expert and searches alone. Times are of the processor."""
+    """Measure the CPU time of creating a world and its index, of the expert's episodes, and of searches."""
     start = time.process_time()
     world = World(SPLIT)
     made = time.process_time()
@@ -46,7 +46,7 @@ def _searches_per_second(index: BM25Index, world: World) -> float:
 
 
 def _episodes() -> dict[str, float]:
-    """Steps that search or answer; the expert has chosen them before."""
+    """Replay searches and answers that the expert chose before."""
     env, tasks = SearchQA(), SPEC.tasks(SPLIT)
     scripts = [_script(env, dict(tasks[i].options)) for i in range(EPISODES)]
     resets, steps, seconds = [], 0, 0.0
@@ -72,7 +72,7 @@ def _script(env: SearchQA, options: dict[str, Any]) -> list[str]:
 
 
 def _kilobytes() -> float:
-    """Memory of one more environment beside others: the index is shared."""
+    """Return the memory of one more environment; the index is shared."""
     tracemalloc.start()
     environments = [SearchQA() for _ in range(100)]
     for seed, env in enumerate(environments):

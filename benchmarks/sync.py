@@ -1,8 +1,8 @@
-"""What a weight sync takes: a model of 100 million parameters, a real server, every transport that it knows.
+"""Duration of a weight sync: a model of 100 million parameters, a real server, every transport that it supports.
 
-In the same run a plain copy of the weights' bytes (one file copied within the memory file system) and the server's own
-reload of a folder that is already there (with its caches thrown away) are timed: a sync by shared memory should take at
-most three times the copy, plus the reload. All figures are medians of several; the server is otherwise idle.
+The same run also times a plain copy of the weights' bytes (one file copied within the memory file system) and the
+server's reload of an existing folder (with its caches dropped). A sync by shared memory should take at most three times
+the copy, plus the reload. All figures are medians; the server is otherwise idle.
 
     agentrl bench sync --engine vllm --json sync.json
 """
@@ -41,16 +41,16 @@ ARGUMENTS: dict[str, list[str]] = {"vllm": [], "sglang": ["--max-total-tokens", 
 
 
 def run(*, engine: str | None = None, layers: int = 20, hidden_size: int = 768, repeats: int = 5) -> dict[str, Any]:
-    """Figures by engine and transport, in seconds.
+    """Return figures by engine and transport, in seconds.
 
     Args:
-        engine: ``vllm`` or ``sglang``; both, one after the other, when left out.
-        layers: Of the model.
-        hidden_size: Of the model; a multiple of 64.
+        engine: ``vllm`` or ``sglang``; both, one after the other, by default.
+        layers: Layers of the model.
+        hidden_size: Width of the model, a multiple of 64.
         repeats: Measurements of each kind.
     """
     if engine is not None and engine not in ENGINES:
-        raise UsageError("no such server", got=engine, expected=" or ".join(ENGINES))
+        raise UsageError("unknown server", got=engine, expected=" or ".join(ENGINES))
     tokenizer = build_tokenizer("qwen3")
     model = tiny_model(
         vocab_size=len(tokenizer),
@@ -88,7 +88,7 @@ async def _measure(engine: str, model: PreTrainedModel, folder: Path, repeats: i
 
 
 async def _parts(server: InferenceServer, model: PreTrainedModel, repeats: int) -> tuple[float, float]:
-    """Seconds of a plain copy of the weights, and of the server's reload."""
+    """Return the seconds of a plain copy of the weights, and of the server's reload."""
     transport = FolderTransport.shared_memory()
     written = await transport.prepare(ModelWeights(model).weights(), 0)
     [source] = written.folder.glob("*.safetensors")
@@ -120,7 +120,7 @@ async def _syncs(
     sync = RemoteSync(ModelWeights(model), pool.group, make_transport(section, folder), probe)
     reports = []
     try:
-        await sync.sync(pool.version + 1)  # folders are made, groups meet
+        await sync.sync(pool.version + 1)  # the first sync creates folders and process groups
         for _ in range(repeats):
             with torch.no_grad():
                 for parameter in model.parameters():

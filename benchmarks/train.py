@@ -1,9 +1,9 @@
-"""Throughput of a training step, beside TRL's GRPOTrainer on the same model and trajectories.
+"""Throughput of a training step, compared with TRL's GRPOTrainer on the same model and trajectories.
 
-Both take GRPO steps (token-mean, no reference model, AdamW) by turns in one process, on two loads: multi-turn groups
-of unequal lengths, and groups with long common prompts, for which prefixes are shared. A token counts as often as it
-stands in a trajectory, whether it is computed once, twice or beside padding. TRL gets the size of micro-batch, out
-of `batches`, with which it is fastest. The gradients of both are compared first.
+Both take GRPO steps (token-mean, no reference model, AdamW) in alternation in one process, on two loads: multi-turn
+groups of unequal lengths, and groups with long common prompts, for which prefixes are shared. A token counts as often
+as it occurs in a trajectory, regardless of sharing and padding. TRL uses the fastest micro-batch size of `batches`. The
+gradients of both are compared first.
 
     agentrl bench train --versus trl --json train.json
 """
@@ -31,7 +31,7 @@ LEARNING_RATE = 1e-4
 
 
 class _Own:
-    """agentrl's trainer, with gradients to look at."""
+    """agentrl's trainer with accessible gradients."""
 
     def __init__(self, model: PreTrainedModel, trajectories: Sequence[Trajectory], budget: int, share: bool) -> None:
         algorithm = AlgorithmConfig(
@@ -46,7 +46,7 @@ class _Own:
         self.metrics = self._trainer.step(self._trajectories, temperature=1.0, pad_id=0).metrics
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Of a first step."""
+        """Return the gradients of a first step."""
         optimizer, found = self._trainer._optimizer, {}
         update = optimizer.update
 
@@ -109,7 +109,7 @@ def _compare(
 
 
 def _difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """Norm of the difference, relative to the norm."""
+    """Return the norm of the difference, relative to the norm."""
     apart = sum(float((found[name] - gradient).double().square().sum()) for name, gradient in expected.items())
     return (apart / sum(float(gradient.double().square().sum()) for gradient in expected.values())) ** 0.5
 
@@ -130,11 +130,11 @@ def run(
     """Measure both loads; a Qwen3-architecture model in float32.
 
     Returns:
-        Plain JSON types: conditions, tokens per second of CPU and of the clock, the growth of the resident set during a
-        step, and the ratios of TRL's CPU seconds to agentrl's: `ratio_multi_turn`, `ratio_shared_prompts`.
+        Plain JSON types: conditions, tokens per CPU second and per wall-clock second, the growth of the resident set
+        during a step, and the ratios of TRL's CPU seconds to agentrl's: `ratio_multi_turn`, `ratio_shared_prompts`.
     """
     if versus != "trl":
-        raise UsageError("nothing to compare with", got=f"versus={versus}", expected="trl")
+        raise UsageError("unknown peer", got=f"versus={versus}", expected="trl")
     torch.set_num_threads(threads)
     model = tiny_model(
         vocab_size=vocabulary, layers=layers, hidden_size=width, max_context=4096, initializer_range=0.02

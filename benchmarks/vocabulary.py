@@ -1,8 +1,8 @@
-"""Peak memory of a training step while the vocabulary doubles: nothing of [tokens, vocabulary] is ever there.
+"""Peak memory of a training step with a doubled vocabulary: no [tokens, vocabulary] tensor may exist.
 
-A model with a small width, so that its head is cheap; tokens enough for several chunks of logits. What belongs to the
-embedding and the head themselves (weights, their gradient, AdamW's two moments) grows with the vocabulary in any case,
-and is told apart: `beside` is the rest, and `growth` is its growth.
+The model has a small width, so that its head is cheap, and enough tokens for several chunks of logits. The memory of
+the embedding and the head (weights, their gradient, AdamW's two moments) always grows with the vocabulary and is
+reported separately: `beside` is the rest, and `growth` is its growth.
 
     agentrl bench vocabulary
 """
@@ -47,11 +47,11 @@ def run(
     """Take steps with a vocabulary, and with twice as many entries; float32, tied embeddings, 2 layers.
 
     Args:
-        vocabulary: Entries.
-        width: Of the model.
-        groups: Of 8 episodes each.
+        vocabulary: Entries of the smaller vocabulary.
+        width: Width of the model.
+        groups: Groups of 8 episodes each.
         budget: Tokens of a micro-batch.
-        threads: Of torch.
+        threads: Threads of torch.
     """
     torch.set_num_threads(threads)
     once, twice = (_measure(size, width, groups, budget) for size in (vocabulary, 2 * vocabulary))

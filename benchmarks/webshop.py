@@ -1,4 +1,4 @@
-"""Speed and memory of the web shop, one process on one core.
+"""Speed and memory of the web shop, in one process on one core.
 
 agentrl bench webshop
 """
@@ -29,11 +29,11 @@ SIZES = (1_000, 100_000)
 EPISODES = 400
 INSTANCES = 256
 LONG = (1_000, 5_000, 10_000)
-"""Episodes of one process after which its memory is read."""
+"""Numbers of episodes after which the memory of a process is read."""
 
 
 def run() -> dict[str, Any]:
-    """Figures for a small and a large generated catalogue."""
+    """Return figures for a small and a large generated catalogue."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[ENVIRONMENT_VARIABLE] = folder
         figures = {f"{size} products": _measure(size) for size in SIZES}
@@ -51,7 +51,7 @@ def _measure(size: int) -> dict[str, Any]:
 
 
 def _in_new_process(target: Callable[[int], dict[str, float]], size: int) -> dict[str, float]:
-    """What a process of its own measures: nothing is warm, and its memory is that of the shop."""
+    """Measure in a new process, which has no warm caches and only the memory of the shop."""
     command = [sys.executable, __file__, target.__name__, str(size)]
     figures: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return figures
@@ -70,7 +70,7 @@ def _open(size: int) -> dict[str, float]:
 
 
 def _official(limit: int) -> dict[str, float]:
-    """The first use of files in WebShop's format, of which only some products are wanted: time and peak of memory."""
+    """Measure time and peak memory of the first use of files in WebShop's format, limited to some products."""
     with tempfile.TemporaryDirectory() as folder:
         _write_official(Path(folder), SIZES[-1])
         before, cpu = _peak_megabytes(), time.process_time()
@@ -105,7 +105,7 @@ def _play(size: int) -> dict[str, float]:
     scripts = [_expert_actions(env, number) for number in range(min(EPISODES, len(env.goals)))]
     env.close()
     open_shop.cache_clear()
-    env = WebShopEnv(products=size)  # without what the expert has left in caches
+    env = WebShopEnv(products=size)  # without the expert's caches
     steps, resets, cpu = 0, [], time.process_time()
     for number, actions in enumerate(scripts):
         start = time.perf_counter()
@@ -155,7 +155,7 @@ def _many(size: int) -> dict[str, float]:
 
 
 def _long(size: int) -> dict[str, float]:
-    """Whether memory grows: after a thousand random episodes, and after ten thousand."""
+    """Measure the memory after a thousand random episodes and after ten thousand."""
     env, random, megabytes = WebShopEnv(products=size), Random(0), dict[int, float]()
     for number in range(LONG[-1]):
         env.reset(options={"goal": number % len(env.goals)})
@@ -169,10 +169,10 @@ def _long(size: int) -> dict[str, float]:
 
 
 def private_megabytes() -> float:
-    """Memory that a further process like this one would cost, in MB (Linux).
+    """Return the memory that a further process like this one would take, in MB (Linux).
 
-    Pages of the mapped tables are in the system's file cache, where all processes share them; as long as there is only
-    one process they count as private, too, but as clean.
+    Pages of the mapped tables are in the system's file cache, which all processes share. With only one process they
+    count as private, too, but as clean.
     """
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty")) / 1024

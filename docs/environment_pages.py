@@ -23,17 +23,17 @@ FOLDER = Path(__file__).parent / "environments"
 FIGURES = FOLDER / "figures.json"
 STEPS_SHOWN = 3
 READING = ("react_text", "step_independent", "tool_calling")
-"""Loops whose prompts are shown."""
+"""Agent loops whose prompts are shown for every environment."""
 READING_ALSO = {
     "household": {"planner_worker": ""},
     "long_qa": {"memory": ""},
     "tic_tac_toe": {"self_play": "environment.options.opponent=self"},
 }
-"""Loops that are made for some environments, each with a setting that it needs there."""
+"""Additional loops of some environments, each with an override that it needs there."""
 LONGEST_SHOWN = 1500
-"""Characters of a message that are shown."""
+"""Maximum number of characters of a message that are shown."""
 OFFERED = ("admissible_actions", "state_key", "snapshot", "restore", "expert", "tools", "tool_message", "web_page")
-"""Optional methods of an environment."""
+"""Optional methods and attributes of an environment."""
 _BAR = re.compile(r"(`+).*?\1|\|")
 _ARGUMENT = re.compile(r"^ {4}(\*{0,2}\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
@@ -128,8 +128,8 @@ def _size(spec: EnvironmentSpec, split: str) -> str:
 def _options(spec: EnvironmentSpec) -> str:
     """Return the table of the factory's options (`environment.options` in a config)."""
     rows = [
-        f"| `{name}` | {_default(name, parameter, spec.options)} | {_cell(said)} |"
-        for name, parameter, said in _parameters(spec.make)
+        f"| `{name}` | {_default(name, parameter, spec.options)} | {_cell(text)} |"
+        for name, parameter, text in _parameters(spec.make)
     ]
     return "\n".join(["## Options", "| name | default | what it is |", "|---|---|---|", *rows]) if rows else ""
 
@@ -139,10 +139,10 @@ def _parameters(make: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
     inner = make.args if isinstance(make, functools.partial) else ()
     for target in (*filter(callable, inner), make):
         documented = inspect.getdoc(target.func if isinstance(target, functools.partial) else target) or ""
-        said = {name.lstrip("*"): " ".join(text.split()) for name, text in _ARGUMENT.findall(documented)}
+        descriptions = {name.lstrip("*"): " ".join(text.split()) for name, text in _ARGUMENT.findall(documented)}
         for name, parameter in inspect.signature(target).parameters.items():
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-                yield name, parameter, said.get(name, "")
+                yield name, parameter, descriptions.get(name, "")
 
 
 def _default(name: str, parameter: inspect.Parameter, options: Mapping[str, Any]) -> str:
@@ -163,7 +163,7 @@ def _figures(name: str) -> str:
         f" {conditions['date']}; times are CPU times. Steps replay recorded episodes, in the fastest of five rounds,"
         " with warm caches and without the time to choose actions. Run `agentrl bench environments` to repeat them."
     )
-    return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", note])
+    return "\n".join(["## Speed", "| measurement | figure |", "|---|---|", *rows, "", note])
 
 
 def _number(value: float) -> str:
@@ -198,8 +198,8 @@ def reads_page() -> str:
     """Return the page that shows what a policy reads, in each environment and loop."""
     parts = [
         "# What the policy reads",
-        "Generated with `agentrl env prompt`: the opening, the first step of the expert (or a random one), and the"
-        " remark on an answer in the wrong form, in the first training task. Long observations are cut here.",
+        "Generated with `agentrl env prompt` for the first training task: the opening, the first step of the expert (or"
+        " a random one), and the reply to an answer in the wrong form. Long observations are truncated here.",
     ]
     for name in names(Kind.ENVIRONMENT):
         loops = {**dict.fromkeys(READING, ""), **READING_ALSO.get(name, {})}
@@ -214,7 +214,7 @@ def reads_page() -> str:
 
 
 def _read(name: str, loop: str, setting: str) -> str:
-    """Return what a loop shows of an environment; nothing where its data or its package is missing."""
+    """Return the prompts of a loop in an environment, or an empty text if its data or package is missing."""
     words = [
         f"environment={name}",
         f"agent.loop={loop}",

@@ -1,7 +1,7 @@
 """Generates pages and tables of the documentation from the code.
 
-What stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` in a page is generated, and so are the whole
-`PAGES`. Both are committed, so that they can be read in the repository: ``make docs-tables`` writes them again, and a
+The text between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->`` in a page is generated, and so are all of
+`PAGES`. Both are committed, so that they can be read in the repository: ``make docs-tables`` regenerates them, and a
 test compares them with the code. As a hook of mkdocs, this module fills them in and adds a page per environment.
 """
 
@@ -37,7 +37,7 @@ MARK = re.compile(r"<!-- generated: ([\w ]+) -->(?:\n.*?<!-- end: \1 -->)?", re.
 ENVIRONMENTS = "Environments"
 """Title of the navigation section."""
 ENVIRONMENT = "environment "
-"""Prefix of the marks for the facts of one environment."""
+"""Prefix of the markers for the facts of one environment."""
 WIDTH = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -115,7 +115,7 @@ def configs_table() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page, "cli.md": cli_page}
 """Pages that are committed."""
 SITE_PAGES: Mapping[str, Callable[[], str]] = {"what-the-policy-reads.md": reads_page}
-"""Pages that only the site has, besides one per environment: they depend on what is installed."""
+"""Pages that exist only on the site, in addition to one per environment: they depend on the installed packages."""
 
 
 def resume_table() -> str:
@@ -140,7 +140,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def fill(markdown: str) -> str:
-    """Replace the marks in a page by their tables."""
+    """Replace the markers in a page by their tables."""
     return MARK.sub(lambda mark: _generated(mark[1]), markdown)
 
 
@@ -152,7 +152,7 @@ def _generated(name: str) -> str:
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
-    from mkdocs.structure.files import File  # only there when the site is built
+    from mkdocs.structure.files import File  # installed only for building the site
 
     pages = {path: make() for path, make in SITE_PAGES.items()} | generated_pages()
     for path, content in pages.items():
@@ -169,7 +169,7 @@ def on_config(config: Any) -> Any:
 
 
 def written(markdown: str) -> str:
-    """Return a page as it is committed: each mark is followed by its table."""
+    """Return a page in its committed form: each marker is followed by its table."""
 
     def filled(mark: re.Match[str]) -> str:
         return f"<!-- generated: {mark[1]} -->\n\n{_generated(mark[1]).strip()}\n\n<!-- end: {mark[1]} -->"
@@ -178,7 +178,7 @@ def written(markdown: str) -> str:
 
 
 def committed() -> dict[Path, str]:
-    """Return the pages that hold generated text, as they should be, by file."""
+    """Return the up-to-date content of pages with generated text, by file."""
     pages = {DOCS / path: make().rstrip() + "\n" for path, make in PAGES.items()}
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
@@ -206,7 +206,7 @@ def _children(group: str) -> list[str]:
 
 
 def main() -> None:
-    """Write all generated text; with ``--check``, only say which files differ."""
+    """Write all generated text; with ``--check``, only report files that differ."""
     pages = committed()
     stale = [path for path, text in pages.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if "--check" in sys.argv and stale:

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks share: models of known sizes with random weights, episodes, and the machine's name."""
+"""Shared parts of the GPU benchmarks: models of known sizes with random weights, episodes, and the machine's name."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ SIZES: dict[str, dict[str, Any]] = {
     "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
 }
-"""Of the Qwen3 family; ``tiny`` is for machines without a GPU."""
+"""Sizes of the Qwen3 family; ``tiny`` is for machines without a GPU."""
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "B200": 2250e12}
-"""Dense bfloat16, by a part of the card's name, from its data sheet."""
+"""Dense bfloat16 FLOP/s from the data sheet, by a part of the card's name."""
 
 
 def the_device() -> torch.device:
-    """The first GPU, else the CPU."""
+    """Return the first GPU, or the CPU if there is none."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def conditions() -> dict[str, Any]:
-    """What a figure is worth nothing without."""
+    """Return the conditions of the measurement."""
     if not torch.cuda.is_available():
         return {"device": "cpu", "torch": torch.__version__, "note": ON_CPU}
     return {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def usual_size(size: str | None) -> str:
-    """The one asked for, or one that the machine can hold.
+    """Return the requested size, or by default one that fits the machine.
 
     Raises:
-        UsageError: there is no such size.
+        UsageError: The size is unknown.
     """
     if size is not None and size not in SIZES:
-        raise UsageError("no such size of a model", got=size, expected=", ".join(SIZES))
+        raise UsageError("unknown model size", got=size, expected=", ".join(SIZES))
     return size or ("0.6B" if torch.cuda.is_available() else "tiny")
 
 
 def model_config(size: str) -> Qwen3Config:
-    """The sizes as transformers takes them."""
+    """Return the sizes as a config of transformers."""
     tiny = size == "tiny"
     return Qwen3Config(
         **SIZES[size],
@@ -66,7 +66,7 @@ def model_config(size: str) -> Qwen3Config:
 
 
 def random_model(size: str, *, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> PreTrainedModel:
-    """A model with random weights on the device, the same for the same seed."""
+    """Make a model with random weights on the device; the same seed gives the same weights."""
     torch.manual_seed(seed)
     with the_device():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -76,7 +76,7 @@ def random_model(size: str, *, dtype: torch.dtype = torch.bfloat16, seed: int = 
 
 
 def episodes(count: int, *, prompt: int, answer: int, vocabulary: int, seed: int = 0) -> list[Trajectory]:
-    """Groups of 4 with a common prompt; answers of random tokens, from half of `answer` to all of it."""
+    """Make groups of 4 episodes with a common prompt; answers have `answer` / 2 to `answer` random tokens."""
     generator = random.Random(seed)
     found: list[Trajectory] = []
     for number in range(count):
@@ -95,7 +95,7 @@ def episodes(count: int, *, prompt: int, answer: int, vocabulary: int, seed: int
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """By the clock, the device's queue included."""
+    """Return wall-clock seconds, including the device's queue."""
     finish()
     start = time.perf_counter()
     work()
@@ -104,6 +104,6 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def finish() -> None:
-    """Wait for what the device still computes."""
+    """Wait until the device has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

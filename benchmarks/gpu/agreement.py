@@ -62,13 +62,13 @@ def _compare(size: str, dtype: torch.dtype, prompts: list[list[int]], tokens: in
 
 
 def run(*, size: str | None = None, sessions: int = 16, prompt: int = 200, tokens: int = 200) -> dict[str, Any]:
-    """Sample at temperature 1, and score what was sampled with the trainer's own forward pass.
+    """Sample at temperature 1, and score the sampled tokens with the trainer's forward pass.
 
     Args:
-        size: Of the model.
-        sessions: Sampled together.
-        prompt: Tokens of each prompt, up to twice as many.
-        tokens: Of each answer.
+        size: Size of the model.
+        sessions: Sessions sampled together.
+        prompt: Minimum tokens of a prompt; the maximum is twice as many.
+        tokens: Tokens of each answer.
     """
     size = usual_size(size)
     generator, vocabulary = random.Random(0), random_model("tiny").config.vocab_size

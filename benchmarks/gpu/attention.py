@@ -1,4 +1,4 @@
-"""Attention back ends beside each other: padded SDPA, packed rows, shared prefixes; numbers, gradients and speed.
+"""Comparison of attention back ends: padded SDPA, packed rows, shared prefixes; values, gradients and speed.
 
 agentrl bench attention --folder benchmarks/gpu size=0.6B
 """
@@ -33,10 +33,10 @@ def run(
     """Score the same sequences in each way; differences are relative to padded SDPA.
 
     Args:
-        size: Of the model.
-        sequences: In groups of 4 with a common prompt.
+        size: Size of the model.
+        sequences: Number of sequences, in groups of 4 with a common prompt.
         prompt: Tokens of each prompt.
-        answer: Most tokens of an answer.
+        answer: Maximum number of tokens of an answer.
         rounds: Timed passes of each; the fastest counts.
     """
     size = usual_size(size)
@@ -48,7 +48,7 @@ def run(
         tokens = sum(map(len, scored))
         expected_logp, expected = _gradients(model, scored, Layout())
         figures: dict[str, Any] = {"padded": {"tokens_per_s": tokens / min(_times(model, scored, Layout(), rounds))}}
-        choose_layout(model, TrainerConfig(share_prefixes=True))  # makes the model's attention ready for rows
+        choose_layout(model, TrainerConfig(share_prefixes=True))  # prepare the model's attention for packed rows
         for name, share in (("packed", 0), ("shared", FEWEST_SHARED)):
             layout = Layout(packed=True, share=share)
             logp, gradient = _gradients(model, scored, layout)

@@ -1,4 +1,4 @@
-"""Liger's kernels in the layers of a model (extra `gpu`), beside transformers' own: numbers, gradients, speed.
+"""Comparison of Liger's kernels in the layers of a model (extra `gpu`) with transformers': values, gradients, speed.
 
 agentrl bench liger --folder benchmarks/gpu size=0.6B
 """
@@ -30,10 +30,10 @@ def run(
     """Score the same sequences with and without Liger, in bfloat16.
 
     Args:
-        size: Of the model.
-        sequences: In groups of 4 with a common prompt.
+        size: Size of the model.
+        sequences: Number of sequences, in groups of 4 with a common prompt.
         prompt: Tokens of each prompt.
-        answer: Most tokens of an answer.
+        answer: Maximum number of tokens of an answer.
         rounds: Timed passes of each; the fastest counts.
     """
     size = usual_size(size)

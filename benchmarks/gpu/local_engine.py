@@ -1,4 +1,4 @@
-"""The local engine by itself: sampled tokens per second with continuous batching, over numbers of sessions.
+"""Sampled tokens per second of the local engine with continuous batching, by number of sessions.
 
 agentrl bench local_engine --folder benchmarks/gpu size=0.6B
 """
@@ -44,12 +44,12 @@ def run(
     answer: int = 64,
     observation: int = 32,
 ) -> dict[str, Any]:
-    """Play sessions of several turns, all at once; bfloat16.
+    """Play sessions of several turns, all concurrently, in bfloat16.
 
     Args:
-        size: Of the model.
-        sessions: Numbers of sessions that are tried.
-        turns: Of each session.
+        size: Size of the model.
+        sessions: Numbers of sessions to measure.
+        turns: Turns of each session.
         prompt: Tokens of the first prompt.
         answer: Sampled tokens of each turn.
         observation: Tokens between two answers.

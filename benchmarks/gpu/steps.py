@@ -1,4 +1,4 @@
-"""Whole training steps: tokens per second, model-FLOP utilisation, and peak memory beside `agentrl plan`.
+"""Whole training steps: tokens per second, model-FLOP utilisation, and peak memory compared with `agentrl plan`.
 
 agentrl bench steps --folder benchmarks/gpu size=8B checkpointing=true
 """
@@ -33,7 +33,7 @@ def _config(folder: str, dtype: str, tokens: int, budget: int, checkpointing: bo
 
 
 def _flops(parameters: int, embeddings: int, width: int, layers: int, lengths: list[int]) -> float:
-    """Of a forward and a backward pass: 6 per weight in a product and token, and 6 per pair of tokens and width."""
+    """Return the FLOPs of a forward and a backward pass: 6 per product weight and token, 6 per token pair and width."""
     pairs = sum(length * length for length in lengths) / 2
     return 6 * (parameters - embeddings) * sum(lengths) + 12 * layers * width * pairs
 
@@ -49,17 +49,17 @@ def run(
     checkpointing: bool = False,
     rounds: int = 3,
 ) -> dict[str, Any]:
-    """Take steps of GRPO on random trajectories.
+    """Take GRPO steps on random trajectories.
 
     Args:
-        size: Of the model.
+        size: Size of the model.
         dtype: bfloat16 or float32.
-        sequences: Per step, in groups of 4 with a common prompt.
+        sequences: Sequences per step, in groups of 4 with a common prompt.
         prompt: Tokens of each prompt.
-        answer: Most tokens of an answer; half of it at least.
+        answer: Maximum number of tokens of an answer; the minimum is half of it.
         budget: Tokens of a micro-batch.
-        checkpointing: Compute activations again in the backward pass; utilisation counts what is useful only.
-        rounds: Timed steps, after one that is not.
+        checkpointing: True to recompute activations in the backward pass; utilisation does not count recomputation.
+        rounds: Timed steps, after one warm-up step.
     """
     size = usual_size(size)
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def run(
         trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=config.agent.max_tokens)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        for _ in range(2):  # the second has the optimizer's moments from its start
+        for _ in range(2):  # the second step has the optimizer's moments from its start
             trainer.step(played, temperature=1.0, pad_id=0)
         peak = torch.cuda.max_memory_allocated() if on_gpu else memory.peak
     taken = [seconds_of(lambda: trainer.step(played, temperature=1.0, pad_id=0)) for _ in range(rounds)]

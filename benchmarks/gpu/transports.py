@@ -1,4 +1,4 @@
-"""Weights on their way: a broadcast between two members of a group (NCCL from GPU to GPU), and CUDA IPC to a process.
+"""Speed of weight transports: a broadcast in a group of two (NCCL between GPUs), and CUDA IPC to another process.
 
 agentrl bench transports --folder benchmarks/gpu megabytes=1024
 """
@@ -55,7 +55,7 @@ async def _broadcast(sent: torch.Tensor, received: torch.Tensor, rounds: int) ->
 
 
 def _ipc(sent: torch.Tensor) -> dict[str, Any]:
-    """Another process reads the tensor where it lies."""
+    """Let another process read the tensor in place."""
     handed = pickle.dumps(reduce_tensor(sent))
     found = subprocess.run([sys.executable, "-c", READER], input=handed, capture_output=True, check=True)
     total, seconds = found.stdout.split()
@@ -63,11 +63,11 @@ def _ipc(sent: torch.Tensor) -> dict[str, Any]:
 
 
 def run(*, megabytes: int | None = None, rounds: int = 5) -> dict[str, Any]:
-    """Send bytes, and compare what arrived; on the CPU over gloo, within this process.
+    """Send data and compare the received data; on the CPU over gloo, within this process.
 
     Args:
-        megabytes: Of each message.
-        rounds: Messages.
+        megabytes: Size of each message.
+        rounds: Number of messages.
     """
     gpus = torch.cuda.device_count()
     size = (megabytes or (1024 if gpus else 4)) << 20

@@ -1,1 +1,1 @@
-"""Proxies before one server, which `agentrl bench gateway --versus` compares."""
+"""Proxies in front of one server, which `agentrl bench gateway --versus` compares."""

@@ -1,4 +1,4 @@
-"""agentrl's gateway in front of a server, on its route of token ids.
+"""agentrl's gateway in front of a server, using its token-id route.
 
 python agentrl_proxy.py UPSTREAM SESSIONS
 """
@@ -30,21 +30,21 @@ VOCABULARY = 100_000
 
 
 class Nothing(gymnasium.Env[str, str]):
-    """An environment without a task."""
+    """Environment without a task."""
 
     observation_space = action_space = gymnasium.spaces.Text(10)
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
-        """Begin."""
+        """Start an episode."""
         return "", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
-        """End."""
+        """End the episode."""
         return "", 0.0, True, False, {}
 
 
 class Open(AgentLoop):
-    """Holds a session open for the clients."""
+    """Loop that keeps a session open for the clients."""
 
     def __init__(self, gateway: Gateway, sessions: int) -> None:
         self._gateway, self._sessions = gateway, sessions

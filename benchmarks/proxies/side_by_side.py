@@ -1,4 +1,4 @@
-"""The gateway and another proxy before the same server, one after the other, with the same clients."""
+"""Comparison of the gateway with another proxy in front of the same server, with the same clients."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from agentrl.sandbox.program_guard import children_of
 FOLDER = Path(__file__).parent
 PROXIES = {"agentrl": "agentrl_proxy.py", "agentlightning": "agentlightning_proxy.py"}
 STREAM_SESSIONS, TOKEN_S = 16, 0.03
-"""Streams at the same time, and seconds between their tokens."""
+"""Number of concurrent streams, and seconds between their tokens."""
 LONGEST_LINE = 1 << 26
 OFFLINE = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
 }
-"""Variables with which litellm asks no other machine, and checks no keys, which would only cost it time."""
+"""Variables that keep litellm from contacting other machines and checking keys, which would cost time."""
 
 
 def python_of(name: str) -> str:
-    """Return the Python of a proxy: its own environment for one that is not ours."""
+    """Return the Python interpreter of a proxy; other proxies have their own environment."""
     if name == "agentrl":
         return sys.executable
     folder = os.environ.get("AGENTRL_PROXIES", "")
@@ -44,13 +44,13 @@ def python_of(name: str) -> str:
 
 
 async def side_by_side(ids: list[int], text: str, *, sessions: int, turns: int, clients: Path) -> dict[str, Any]:
-    """Measure each proxy: CPU of its processes, requests per second, and when the first text comes.
+    """Measure each proxy: CPU time of its processes, requests per second, and the time of the first text.
 
     Args:
         ids: The answer as token ids.
-        text: The answer.
-        sessions: At the same time.
-        turns: Requests of each.
+        text: The answer as text.
+        sessions: Concurrent sessions.
+        turns: Requests of each session.
         clients: Program of the clients.
     """
     figures: dict[str, Any] = {}
@@ -121,7 +121,7 @@ async def _measure(
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time of a process and of those that it started."""
+    """Return the CPU time of a process and its children."""
     ticks = 0
     for one in (pid, *children_of(pid)):
         with suppress(OSError):

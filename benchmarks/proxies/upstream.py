@@ -1,4 +1,4 @@
-"""A stand-in for an inference server: the same answer to everybody, on vLLM's route of token ids and on OpenAI's.
+"""A stand-in for an inference server that always gives the same answer, on vLLM's token-id route and on OpenAI's.
 
 python upstream.py '{"ids": [1, 2], "text": "Hi", "delay_s": 0.0}'
 """
@@ -19,11 +19,11 @@ SETTINGS = {
         "parallel_config": {"worker_extension_cls": "agentrl_vllm_worker.UncutLogprobs"},
     }
 }
-"""What a server that agentrl has launched says of itself."""
+"""Settings that a server launched by agentrl reports."""
 
 
 class Upstream:
-    """Answers after `delay_s` per token, whole or as a stream."""
+    """Server that answers after `delay_s` per token, whole or as a stream."""
 
     def __init__(self, ids: list[int], text: str, delay_s: float) -> None:
         self._ids, self._delay_s = ids, delay_s
@@ -48,7 +48,7 @@ class Upstream:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
-        if asked["sampling_params"]["max_tokens"] == 1:  # how agentrl finds out what log-probabilities it gets
+        if asked["sampling_params"]["max_tokens"] == 1:  # a test of the returned log-probabilities
             return web.json_response({"choices": [_choice(self._ids[:1], "length")], "usage": {}})
         if not asked.get("stream"):
             await asyncio.sleep(self._delay_s * len(self._ids))

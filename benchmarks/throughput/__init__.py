@@ -1,1 +1,1 @@
-"""Throughput of the runtime on a real server, beside a bare client of the same server: `agentrl bench rollout`."""
+"""Throughput of the runtime on a real server, compared with a bare client of the server: `agentrl bench rollout`."""

@@ -1,4 +1,4 @@
-"""A client that does nothing but post: the next prompt is what was sent, what came back, and what the session says."""
+"""A client that only sends requests: each prompt is the previous prompt, the answer, and the session's next tokens."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from throughput.sessions import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """The routes of a kind of server."""
+    """Routes and message formats of a kind of server."""
 
     generate: str
     forget: str
-    """Empties the prefix cache."""
+    """Route that empties the prefix cache."""
     encode: Callable[[Sequence[int], int], dict[str, Any]]
-    """Body of a request for exactly so many tokens after these, at temperature 1 with log-probabilities."""
+    """Function that makes a request for a number of tokens after a prompt, at temperature 1 with log-probabilities."""
     decode: Callable[[Any], list[int]]
-    """The tokens in the body of an answer."""
+    """Function that returns the tokens of a response."""
 
 
 def _encode_vllm(ids: Sequence[int], tokens: int) -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def forget(url: str, wire: Wire) -> None:
 
 
 async def play(url: str, wire: Wire, sessions: Iterable[Session], *, concurrency: int) -> int:
-    """Play all sessions, at most `concurrency` at a time; the number of tokens that came."""
+    """Play all sessions, at most `concurrency` at a time; return the number of received tokens."""
     remaining = iter(sessions)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as http:

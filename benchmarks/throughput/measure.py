@@ -1,4 +1,4 @@
-"""The whole runtime and the bare client by turns, on one server and the same tokens."""
+"""Measurement of the whole runtime and the bare client, in alternation, on one server with the same tokens."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from throughput.sessions import Session, recorded
 from throughput.stand_in import open_stand_in
 
 STOP_EVERY = 24
-"""One in so many token ids ends an answer of a model with random weights, so that its answers differ in length as those
-of other models do: answers of one length would keep all episodes in step."""
+"""Interval of the token ids that end an answer of a model with random weights. Its answers thus differ in length like
+those of other models; answers of equal length would keep all episodes in step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How much is played."""
+    """Size of a measurement."""
 
     episodes: int
     concurrency: int
     rounds: int
-    """Each is the runtime, then the bare client with what the runtime did."""
+    """Number of rounds, each with the runtime and then the bare client with the runtime's token counts."""
     stand_in: bool = False
-    """The server is `throughput.stand_in`; rounds end with the runtime on an engine without HTTP."""
+    """True if the server is `throughput.stand_in`; rounds then end with the runtime on an engine without HTTP."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds by the clock, and of this process's own work."""
+    """Wall-clock seconds, and CPU seconds of this process."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -90,18 +90,18 @@ class Played:
 
     @property
     def cpu_ms_per_turn(self) -> float:
-        """Milliseconds of this process's work per turn."""
+        """CPU milliseconds of this process per turn."""
         return 1000 * self.watch.cpu_seconds / sum(map(len, self.sessions))
 
 
 async def measure(config: Config, section: ServerEngineConfig, load: Load, folder: Path) -> dict[str, Any]:
-    """Figures of one server.
+    """Return the figures of one server.
 
     Args:
         config: Environment, agent, model, sampling.
-        section: Its engine: one server, launched or attached to.
-        load: How much is played.
-        folder: For the model, the server's log and the episodes.
+        section: Engine section: one server, launched or attached to.
+        load: Size of the measurement.
+        folder: Folder for the model, the server's log and the episodes.
     """
     path = await _model_path(config, folder)
     served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
@@ -136,7 +136,7 @@ async def _model_path(config: Config, folder: Path) -> str:
 
 
 class _Bench:
-    """Plays on one server."""
+    """Benchmark on one server."""
 
     def __init__(self, config: Config, section: ServerEngineConfig, served: ServedModel, folder: Path) -> None:
         self._config = config
@@ -153,13 +153,13 @@ class _Bench:
         self._version = 0
 
     async def check(self) -> None:
-        """See that the server has the model's weights, under whatever version."""
+        """Check that the server has the model's weights, under any version."""
         async with open_pool(self._section, self._served, self._folder) as pool:
             await check_served(pool, self._served)
             self._version = pool.version
 
     async def round(self, load: Load) -> tuple[Played, Played]:
-        """The runtime, then the bare client; each begins with an empty prefix cache and has the server for itself."""
+        """Measure the runtime, then the bare client, each with an empty prefix cache and no other clients."""
         runtime = await self._runtime(load)
         await forget(self._url, self._wire)
         with settled_heap(), Stopwatch() as watch:
@@ -169,7 +169,7 @@ class _Bench:
         return runtime, Played(sessions=runtime.sessions, tokens=tokens, watch=watch)
 
     async def without_http(self, load: Load) -> Played:
-        """The runtime with the scripted engine, which samples such answers as the stand-in does."""
+        """Measure the runtime with the scripted engine, whose answers are like those of the stand-in."""
         return await self._play(ScriptedEngine(script=self._sampled, vocab_size=self._served.vocab_size), load)
 
     def _sampled(self, request: GenerateRequest) -> list[int]:
@@ -213,7 +213,7 @@ def _figures(runtime: list[Played], bare: list[Played]) -> dict[str, Any]:
     return {
         "tokens_per_s": median(played.tokens_per_s for played in runtime),
         "bare_tokens_per_s": median(played.tokens_per_s for played in bare),
-        "ratio_to_bare_client": median(ratios),  # of neighbours in time, so that a busy machine decides less
+        "ratio_to_bare_client": median(ratios),  # adjacent in time: depends less on other load
         "ratios": ratios,
         "cpu_ms_per_turn": median(played.cpu_ms_per_turn for played in runtime),
         "bare_cpu_ms_per_turn": median(played.cpu_ms_per_turn for played in bare),

@@ -17,7 +17,7 @@ _VERSION_ROUTES = {"vllm": "/version", "sglang": "/server_info"}
 
 @asynccontextmanager
 async def open_server(section: ServerEngineConfig, served: ServedModel, folder: Path) -> AsyncIterator[str]:
-    """The address of a server: the first that the section names, or one that ends with the block."""
+    """Yield the address of a server: the first one of the section, or a launched one that ends with the block."""
     if section.servers != "launch":
         yield section.servers[0]
         return
@@ -27,6 +27,6 @@ async def open_server(section: ServerEngineConfig, served: ServedModel, folder: 
 
 
 async def server_version(url: str, engine: str) -> str:
-    """The engine with the version that the server tells."""
+    """Return the engine's name with the version that the server reports."""
     async with aiohttp.ClientSession() as http, http.get(url + _VERSION_ROUTES[engine]) as answer:
         return f"{engine} {(await answer.json())['version']}"

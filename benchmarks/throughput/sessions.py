@@ -13,7 +13,7 @@ class Turn:
     """One turn of a session."""
 
     new_ids: list[int]
-    """What is said before it."""
+    """New tokens before the answer."""
     answer_tokens: int
 
 
@@ -21,7 +21,7 @@ Session: TypeAlias = list[Turn]
 
 
 def recorded(trajectory: Trajectory) -> Session:
-    """The session that an episode of one sequence was for the server."""
+    """Return an episode of one sequence as a session of the server."""
     (sequence,) = trajectory.sequences
     ids, session, said = sequence.ids_list(), [], 0
     for turn in sequence.turns:

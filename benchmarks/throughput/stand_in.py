@@ -1,6 +1,6 @@
-"""A process that answers as vLLM's route of token ids does, without a model: what is left is the client's own work.
+"""A process that answers like vLLM's token-id route without a model, so that only the client's work is measured.
 
-Answers are random tokens, and take `TOKEN_S` per token. Where the request has stop tokens, the first one ends it.
+Answers are random tokens, and take `TOKEN_S` per token. If the request has stop tokens, the first one ends the answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ANSWERS: dict[str, Any] = {
 
 @asynccontextmanager
 async def open_stand_in(vocab_size: int) -> AsyncIterator[str]:
-    """The address of a stand-in whose tokens are below `vocab_size`; it ends with the block."""
+    """Yield the address of a stand-in whose tokens are below `vocab_size`; it ends with the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, str(vocab_size), stdout=asyncio.subprocess.PIPE
     )

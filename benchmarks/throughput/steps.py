@@ -1,4 +1,4 @@
-"""Steps that are measured: seconds of the clock and of the CPU, and the growth of memory."""
+"""Measurement of training steps: wall-clock and CPU seconds, and the growth of memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from statistics import median
 
 @dataclass(slots=True)
 class Side:
-    """One of those that are compared, and what its steps took."""
+    """One side of a comparison, with the measurements of its steps."""
 
     step: Callable[[], None]
     cpu_seconds: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     grown_bytes: list[int] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
-    """Of the whole process."""
+    """Peak memory of the whole process."""
 
     def measure(self) -> None:
-        """Take a step."""
+        """Measure a step."""
         _give_back()
         before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
         start, start_cpu = time.perf_counter(), time.process_time()
         self.step()
         self.seconds.append(time.perf_counter() - start)
@@ -35,7 +35,7 @@ class Side:
         self.grown_bytes.append(self.peak_bytes[-1] - before)
 
     def figures(self, tokens: int) -> dict[str, float]:
-        """Medians."""
+        """Return the medians."""
         return {
             "tokens_per_cpu_s": tokens / median(self.cpu_seconds),
             "tokens_per_s": tokens / median(self.seconds),
@@ -45,7 +45,7 @@ class Side:
 
 
 def _give_back() -> None:
-    """Freed memory, to the system, so that it counts for nobody."""
+    """Return freed memory to the system, so that it is not counted."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""Steps of trainers on the same episodes, each measured in a process of its own, so that its memory is its own."""
+"""Steps of trainers on the same episodes, each measured in a separate process because of its memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_step(model: PreTrainedModel, trajectories: Sequence[Trajectory], *, budg
 
 
 def load_as_it_comes(path: str, dtype: Dtype) -> PreTrainedModel:
-    """Return the model with transformers' own layers, as peers use it."""
+    """Load the model with transformers' layers, as peers use it."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     return model.eval()
 
@@ -59,16 +59,16 @@ def _bare_step(model: PreTrainedModel, trajectories: Sequence[Trajectory]) -> Ca
 
 @dataclass(frozen=True, slots=True)
 class StepKind:
-    """Whose step, and of what."""
+    """Kind of a step: trainer and settings."""
 
     trainer: Literal["agentrl", "bare", "trl"]
     adapters: bool = False
     at_once: int = 0
-    """Tokens of a micro-batch of agentrl, or episodes of TRL's."""
+    """Size of a micro-batch: tokens for agentrl, episodes for TRL."""
 
     @property
     def name(self) -> str:
-        """As it is printed."""
+        """Name in the output."""
         size = f" x{self.at_once}" if self.at_once else ""
         return f"{self.trainer}{', LoRA' if self.adapters else ''}{size}"
 
@@ -96,7 +96,7 @@ class StepKind:
 
 
 def measure_alone(kind: StepKind, path: str, dtype: Dtype, rounds: int, seed: int) -> dict[str, float]:
-    """Return figures of a kind of step, after one to warm up, in a process of its own."""
+    """Return the figures of a kind of step, after a warm-up step, in a separate process."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         return alone.submit(_measure, kind, path, dtype, rounds, seed).result()
 

@@ -1,4 +1,4 @@
-"""Trajectories with random tokens, to be trained on."""
+"""Trajectories with random tokens for training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUP_SIZE = 8
 
 
 def multi_turn(groups: int, vocabulary: int, seed: int) -> list[Trajectory]:
-    """Groups of 2 to 12 turns: prompts of 60 to 200 tokens, answers of 10 to 40, observations of 20 to 80."""
+    """Make groups of 2 to 12 turns: prompts of 60 to 200 tokens, answers of 10 to 40, observations of 20 to 80."""
     generator = random.Random(seed)
     return [
         _trajectory(generator, group, member, prompt, generator.randint(2, 12), (20, 80), vocabulary)
@@ -22,7 +22,7 @@ def multi_turn(groups: int, vocabulary: int, seed: int) -> list[Trajectory]:
 
 
 def long_prompts(groups: int, vocabulary: int, seed: int) -> list[Trajectory]:
-    """Groups of 1 to 4 turns: prompts of 1,000 tokens, answers of 10 to 40, observations of 10 to 20."""
+    """Make groups of 1 to 4 turns: prompts of 1,000 tokens, answers of 10 to 40, observations of 10 to 20."""
     generator = random.Random(seed)
     return [
         _trajectory(generator, group, member, prompt, generator.randint(1, 4), (10, 20), vocabulary)

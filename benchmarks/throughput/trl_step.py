@@ -1,7 +1,7 @@
 """A training step of TRL's GRPOTrainer on given trajectories.
 
-TRL's own code runs from the batch that its sampling would have left behind: it shuffles the batch, splits it into
-micro-batches, computes their losses and gradients, clips, and lets AdamW update. Only the sampling is left out.
+TRL's own code starts from the batch that its sampling would have produced: it shuffles the batch, splits it into
+micro-batches, computes their losses and gradients, clips, and updates with AdamW. Only the sampling is left out.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ except ImportError as error:
 
 
 class TRLStep:
-    """Trains a model in place.
+    """Trainer of a model in place.
 
     Args:
-        model: In float32, on the CPU.
-        trajectories: Of one sequence each.
-        advantages: Of each trajectory.
+        model: Model in float32, on the CPU.
+        trajectories: Trajectories of one sequence each.
+        advantages: Advantage of each trajectory.
         batch_size: Trajectories of a micro-batch.
         group_size: Trajectories of a group.
-        learning_rate: AdamW's.
-        bfloat16: Compute in bfloat16, with weights in float32.
-        adapters: Train these instead of all weights.
+        learning_rate: Learning rate of AdamW.
+        bfloat16: True to compute in bfloat16, with weights in float32.
+        adapters: Adapters to train instead of all weights.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TRLStep:
         self.gradients: dict[str, torch.Tensor] = {}
 
     def step(self, *, keep_gradients: bool = False) -> None:
-        """One optimizer step."""
+        """Take an optimizer step."""
         trainer = self._trainer
         trainer._step, trainer._buffered_inputs = 0, None
         for _ in range(self._micro_batches):
@@ -114,7 +114,7 @@ def _peft(adapters: LoraConfig) -> peft.LoraConfig:
 
 
 def _batch(trajectories: Sequence[Trajectory], advantages: Sequence[float]) -> dict[str, torch.Tensor]:
-    """As TRL's sampling leaves it: prompts padded on the left, everything after them on the right."""
+    """Return the batch as TRL's sampling produces it: prompts padded on the left, the rest on the right."""
     sequences = [trajectory.sequences[0] for trajectory in trajectories]
     starts = [sequence.turns[0].start for sequence in sequences]
     prompts = [torch.from_numpy(s.token_ids[:start]).long() for s, start in zip(sequences, starts, strict=True)]

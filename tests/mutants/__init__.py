@@ -1,1 +1,1 @@
-"""Mutation runs: small wrong changes of the sources, and whether the tests notice them."""
+"""Mutation tests: small wrong changes of the sources that the tests should notice."""

@@ -1,4 +1,4 @@
-"""`make mutants`: change the sources a little, room by room, and say how many changes the tests notice."""
+"""`make mutants`: make small wrong changes of the sources, room by room, and report how many the tests notice."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CATALOGUE = {"envs": "envs", "tools": "tools", "agent_loops": "agent_loops", "co
 
 
 def main() -> int:
-    """Run the rooms that are asked for; 1 when one of them is below its goal."""
+    """Run the requested rooms; return 1 if one of them is below its goal."""
     words = argparse.ArgumentParser(prog="make mutants", description=__doc__)
-    words.add_argument("--room", action="append", choices=[*ROOMS], help="all of them when left out")
+    words.add_argument("--room", action="append", choices=[*ROOMS], help="all rooms by default")
     words.add_argument("--sample", default="40", help="changes per room, or `all`")
     words.add_argument("--seed", type=int, default=0)
     words.add_argument("--budget", type=float, default=60.0, help="seconds of tests per change")
-    words.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
+    words.add_argument("--fresh", action="store_true", help="discard the results of earlier runs")
     asked = words.parse_args()
     if asked.fresh:
         shutil.rmtree(FOLDER, ignore_errors=True)
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def run_room(name: str, count: int | None, seed: int, budget_s: float) -> dict[str, Any]:
-    """Play the changes of a room that were not played before, print the survivors, and sum up."""
+    """Test the changes of a room that have no result yet, print the survivors, and return the table row."""
     room = ROOMS[name]
     changes, places = sample(TREE, list(room.files()), count, seed)
     results = _results(name, room, changes, budget_s)
@@ -63,7 +63,7 @@ def run_room(name: str, count: int | None, seed: int, budget_s: float) -> dict[s
 
 
 def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> dict[str, Any]:
-    """By change. What was noticed before is not played again; what survived is, once tests have changed."""
+    """Return results by change. Noticed changes are not tested again; survivors are, once tests have changed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path, tests = FOLDER / f"{name}.jsonl", _digest(*room.tests, "tests/conftest.py")
     while True:
@@ -73,7 +73,7 @@ def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> d
             if result["status"] != "survived" or result["key"].endswith(tests):
                 known[result["key"].split(" ")[0]] = result
         left = [change for change in changes if _key(change) not in known]
-        print(f"{name}: {len(changes)} changes, {len(left)} to play", flush=True)
+        print(f"{name}: {len(changes)} changes, {len(left)} to test", flush=True)
         if not left:
             return known
         tasks = [{**asdict(change), "key": f"{_key(change)} {tests}"} for change in left]
@@ -90,17 +90,17 @@ def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, bud
     file.write_text(json.dumps({**paths, "digests": digests, "changes": tasks, "budget_s": budget_s}))
     path = os.pathsep.join([str(copy), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
-    environment["PYTHONSAFEPATH"] = "1"  # processes that tests start import the copy, not the folder that they run in
+    environment["PYTHONSAFEPATH"] = "1"  # subprocesses of tests import the copy, not their folder
     options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / f'tmp-{name}'}"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", *options, *room.tests]
     before = results.read_text() if results.exists() else ""
     ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
     if (results.read_text() if results.exists() else "") == before:
-        raise SystemExit(f"{name}: nothing was played\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
+        raise SystemExit(f"{name}: no change was tested\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
 
 
 def _copy_tree(copy: Path) -> None:
-    """The package as it is installed, with files of its own to change."""
+    """Copy the package as it is installed, so that its files can be changed."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(TREE / "agentrl", copy / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
     for package, folder in CATALOGUE.items():
@@ -114,7 +114,7 @@ def _key(change: Change) -> str:
 
 
 def _digest(*paths: str | Path) -> str:
-    """Of all Python files in some files and folders."""
+    """Return the digest of all Python files in files and folders."""
     digest = hashlib.sha256()
     for file in (file for path in paths for file in _python(path)):
         digest.update(file.read_bytes())

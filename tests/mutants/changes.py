@@ -1,4 +1,4 @@
-"""Small wrong changes of a source file: cosmic-ray's operators, and three of our own."""
+"""Small wrong changes of a source file: cosmic-ray's operators and three custom ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHERS = (
 
 
 class _Leaf(Operator):
-    """Replaces one leaf by another."""
+    """Operator that replaces one leaf by another."""
 
     replacements: ClassVar[dict[str, str]]
 
@@ -53,7 +53,7 @@ class _Leaf(Operator):
 
 
 class SwapExtreme(_Leaf):
-    """Calls the function or method of the opposite meaning."""
+    """Operator that calls the function or method with the opposite meaning."""
 
     replacements: ClassVar = {"min": "max", "max": "min", "any": "all", "all": "any", "amin": "amax", "amax": "amin"}
 
@@ -63,13 +63,13 @@ class SwapExtreme(_Leaf):
 
 
 class AssignPlainly(_Leaf):
-    """Forgets what a variable held."""
+    """Operator that replaces an augmented assignment by a plain one."""
 
     replacements: ClassVar = {"+=": "=", "-=": "=", "*=": "=", "|=": "=", "&=": "="}
 
 
 class RemoveCall(Operator):
-    """Leaves out a call whose result is not used."""
+    """Operator that removes a call whose result is not used."""
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
         if node.type == "simple_stmt" and node.children[0].type in ("atom_expr", "power", "await_expr"):
@@ -86,7 +86,7 @@ class RemoveCall(Operator):
 
 
 def operators() -> dict[str, Operator]:
-    """The operators that are used, by name: boundaries and opposites, since a wilder change is noticed anyway."""
+    """Return the operators by name: boundaries and opposites only, because larger changes are always noticed."""
     library, kind, found = OperatorProvider(), "", {}
     for word in PAIRS.split():
         if word.endswith(":"):
@@ -106,7 +106,7 @@ class Change:
     function: str
     """Qualified name of the outermost function around it, without the module."""
     first_line: int
-    """Of that function's code."""
+    """First line of that function's code."""
     before: str
     """The changed lines."""
     after: str
@@ -116,11 +116,11 @@ class Change:
 
 
 def sample(tree: Path, paths: Sequence[str], count: int | None, seed: int) -> tuple[list[Change], int]:
-    """Draw changes, at most one per place; all of them without a count. Also the number of places.
+    """Draw changes, at most one per place, or all without a count; return them and the number of places.
 
-    A place is one position in a file; where several changes are possible there, one is drawn. Messages of errors, words
-    for the log and annotations are not changed: no test should depend on them. Which places are drawn depends on each
-    of them alone, so that samples before and after an edit elsewhere are the same.
+    A place is one position in a file; if several changes are possible there, one is drawn. Error messages, log messages
+    and annotations are not changed: no test should depend on them. Whether a place is drawn depends only on the place,
+    so edits elsewhere do not change the sample.
     """
     places = sorted((place for path in paths for place in _places(tree, path)), key=lambda place: place.rank(seed))
     taken: list[Change] = []
@@ -139,13 +139,13 @@ def sample(tree: Path, paths: Sequence[str], count: int | None, seed: int) -> tu
 class _Place:
     path: str
     ways: list[tuple[str, int]]
-    """Names of operators, and which of their occurrences."""
+    """Names of operators with the index of their occurrence."""
     line: int
     text: str
-    """Of its line up to it, and how often that stands in the file before."""
+    """Column and line of code, and the number of equal ones before it in the file."""
 
     def rank(self, seed: int) -> str:
-        """Of the draw."""
+        """Return the sort key of the draw."""
         return hashlib.sha256(f"{seed} {self.path} {self.text}".encode()).hexdigest()
 
 
@@ -173,7 +173,7 @@ def _places(tree: Path, path: str) -> list[_Place]:
 
 
 def _change(tree: Path, place: _Place, operator: str, occurrence: int) -> Change | None:
-    """The change, unless it is none: annotations are not part of the code."""
+    """Return the change, or None if it does not change code: annotations are not part of the code."""
     source = (tree / place.path).read_text()
     try:
         changed = mutate_code(source, operators()[operator], occurrence)
@@ -202,7 +202,7 @@ def _change(tree: Path, place: _Place, operator: str, occurrence: int) -> Change
 
 
 def outermost_functions(source: str, path: str) -> list[CodeType]:
-    """Code of the functions of a module and its classes; what is defined inside them is part of them."""
+    """Return the code of the functions of a module and its classes; nested functions are part of the outer ones."""
     found: list[CodeType] = []
     around = [compile(source, path, "exec", dont_inherit=True)]
     while around:
@@ -217,7 +217,7 @@ def _name_of(code: CodeType) -> tuple[str, int]:
 
 
 def _lines(code: CodeType) -> tuple[int, int]:
-    """First and last line of a function's body, without its decorators' and parameters' lines where they differ."""
+    """Return the first and last line of a function's code."""
     last = code.co_firstlineno
     pending = [code]
     while pending:
@@ -233,7 +233,7 @@ def _contains(code: CodeType, line: int) -> bool:
 
 
 def _excluded(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """What no test should depend on: arguments of raised errors, calls of a log; and how parameters are passed."""
+    """Return ranges on which no test should depend: arguments of raised errors, log calls; and parameter lists."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):

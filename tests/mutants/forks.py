@@ -1,7 +1,7 @@
-"""A plugin of pytest that plays changes: everything is imported once, and each change has a fork of this process.
+"""A pytest plugin that tests changes: everything is imported once, and each change has a fork of this process.
 
-In the fork, the code of the changed function replaces that of the live one, and the tests that call it run, the
-shortest first, until one fails. Processes that tests start read the changed file from disk.
+In the fork, the code of the changed function replaces that of the live function, and the tests that call it run, the
+shortest first, until one fails. Subprocesses of tests read the changed file from disk.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import pytest
 from mutants.changes import outermost_functions
 
 TASKS = "MUTANTS_TASKS"
-"""Variable with the path of a JSON file: `tree`, `results` and `calls` are paths, `digests` are of the tests' files;
-`changes`, `budget_s`."""
+"""Variable with the path of a JSON file with the paths `tree`, `results` and `calls`, the `digests` of test files,
+`changes` and `budget_s`."""
 
 hypothesis.settings.register_profile(
     "mutants",
@@ -44,14 +44,14 @@ _failed: list[str] = []
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Remember failures."""
+    """Record failures."""
     if report.failed:
         _failed.append(report.nodeid)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: Any) -> bool:
-    """Play the changes instead of the tests."""
+    """Test the changes instead of running the tests."""
     tasks = json.loads(Path(os.environ[TASKS]).read_text())
     gc.unfreeze()
     calls = _calls(session, tasks)
@@ -72,7 +72,7 @@ def pytest_runtestloop(session: Any) -> bool:
 
 
 def _calls(session: Any, tasks: dict[str, Any]) -> dict[str, Any]:
-    """Per test: its seconds, the functions that it calls, and whether it starts processes. Only tests that pass.
+    """Return the seconds of each passing test, the functions that it calls, and whether it starts processes.
 
     Tests in files that have not changed since they were traced are not traced again.
     """
@@ -121,7 +121,7 @@ def _trace(items: Sequence[Any], tree: str, path: Path) -> str:
 
 
 def _tests_of(session: Any, calls: dict[str, Any], change: dict[str, Any], budget_s: float) -> list[Any]:
-    """The tests that call the function; those with processes of their own where none does. Some, within the budget."""
+    """Return tests that call the function, or else tests that start processes, within the budget."""
     name = f"{change['path']}:{change['function']}"
     passing = [item for item in session.items if item.nodeid in calls]
     items = [item for item in passing if name in calls[item.nodeid]["functions"]]
@@ -137,7 +137,7 @@ def _tests_of(session: Any, calls: dict[str, Any], change: dict[str, Any], budge
 
 
 def _live_functions(tree: str) -> dict[tuple[str, str, int], list[FunctionType]]:
-    """By file, qualified name and first line."""
+    """Return the live functions by file, qualified name and first line."""
     found: dict[tuple[str, str, int], list[FunctionType]] = {}
     for one in gc.get_objects():
         if type(one) is FunctionType and one.__code__.co_filename.startswith(tree):
@@ -148,7 +148,7 @@ def _live_functions(tree: str) -> dict[tuple[str, str, int], list[FunctionType]]
 
 
 def _patches(functions: dict[Any, list[FunctionType]], change: dict[str, Any]) -> list[tuple[FunctionType, CodeType]]:
-    """The live functions that the change is about, and their new code."""
+    """Return the live versions of the changed function, with their new code."""
     name, line = change["function"], change["first_line"]
     found = []
     for function in functions.get((change["path"], name, line), []):
@@ -173,7 +173,7 @@ def _play(patches: Sequence[tuple[FunctionType, CodeType]], items: Sequence[Any]
 
 @contextlib.contextmanager
 def _on_disk(path: Path, source: str, times: Iterator[int]) -> Iterator[None]:
-    """The changed file, with times of its own: Python keeps compiled files by time and size."""
+    """Write the changed file with a new time stamp, because Python caches compiled files by time and size."""
     original, before = path.read_text(), path.stat()
     path.write_text(source)
     stamp = next(times)
@@ -186,7 +186,7 @@ def _on_disk(path: Path, source: str, times: Iterator[int]) -> Iterator[None]:
 
 
 def _in_fork(work: Callable[[], str], expected_s: float) -> dict[str, str]:
-    """Do something in a fork: `noticed` with the test's name, `ended` when it dies or runs too long, or `survived`."""
+    """Run a function in a fork: `noticed` with the test's name, `ended` if it dies or runs too long, or `survived`."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -216,5 +216,5 @@ def _in_fork(work: Callable[[], str], expected_s: float) -> dict[str, str]:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    return json.loads(said) if said else {"status": "ended", "by": "the time limit" if limit else "the process"}
+        output = pipe.read()
+    return json.loads(output) if output else {"status": "ended", "by": "the time limit" if limit else "the process"}

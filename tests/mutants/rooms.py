@@ -1,4 +1,4 @@
-"""What is changed, which tests should notice it, and how many changes they must notice."""
+"""Rooms of the mutation tests: sources, the tests that should notice changes, and the goals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 TREE = Path(__file__).parents[2]
 EXPLAINED = Path(__file__).with_name("explained.yaml")
-"""Survivors that no test can notice, or need not."""
+"""Survivors that no test can notice, or that tests need not notice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """A part of the sources and its nearest tests."""
+    """A part of the sources with its tests."""
 
     sources: tuple[str, ...]
     """Files, or folders of which every file is changed."""
@@ -22,10 +22,10 @@ class Room:
     left_out: tuple[str, ...] = ()
     """Sources that no process of these tests can import, or that belong to another room."""
     goal: float
-    """Smallest share of noticed changes, without those that are explained."""
+    """Minimum share of noticed changes, not counting explained survivors."""
 
     def files(self) -> Iterator[str]:
-        """Paths of the sources below the checkout."""
+        """Yield the paths of the sources, relative to the checkout."""
         for source in self.sources:
             found = sorted((TREE / source).rglob("*.py")) if (TREE / source).is_dir() else [TREE / source]
             for path in found:
@@ -39,7 +39,7 @@ def _training(*names: str) -> tuple[str, ...]:
 
 
 def _files(folder: str) -> tuple[str, ...]:
-    """The test files of a folder, without those of folders in it, which need what most machines lack."""
+    """Return the test files of a folder without its subfolders, whose requirements most machines lack."""
     return tuple(sorted(path.relative_to(TREE).as_posix() for path in (TREE / folder).glob("test_*.py")))
 
 
@@ -193,7 +193,7 @@ ROOMS = {
 
 
 def wilson(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing."""
+    """Return the 95 % interval of a share (Wilson, 1927); (0, 1) if the count is 0."""
     if not count:
         return 0.0, 1.0
     z, share = 1.959964, hits / count

@@ -1,4 +1,4 @@
-"""The tables of the mutation run: what they name exists."""
+"""Tests of the tables of the mutation tests: everything that they name exists."""
 
 import yaml
 
