@@ -129,7 +129,8 @@ class ToolLimits:
 def _place(tool: Tool, error: BaseException) -> str | None:
     """Describe where a tool raised in the file that defines it; ``None`` if it is defined elsewhere (on a server)."""
     target = getattr(tool, "target", None)
-    return None if target is None else raised_in(error, defined_in(target).file)
+    defined = None if target is None else defined_in(target)
+    return None if defined is None else raised_in(error, defined.file)
 
 
 def _key(arguments: Mapping[str, Any]) -> str:
@@ -162,8 +163,9 @@ class ToolCallResult:
         """
         if self.tool is None or self.cause is None or isinstance(self.cause, WrongArguments):
             return None, None
-        file = defined_in(self.tool.target).file
-        return described_error(self.cause), raised_at(self.cause, file) or raised_at(self.cause)
+        defined = defined_in(self.tool.target)
+        raised = None if defined is None else raised_at(self.cause, defined.file)
+        return described_error(self.cause), raised or raised_at(self.cause)
 
     @property
     def fault(self) -> str | None:
