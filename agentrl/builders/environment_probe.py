@@ -56,8 +56,11 @@ def probe_environment(
     def work() -> None:
         try:
             with boundary(EnvironmentFailure, f"making environment {spec.name}"):
-                env = None if needs_loop else make()
-                asyncio.run(_ask(make if env is None else lambda: env, question, answer))
+                if needs_loop:
+                    asyncio.run(_ask(make, question, answer))
+                else:
+                    env = make()
+                    asyncio.run(_ask(lambda: env, question, answer))
         except AgentRLError as error:
             if answer.done():
                 _log.warning("closing environment %s failed: %s", spec.name, error)
