@@ -85,7 +85,7 @@ def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> 
             "cannot be answered: got messages of user, a",
         ),
         ([{"prompt": [{"role": "user", "content": None}]}], "cannot be answered: got an empty last message"),
-        ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows of one id"),
+        ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows with the same id"),
         ([], "is empty"),
         (["a"], "line 1 is not an object: got str"),
     ],
