@@ -42,7 +42,7 @@ ANSWER_ROOM = 32
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """A request in the scheduler."""
+    """Request in the scheduler, with its answer so far."""
 
     request: GenerateRequest
     future: asyncio.Future[Generation]
