@@ -186,7 +186,7 @@ def refused(setting, message):
         refused(("model.lora.modules_to_save=[embed_tokens]",), "modules_to_save does not work with several"),
         refused(("trainer.processes=2",), r"trainer\.processes does not work with several adapters"),
         refused(("trainer.critic={}", "algorithm.advantage=gae"), r"trainer\.critic does not work with several"),
-        refused(("engine=sglang",), "SGLang exchanges an adapter only when"),
+        refused(("engine=sglang",), "SGLang replaces an adapter only while"),
         refused(("engine=vllm",), r"Set engine\.adapter_rank=4 engine\.max_adapters=2"),
         refused(("adapters.writer={path: nowhere/at/all}",), "no model found in nowhere/at/all"),
     ],

@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_refused(tiny_run, setting, message):
         ("agent.roles={scout: {as_tool: {description: ''}}}", "at least 1 character"),
         ("agent.roles={scout: {as_tool: {description: x}, policy: random}}", "can only take actions"),
         ("agent.roles={scout: {as_tool: {description: x}, tools: [scout]}}", "the role scout can call itself"),
-        ("agent.roles={'my scout': {as_tool: {description: x}}}", "name of a tool"),
+        ("agent.roles={'my scout': {as_tool: {description: x}}}", "valid tool name"),
         ("agent.roles={assistant: {as_tool: {description: x}}}", "cannot be called by others"),
         ("agent.roles={scout: {as_tool: {description: x, arguments: {'a b': y}}}}", "is not a name for an argument"),
         ("agent.shots=2", r"agent\.shots is ignored"),

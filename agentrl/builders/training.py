@@ -65,7 +65,7 @@ class TrainingParts:
     sync: WeightSync
     extras: GroupExtras
     teaches: Callable[[Group], bool]
-    """Returns True if a group has a learning signal."""
+    """Predicate of groups with a learning signal."""
     idle_while_training: bool
     """True if nothing else runs in this process during a training step."""
 
@@ -245,7 +245,7 @@ def _build_adapters(
 
 
 def _judge_groups(config: Config) -> Callable[[Group], bool]:
-    """Return the function that tells if a group has a learning signal for the policy or one of several adapters."""
+    """Return the predicate of groups with a learning signal for the policy or one of several adapters."""
     adapters = trained_roles(config)
     learners = [
         GroupLearner(algorithm=adapter_config(config, name).algorithm, roles=adapters[name]) for name in adapters

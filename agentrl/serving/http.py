@@ -32,7 +32,7 @@ STREAM_BUFFER = 1 << 24
 
 
 class Refused(ErrorStatus):
-    """An error status of an inference server.
+    """Error status in an inference server's answer.
 
     Attributes:
         url: URL of the request.

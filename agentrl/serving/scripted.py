@@ -96,7 +96,7 @@ TOKENS_PER_TICK = 16
 
 
 @dataclass(slots=True, kw_only=True)
-class _Playing:
+class _Playback:
     request: GenerateRequest
     answer: ScriptedAnswer
     token_ids: list[int]
@@ -146,7 +146,7 @@ class ScriptedEngine(PolicyEngine):
         self._version = version
         self._paused = False
         self._closed = False
-        self._playing: dict[str, _Playing] = {}
+        self._playbacks: dict[str, _Playback] = {}
         self._sessions: dict[str, list[int]] = {}
         """Token ids of each session, as a prefix cache would hold them."""
         self._totals = EngineMetrics()
@@ -161,24 +161,24 @@ class ScriptedEngine(PolicyEngine):
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Play the script's answer to the request."""
-        check_request(request, self.capabilities, self._playing)
+        check_request(request, self.capabilities, self._playbacks)
         self._check_open()
         request = seed_of(request, self._seeds)
         try:
             async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self.config.timeout_s):
-                playing = self._prepare(request)
-                self._playing[request.request_id] = playing
-                return await self._play(playing)
+                playback = self._prepare(request)
+                self._playbacks[request.request_id] = playback
+                return await self._play(playback)
         finally:
-            self._playing.pop(request.request_id, None)
+            self._playbacks.pop(request.request_id, None)
 
     def _check_open(self) -> None:
         if self._closed:
             raise EngineError("the scripted engine is closed")
 
-    def _prepare(self, request: GenerateRequest) -> _Playing:
-        given = self.script(request)
-        answer = given if isinstance(given, ScriptedAnswer) else ScriptedAnswer(token_ids=given)
+    def _prepare(self, request: GenerateRequest) -> _Playback:
+        result = self.script(request)
+        answer = result if isinstance(result, ScriptedAnswer) else ScriptedAnswer(token_ids=result)
         room = min(request.params.max_tokens, self.capabilities.max_context - len(request.prompt_ids))
         token_ids, reason = cut_answer(answer, request.params.stop_token_ids, room)
         if answer.logprobs is not None and len(answer.logprobs) < len(token_ids):
@@ -189,7 +189,7 @@ class ScriptedEngine(PolicyEngine):
         cached = min(common_prefix(known, list(request.prompt_ids)), len(request.prompt_ids) - 1)
         self._totals.prompt_tokens += len(request.prompt_ids)
         self._totals.cached_tokens += cached
-        return _Playing(
+        return _Playback(
             request=request,
             answer=answer,
             token_ids=token_ids,
@@ -198,77 +198,77 @@ class ScriptedEngine(PolicyEngine):
             submitted=time.perf_counter(),
         )
 
-    async def _play(self, playing: _Playing) -> Generation:
-        await self._wait(playing, playing.answer.first_delay_s)
-        playing.queue_s = time.perf_counter() - playing.submitted
+    async def _play(self, playback: _Playback) -> Generation:
+        await self._wait(playback, playback.answer.first_delay_s)
+        playback.queue_s = time.perf_counter() - playback.submitted
         per_tick = 1 if self.config.delay_s else TOKENS_PER_TICK
-        while not playing.aborted and playing.played < len(playing.token_ids):
-            self._advance(playing, per_tick)
-            await self._wait(playing, self.config.delay_s)
-        if not playing.aborted and playing.answer.failure is Failure.RAISE:
-            raise EngineError(f"request {playing.request.request_id} failed", got="a failure set by the script")
-        while not playing.aborted and playing.answer.failure is Failure.HANG:
-            await self._sleep(playing, None)
-        return self._finish(playing)
+        while not playback.aborted and playback.played < len(playback.token_ids):
+            self._advance(playback, per_tick)
+            await self._wait(playback, self.config.delay_s)
+        if not playback.aborted and playback.answer.failure is Failure.RAISE:
+            raise EngineError(f"request {playback.request.request_id} failed", got="a failure set by the script")
+        while not playback.aborted and playback.answer.failure is Failure.HANG:
+            await self._sleep(playback, None)
+        return self._finish(playback)
 
-    def _advance(self, playing: _Playing, most: int) -> None:
-        count = min(most, len(playing.token_ids) - playing.played)
-        if playing.request.on_tokens is not None:
-            playing.request.on_tokens(playing.token_ids[playing.played : playing.played + count])
-        stamp = self._version if playing.answer.version is None else playing.answer.version
-        playing.versions += [stamp] * count
-        playing.played += count
+    def _advance(self, playback: _Playback, most: int) -> None:
+        count = min(most, len(playback.token_ids) - playback.played)
+        if playback.request.on_tokens is not None:
+            playback.request.on_tokens(playback.token_ids[playback.played : playback.played + count])
+        stamp = self._version if playback.answer.version is None else playback.answer.version
+        playback.versions += [stamp] * count
+        playback.played += count
         self._totals.sampled_tokens += count
 
-    def _finish(self, playing: _Playing) -> Generation:
-        token_ids = playing.token_ids[: playing.played]
-        self._sessions[playing.request.session_id] = [*playing.request.prompt_ids, *token_ids]
-        whole = playing.played == len(playing.token_ids) and playing.answer.failure is Failure.NONE
-        given = playing.answer.logprobs
+    def _finish(self, playback: _Playback) -> Generation:
+        token_ids = playback.token_ids[: playback.played]
+        self._sessions[playback.request.session_id] = [*playback.request.prompt_ids, *token_ids]
+        whole = playback.played == len(playback.token_ids) and playback.answer.failure is Failure.NONE
+        given = playback.answer.logprobs
         logprobs = [self._uniform] * len(token_ids) if given is None else list(given[: len(token_ids)])
         return Generation(
             token_ids=token_ids,
-            logprobs=[value + playing.answer.drift for value in logprobs],
-            versions=playing.versions,
-            stop_reason=playing.stop_reason if whole else StopReason.ABORT,
-            cached_tokens=playing.cached_tokens,
-            queue_s=playing.queue_s,
-            decode_s=time.perf_counter() - playing.submitted - playing.queue_s,
+            logprobs=[value + playback.answer.drift for value in logprobs],
+            versions=playback.versions,
+            stop_reason=playback.stop_reason if whole else StopReason.ABORT,
+            cached_tokens=playback.cached_tokens,
+            queue_s=playback.queue_s,
+            decode_s=time.perf_counter() - playback.submitted - playback.queue_s,
         )
 
-    async def _wait(self, playing: _Playing, delay_s: float) -> None:
+    async def _wait(self, playback: _Playback, delay_s: float) -> None:
         """Wait for the delay, or for one turn of the event loop without a delay; then until the engine is resumed."""
         if delay_s:
-            await self._sleep(playing, delay_s)
+            await self._sleep(playback, delay_s)
         else:
             await asyncio.sleep(0)
-        playing.waiting = True
-        while self._paused and not playing.aborted:
-            await self._sleep(playing, None)
-        playing.waiting = False
+        playback.waiting = True
+        while self._paused and not playback.aborted:
+            await self._sleep(playback, None)
+        playback.waiting = False
         self._check_open()
 
-    async def _sleep(self, playing: _Playing, seconds: float | None) -> None:
+    async def _sleep(self, playback: _Playback, seconds: float | None) -> None:
         self._check_open()
-        playing.wake.clear()
+        playback.wake.clear()
         try:
             async with asyncio.timeout(seconds):
-                await playing.wake.wait()
+                await playback.wake.wait()
         except TimeoutError:
             return
         self._check_open()
 
     def _wake_all(self) -> None:
-        for playing in self._playing.values():
-            playing.wake.set()
+        for playback in self._playbacks.values():
+            playback.wake.set()
 
     async def abort(self, request_id: str) -> bool:
         """End a request at its next token; returns False if it is not running."""
-        playing = self._playing.get(request_id)
-        if playing is None:
+        playback = self._playbacks.get(request_id)
+        if playback is None:
             return False
-        playing.aborted = True
-        playing.wake.set()
+        playback.aborted = True
+        playback.wake.set()
         return True
 
     async def pause(self) -> None:
@@ -293,9 +293,9 @@ class ScriptedEngine(PolicyEngine):
 
     def metrics(self) -> EngineMetrics:
         """Return the counts since the start; `busy_s` is always 0."""
-        waiting = sum(playing.waiting for playing in self._playing.values())
+        waiting = sum(playback.waiting for playback in self._playbacks.values())
         return EngineMetrics(
-            running=len(self._playing) - waiting,
+            running=len(self._playbacks) - waiting,
             waiting=waiting,
             prompt_tokens=self._totals.prompt_tokens,
             cached_tokens=self._totals.cached_tokens,

@@ -58,7 +58,7 @@ def test_servers_get_the_gpus_that_the_trainer_leaves(overrides, count, trainer,
     [
         (("engine=vllm", "engine.tensor_parallel=8"), 0, "this process cannot use any: got 8, expected 1"),
         (("engine=vllm", "engine.tensor_parallel=8"), 4, "got 4 for 1 servers with 8 each"),
-        (("engine=vllm", "engine.gpus=[9]"), 8, r"not there: got \[9\]"),
+        (("engine=vllm", "engine.gpus=[9]"), 8, r"does not exist: got \[9\]"),
         (("trainer.processes=4",), 2, "got trainer.processes 4, and 2 GPUs"),
         (("model.device=cuda:2",), 2, "expected cuda:0 to cuda:1"),
         (("model.device=cuda",), 0, "torch cannot use a GPU here"),

@@ -145,7 +145,7 @@ async def test_an_environment_that_ends_the_program_when_it_is_made_is_named(tin
     monkeypatch.setattr(letters.Letters, "__init__", leave)
     with pytest.raises(UsageError, match=r"making environment letters:Letters failed: got SystemExit: 0"):
         await scratch_corpus(config)
-    with pytest.raises(UsageError, match=r"environment letters:Letters cannot be made: got SystemExit: 0"):
+    with pytest.raises(UsageError, match=r"environment letters:Letters cannot be created: got SystemExit: 0"):
         tiny_run()
 
 

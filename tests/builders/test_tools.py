@@ -39,7 +39,7 @@ def test_names_and_options_stand_side_by_side(tmp_path):
         (["agent.tools=[5]"], "agent.tools: 5 does not name a tool"),
         (["agent.tools=[{database: a.db}]"], r"agent.tools: {'database': 'a.db'} does not name a tool"),
         (["agent.tools=[submit, submit]"], "names submit more than once"),
-        (["agent.tools=[submit, {name: submit}]"], "two tools of one name: got submit"),
+        (["agent.tools=[submit, {name: submit}]"], "two tools with the same name: got submit"),
         (["agent.tools=[calcuator]"], "Did you mean 'calculator'"),
         (["agent.tools=[sql]"], "options of tool sql do not fit: database is missing"),
         (["agent.tools=[{name: submit, answer: 3}]"], "tool submit has no options: got answer"),
@@ -95,7 +95,7 @@ def test_programs_give_tools_as_objects_names_or_options():
 def test_a_target_that_is_no_tool_is_refused():
     register(Kind.TOOL, "number", 5)
     try:
-        with pytest.raises(ConfigError, match="number is no tool: got int"):
+        with pytest.raises(ConfigError, match="number is not a tool: got int"):
             find_tool("number")
     finally:
         unregister(Kind.TOOL, "number")

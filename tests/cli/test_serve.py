@@ -176,7 +176,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
         ("engine.servers=[http://a]", "ignored with addresses in engine.servers"),
         ("engine=local", "no server to launch"),
         ("engine.max_runing=3", "did you mean engine.max_running?"),
-        ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is empty"),
+        ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is not set"),
         ("--python nowhere", "engine.python is not a program"),
         ("--model ./nowhere", "no model found in ./nowhere"),
     ],

@@ -73,7 +73,7 @@ def test_a_lost_node_ends_the_run_with_its_name(nodes, placed, tiny_run):
 def test_no_room_is_told_with_what_there_is(nodes, placed, tiny_run):
     run = tiny_run(*placed, "cluster.engine={CPU: 1, tpu: 1}", "cluster.timeout_s=1")
     with pytest.raises(
-        UsageError, match=r"(?s)no room for the run: got node .*CPU 4, trainer 4.*server-0: CPU 1, tpu 1"
+        UsageError, match=r"(?s)the resources for the run: got node .*CPU 4, trainer 4.*server-0: CPU 1, tpu 1"
     ):
         train(run)
 

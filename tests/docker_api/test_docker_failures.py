@@ -37,7 +37,7 @@ def test_an_option_that_is_not_understood_is_refused(options, complaint):
 
 
 async def test_a_readable_folder_is_not_writable(opened):
-    with pytest.raises(UsageError, match="one that can be written"):
+    with pytest.raises(UsageError, match="inside a writable one"):
         await opened(readable=["/work/data"]).start()
 
 

@@ -50,11 +50,11 @@ def test_nulls_of_merged_task_files_are_columns_of_other_rows(tmp_path):
         ("3", "line 1 is not an object: got int"),
         ("[1]", "row 1 is not an object: got int"),
         ('{"sed": 3}', "line 1 has unknown columns: got sed, expected id, environment, seed"),
-        ('{"id": "a"}\n{"id": "a"}', "two rows of one id"),
-        ('{"id": 1}\n{"id": "1"}', "two rows of one id"),
-        ('{"seed": "3"}', "seed of .* line 1 is of a wrong type: got '3', expected a whole number"),
+        ('{"id": "a"}\n{"id": "a"}', "two rows with the same id"),
+        ('{"id": 1}\n{"id": "1"}', "two rows with the same id"),
+        ('{"seed": "3"}', "seed of .* line 1 has the wrong type: got '3', expected a whole number"),
         ('{"max_turns": 0}', "max_turns of .* line 1 is too small: got 0"),
-        ('{"options": [1]}', "options of .* line 1 is of a wrong type"),
+        ('{"options": [1]}', "options of .* line 1 has the wrong type"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):

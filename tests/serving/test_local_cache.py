@@ -85,11 +85,11 @@ def _scheduler(slots=8, max_tokens=1024, prefill_tokens=4096):
 
 
 def _compute(scheduler):
-    """Do what the engine does with a plan: all tokens of the pieces are computed."""
-    pieces = scheduler.plan()
-    for piece in pieces:
-        piece.row.computed += piece.count
-    return [piece.count for piece in pieces]
+    """Do what the engine does with a plan: all tokens of the chunks are computed."""
+    chunks = scheduler.plan()
+    for chunk in chunks:
+        chunk.row.computed += chunk.count
+    return [chunk.count for chunk in chunks]
 
 
 async def test_requests_are_admitted_in_order_of_arrival_up_to_the_slots(job_of):
@@ -178,16 +178,16 @@ async def test_what_is_copied_is_what_was_computed(job_of):
     scheduler = _scheduler(max_tokens=4096)
     first, second = job_of("a", 300, shared=300), job_of("b", 50, shared=40)
     scheduler.submit(first)
-    (piece,) = scheduler.plan()
-    keys, values = piece.row.block.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    keys[piece.row.index], values[piece.row.index] = torch.randn(2, 384, 4), torch.randn(2, 384, 4)
-    piece.row.computed = 300
+    (chunk,) = scheduler.plan()
+    keys, values = chunk.row.block.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    keys[chunk.row.index], values[chunk.row.index] = torch.randn(2, 384, 4), torch.randn(2, 384, 4)
+    chunk.row.computed = 300
     scheduler.submit(second)
     scheduler.plan()
     row = second.row
     assert (row.block.capacity, row.computed) == (128, 40)
     for source, copied in ((keys, row.block.keys), (values, row.block.values)):
-        assert torch.equal(copied[0][row.index, :, :40], source[piece.row.index, :, :40])
+        assert torch.equal(copied[0][row.index, :, :40], source[chunk.row.index, :, :40])
 
 
 async def test_an_idle_session_is_copied_as_far_as_it_was_computed(job_of):

@@ -27,7 +27,7 @@ def layout(request, monkeypatch):
 
 @pytest.fixture
 def play():
-    """Feed sequences to `logits` piece by piece; the logits after each of the last `ANSWER` tokens of each."""
+    """Feed sequences to `logits` chunk by chunk; the logits after each of the last `ANSWER` tokens of each."""
 
     def played(logits, sequences):
         rows = []
@@ -38,12 +38,12 @@ def play():
             rows.append(row)
         found = []
         for left in range(ANSWER - 1, -1, -1):
-            pieces = [SequenceChunk(row, len(row.ids) - left - row.computed) for row in rows]
-            step = ForwardStep(pieces, torch.device("cpu"))
-            by_row = dict(zip((piece.row for piece in step.pieces), logits(step), strict=True))
+            chunks = [SequenceChunk(row, len(row.ids) - left - row.computed) for row in rows]
+            step = ForwardStep(chunks, torch.device("cpu"))
+            by_row = dict(zip((chunk.row for chunk in step.chunks), logits(step), strict=True))
             found.append(torch.stack([by_row[row] for row in rows]))
-            for piece in pieces:
-                piece.row.computed += piece.count
+            for chunk in chunks:
+                chunk.row.computed += chunk.count
         return torch.stack(found, 1).float()
 
     with torch.inference_mode():

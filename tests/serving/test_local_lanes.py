@@ -8,12 +8,12 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import SequenceChunk
-from agentrl.serving.local.scheduler import split_pieces
+from agentrl.serving.local.scheduler import split_chunks
 
 SESSIONS = 3 * FEWEST_PER_LANE
 
 
-def pieces(lengths):
+def chunks(lengths):
     rows = RowStore(max_tokens=10**9, max_context=4096)
     found = []
     for length, count in lengths:
@@ -29,24 +29,24 @@ def pieces(lengths):
     [[(100, 1)] * 40, [(50 * (1 + i % 20), 1 + 7 * (i % 3)) for i in range(60)], [(900, 1)] + [(200, 1)] * 30],
 )
 def test_every_piece_is_in_one_part(lanes, lengths):
-    plan = pieces(lengths)
-    parts = split_pieces(plan, lanes)
-    assert sorted(map(id, plan)) == sorted(id(piece) for part in parts for piece in part)
+    plan = chunks(lengths)
+    parts = split_chunks(plan, lanes)
+    assert sorted(map(id, plan)) == sorted(id(chunk) for part in parts for chunk in part)
     assert len(parts) == lanes
 
 
 def test_parts_cost_about_the_same_and_keep_neighbours_together():
-    plan = pieces([(600, 1)] * 16 + [(300, 20)] * 16 + [(250, 1)] * 16)
-    first, second = split_pieces(plan, 2)
-    costs = [sum(24 * piece.count + piece.end for piece in part) for part in (first, second)]
+    plan = chunks([(600, 1)] * 16 + [(300, 20)] * 16 + [(250, 1)] * 16)
+    first, second = split_chunks(plan, 2)
+    costs = [sum(24 * chunk.count + chunk.end for chunk in part) for part in (first, second)]
     assert max(costs) < 1.1 * min(costs)
-    order = [(piece.row.block.capacity, piece.row.index) for piece in (*first, *second)]
+    order = [(chunk.row.block.capacity, chunk.row.index) for chunk in (*first, *second)]
     assert order == sorted(order)
 
 
 @pytest.mark.parametrize("count", [1, FEWEST_PER_LANE, 2 * FEWEST_PER_LANE - 1])
 def test_few_sequences_are_not_split(count):
-    assert len(split_pieces(pieces([(10, 1)] * count), 4)) == 1
+    assert len(split_chunks(chunks([(10, 1)] * count), 4)) == 1
 
 
 async def test_lanes_change_nothing_but_rounding_and_repeat_bit_by_bit(request_of, play_sessions):
@@ -80,7 +80,7 @@ async def test_an_error_in_a_lane_fails_the_requests_and_later_ones_are_served(r
     logits, broken = engine._runners[None].logits, [True]
 
     def fail_once(step):
-        if len(step.pieces) < SESSIONS and broken:
+        if len(step.chunks) < SESSIONS and broken:
             broken.clear()
             raise RuntimeError("out of luck")
         return logits(step)

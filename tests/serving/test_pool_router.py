@@ -63,10 +63,10 @@ def test_an_ended_session_is_placed_anew():
 
 def test_nothing_is_placed_while_it_is_held_or_all_are_closed():
     servers = router(2)
-    servers.held = True
+    servers.is_held = True
     ticket = enter(servers, "a")
     assert ticket.server is None
-    servers.held, servers.servers[0].limit = False, 0
+    servers.is_held, servers.servers[0].limit = False, 0
     assert servers.place() == []
     servers.servers[0].limit = 1
     assert servers.place() == [ticket]

@@ -45,7 +45,7 @@ from agentrl.models.threads import ThreadWorkers, check_lanes
 from agentrl.serving.local.cache import RowStore
 from agentrl.serving.local.forward import ForwardStep, SequenceChunk
 from agentrl.serving.local.runner import LocalModelRunner
-from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_pieces
+from agentrl.serving.local.scheduler import Decode, ScheduledRequest, Scheduler, split_chunks
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
 
 
@@ -327,8 +327,8 @@ class LocalEngine(PolicyEngine):
     def _step(self) -> None:
         if self.callers is not None:
             self._scheduler.order_waiting()
-        pieces = self._scheduler.plan()
-        steps = self._forward_steps(pieces)
+        chunks = self._scheduler.plan()
+        steps = self._forward_steps(chunks)
         parts = self._lanes.run(lambda step: self._runners[step.adapter].logits(step), steps)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
@@ -336,29 +336,29 @@ class LocalEngine(PolicyEngine):
         places: list[int] = []
         for step in steps:
             step.keep_routed_experts()
-        for place, piece in enumerate(piece for step in steps for piece in step.pieces):
-            job = jobs[piece.row]
-            job.add_routed_experts(piece.row)
-            piece.row.computed += piece.count
-            if piece.row.computed == len(job.ids):
+        for place, chunk in enumerate(chunk for step in steps for chunk in step.chunks):
+            job = jobs[chunk.row]
+            job.add_routed_experts(chunk.row)
+            chunk.row.computed += chunk.count
+            if chunk.row.computed == len(job.ids):
                 ready.append(job)
                 places.append(place)
-        if len(ready) < len(pieces):
+        if len(ready) < len(chunks):
             logits = logits[places]
         self._steps += 1
         if ready:
             self._sample(ready, logits)
 
-    def _forward_steps(self, pieces: Sequence[SequenceChunk]) -> list[ForwardStep]:
+    def _forward_steps(self, chunks: Sequence[SequenceChunk]) -> list[ForwardStep]:
         """Split a step by adapter and across worker threads."""
         by_adapter: dict[str | None, list[SequenceChunk]] = {}
-        for piece in pieces:
-            by_adapter.setdefault(piece.row.adapter, []).append(piece)
+        for chunk in chunks:
+            by_adapter.setdefault(chunk.row.adapter, []).append(chunk)
         steps = []
         for adapter, own in by_adapter.items():
             runner = self._runners[adapter]
             runner.prepare()
-            steps += [ForwardStep(part, runner.device, adapter) for part in split_pieces(own, self._lanes.count)]
+            steps += [ForwardStep(part, runner.device, adapter) for part in split_chunks(own, self._lanes.count)]
         return steps
 
     def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:

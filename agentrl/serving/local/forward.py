@@ -203,17 +203,17 @@ def _apply_cap(scores: Tensor, cap: float | None) -> Tensor:
 class ForwardStep:
     """Tokens of one forward pass: at most one chunk per row, all of the same adapter."""
 
-    def __init__(self, pieces: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
+    def __init__(self, chunks: Sequence[SequenceChunk], device: torch.device, adapter: str | None = None) -> None:
         self.adapter = adapter
-        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.block.capacity, p.row.index))
-        self.pieces = [*single, *(p for p in pieces if p.count > 1)]
+        single = sorted((p for p in chunks if p.count == 1), key=lambda p: (p.row.block.capacity, p.row.index))
+        self.chunks = [*single, *(p for p in chunks if p.count > 1)]
         """Chunks in the order of their tokens."""
         starts = [0]
-        for piece in self.pieces:
-            starts.append(starts[-1] + piece.count)
+        for chunk in self.chunks:
+            starts.append(starts[-1] + chunk.count)
         self._device = device
-        ids = [token for p in self.pieces for token in p.row.ids[p.start : p.end]]
-        places = [place for p in self.pieces for place in range(p.start, p.end)]
+        ids = [token for p in self.chunks for token in p.row.ids[p.start : p.end]]
+        places = [place for p in self.chunks for place in range(p.start, p.end)]
         self.input_ids = torch.tensor([ids], device=device)
         self.places = torch.tensor([places], device=device)
         """Index of each token in its sequence, int64[1, tokens]."""
@@ -223,7 +223,7 @@ class ForwardStep:
         """Routed experts of each token, once computed."""
         self.views: list[View] = []
         """Image tokens of this step."""
-        if any(p.row.images for p in self.pieces):
+        if any(p.row.images for p in self.chunks):
             self._place_images(starts)
         self.last_tokens = torch.tensor(starts[1:], device=device) - 1
         """Index of each chunk's last token, int64[chunks]."""
@@ -231,7 +231,7 @@ class ForwardStep:
         self._batched = list(self._plan_batched(single))
         self._singles = [
             _SingleAttention(p.row.block, p.row.index, start, p.count, p.end)
-            for p, start in zip(self.pieces, starts, strict=False)
+            for p, start in zip(self.chunks, starts, strict=False)
             if p.count > 1
         ]
 
@@ -240,22 +240,22 @@ class ForwardStep:
         if self.routed_experts is None:
             return
         first = 0
-        for piece in self.pieces:
-            piece.row.routed_experts[piece.start :] = self.routed_experts[first : first + piece.count]
-            first += piece.count
+        for chunk in self.chunks:
+            chunk.row.routed_experts[chunk.start :] = self.routed_experts[first : first + chunk.count]
+            first += chunk.count
 
     def _place_images(self, starts: list[int]) -> None:
-        positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]
+        positions = [rope_positions(p.row.images, p.start, p.end) for p in self.chunks]
         self.positions = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)[:, None]
-        for piece, start in zip(self.pieces, starts, strict=False):
-            self.views += find_views(piece.row.images, piece.start, piece.end, at=start)
+        for chunk, start in zip(self.chunks, starts, strict=False):
+            self.views += find_views(chunk.row.images, chunk.start, chunk.end, at=start)
 
     def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
         by_block: dict[CacheBlock, tuple[list[int], list[int]]] = {}
-        for piece, start in zip(self.pieces, starts, strict=False):
-            tokens, rows = by_block.setdefault(piece.row.block, ([], []))
-            tokens += range(start, start + piece.count)
-            rows += [piece.row.index] * piece.count
+        for chunk, start in zip(self.chunks, starts, strict=False):
+            tokens, rows = by_block.setdefault(chunk.row.block, ([], []))
+            tokens += range(start, start + chunk.count)
+            rows += [chunk.row.index] * chunk.count
         for block, (tokens, rows) in by_block.items():
             places = torch.tensor(tokens, device=self._device)
             yield _Write(block, places, torch.tensor(rows, device=self._device), self.places[0, places])
@@ -271,9 +271,9 @@ class ForwardStep:
         first = run[0].row.index
         span = run[-1].row.index + 1 - first
         lengths, queries = [1] * span, [token] * span
-        members = [piece.row.index - first for piece in run]
-        for offset, (place, piece) in enumerate(zip(members, run, strict=True)):
-            lengths[place], queries[place] = piece.end, token + offset
+        members = [chunk.row.index - first for chunk in run]
+        for offset, (place, chunk) in enumerate(zip(members, run, strict=True)):
+            lengths[place], queries[place] = chunk.end, token + offset
         return _BatchedAttention(
             block=block,
             first_row=first,
@@ -323,14 +323,14 @@ class ForwardStep:
         return out
 
 
-def _runs(pieces: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
+def _runs(chunks: list[SequenceChunk]) -> Iterator[list[SequenceChunk]]:
     """Split chunks, sorted by row, at gaps of more than `LARGEST_GAP` rows."""
-    run = [pieces[0]]
-    for piece in pieces[1:]:
-        if piece.row.index - run[-1].row.index > LARGEST_GAP + 1:
+    run = [chunks[0]]
+    for chunk in chunks[1:]:
+        if chunk.row.index - run[-1].row.index > LARGEST_GAP + 1:
             yield run
             run = []
-        run.append(piece)
+        run.append(chunk)
     yield run
 
 

@@ -42,7 +42,7 @@ ANSWER_ROOM = 32
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """A request in the scheduler."""
+    """Request in the scheduler, with its answer so far."""
 
     request: GenerateRequest
     future: asyncio.Future[Generation]
@@ -145,7 +145,7 @@ class Scheduler:
         """Admit requests that fit, and return what each running request computes next."""
         while self.waiting and len(self.running) < self.slots and self._place(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        pieces = []
+        chunks = []
         budget = self.prefill_tokens
         for job in list(self.running):
             if job.row is None or not self._fit(job, job.row):
@@ -155,9 +155,9 @@ class Scheduler:
             pending = len(job.ids) - job.row.computed
             count = 1 if pending == 1 else min(pending, budget)
             if count:
-                pieces.append(SequenceChunk(job.row, count))
+                chunks.append(SequenceChunk(job.row, count))
                 budget -= count if pending > 1 else 0
-        return pieces
+        return chunks
 
     def finish(self, job: ScheduledRequest) -> None:
         """Remove a waiting or running request; its session keeps the row."""
@@ -295,16 +295,16 @@ TOKEN_COST = 24
 """Number of cached tokens whose attention costs as much as one new token, in small models."""
 
 
-def split_pieces(pieces: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:
+def split_chunks(chunks: Sequence[SequenceChunk], lanes: int) -> list[list[SequenceChunk]]:
     """Split chunks into parts of similar cost for at most `lanes` threads, `FEWEST_PER_LANE` chunks or more each."""
-    count = max(1, min(lanes, len(pieces) // FEWEST_PER_LANE))
+    count = max(1, min(lanes, len(chunks) // FEWEST_PER_LANE))
     if count == 1:
-        return [list(pieces)]
-    ordered = sorted(pieces, key=lambda piece: (piece.row.block.capacity, piece.row.index))
-    costs = [piece.count * TOKEN_COST + piece.end for piece in ordered]
+        return [list(chunks)]
+    ordered = sorted(chunks, key=lambda chunk: (chunk.row.block.capacity, chunk.row.index))
+    costs = [chunk.count * TOKEN_COST + chunk.end for chunk in ordered]
     share, spent = sum(costs) / count, 0.0
     parts: list[list[SequenceChunk]] = [[] for _ in range(count)]
-    for piece, cost in zip(ordered, costs, strict=True):
-        parts[min(int((spent + cost / 2) / share), count - 1)].append(piece)
+    for chunk, cost in zip(ordered, costs, strict=True):
+        parts[min(int((spent + cost / 2) / share), count - 1)].append(chunk)
         spent += cost
     return [part for part in parts if part]

@@ -69,7 +69,7 @@ class Router:
     """Router that assigns requests to servers in order of arrival, within the servers' limits."""
 
     servers: list[ServerSlots]
-    held: bool = False
+    is_held: bool = False
     """True if no request is assigned, during a pause."""
     waiting: deque[QueuedRequest] = field(default_factory=deque)
     _homes: dict[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Router:
         """Assign waiting requests to servers, and return the requests that were assigned."""
         placed: list[QueuedRequest] = []
         passed: list[QueuedRequest] = []
-        while self.waiting and not self.held and any(server.is_free for server in self.servers):
+        while self.waiting and not self.is_held and any(server.is_free for server in self.servers):
             ticket = self.waiting.popleft()
             index = self._choose(ticket.session_id)
             if index is None:
@@ -378,7 +378,7 @@ class ServerPool(PolicyEngine):
         """Assign waiting requests to servers; call after any change."""
         if not self._router.waiting:
             return
-        self._router.held = self.group.is_paused
+        self._router.is_held = self.group.is_paused
         for places, member in zip(self._router.servers, self.group.members, strict=False):
             places.limit = member.limit
         for ticket in self._router.place():
