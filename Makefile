@@ -25,7 +25,7 @@ demo: setup
 # An instruct model learns to use a calculator by tool calls, from reward alone, served by vLLM on the CPU.
 demo-llm: instruct-model engines
 	AGENTRL_ENGINES=$(ENGINES) AGENTRL_MODELS=$(MODELS) $(BIN)/agentrl demo --model $(INSTRUCT_MODEL) \
-		--recipe qwen/math_problems engine.type=vllm engine.max_context=1024 engine.max_running=64
+		--recipe qwen/math_problems engine.type=vllm engine.max_context=1024 engine.max_num_seqs=64
 
 # PYTEST_OPTIONS=--last-failed repeats the tests that failed.
 PYTEST = $(BIN)/python -m pytest $(PYTEST_OPTIONS)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from agentrl.tool import ToolContext as ToolContext
     from agentrl.tool import ToolResult as ToolResult
 
-# Let torch's threads wait for the next operation for some microseconds, and then sleep: next to other busy processes,
-# threads that keep spinning make small operations ten times slower, and threads that sleep at once halve their speed.
-# torch reads this when it is imported.
+# Let torch's threads spin for some microseconds before they sleep: if other processes are busy, threads that keep
+# spinning make small operations ten times slower, and threads that sleep immediately halve their speed. torch reads
+# these variables when it is imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
@@ -65,5 +65,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List the public names, for completion in a Python session."""
+    """Return the public names, for completion in a Python session."""
     return sorted({*globals(), *__all__} - {"Any", "TYPE_CHECKING", "annotations", "importlib", "os"})

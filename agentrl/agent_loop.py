@@ -1,7 +1,7 @@
-"""The contract of an agent loop: how a policy talks to an environment in one episode.
+"""The contract of an agent loop, which connects a policy and an environment in one episode.
 
-A loop is a short async function over an `Episode`. It speaks in messages; tokens, budgets, timings, deadlines and
-outcomes are the episode's business. A whole loop:
+A loop is a short async function over an `Episode`. It handles messages; the episode handles tokens, budgets, timings,
+deadlines and outcomes. A complete loop:
 
     class Echo(AgentLoop):
         async def run(self, episode: Episode) -> None:
@@ -14,8 +14,8 @@ outcomes are the episode's business. A whole loop:
                     return
                 conversation.add(user(result.observation))
 
-When a budget runs out, `generate`, `step` or `call_tool` raises `EpisodeEnd`; loops let it pass. Infrastructure errors
-pass as well: the runtime records them.
+When a budget runs out, `generate`, `step` or `call_tool` raises `EpisodeEnd`. Loops do not catch it, nor infrastructure
+errors, which the runtime records.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from agentrl.trajectory import SOLE_ROLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRole:
-    """One of several agents of an episode, as ``agent.roles`` describes it. See docs/roles.md."""
+    """One of several agents of an episode, as configured in ``agent.roles``. See docs/roles.md."""
 
     name: str
     system_prompt: str | None = None
-    """Replaces the system message of the role's conversations."""
+    """System message of the role's conversations, which replaces the loop's."""
     tools: Mapping[str, Tool] | None = None
-    """Its tools by name; ``None`` for those of the episode. A tool with the name of another role calls that role."""
+    """Tools of the role by name; ``None`` for those of the episode. A tool with another role's name calls that role."""
     trained: bool = True
-    """``False``: its tokens carry no loss, and its own rewards count for nobody."""
+    """``False``: the role's tokens carry no loss, and its own rewards are ignored."""
     max_answer_tokens: int | None = None
-    """Most tokens of an answer, where that is fewer than the episode's limits leave."""
+    """Maximum number of tokens in an answer, if lower than the episode's limits."""
 
 
 class EpisodeEnd(Exception):
-    """The episode is over although the loop would go on; carries the outcome, and where it is known the reason."""
+    """The end of the episode before the loop has ended; carries the outcome and, if known, the reason."""
 
     def __init__(self, outcome: Outcome, detail: str | None = None) -> None:
         super().__init__(outcome.value)
@@ -63,31 +63,31 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """The form that an answer is held to, whatever the policy would say: the engine samples nothing else.
+    """Required form of an answer; the engine samples only answers of this form.
 
     Raises:
-        ValueError: it has to be two things at once.
+        ValueError: neither a schema nor calls, or both.
     """
 
     schema: Mapping[str, Any] | None = None
-    """JSON schema of its content."""
+    """JSON schema of the answer's content."""
     calls: tuple[str, ...] = ()
-    """Tools of which it calls one, and says nothing besides."""
+    """Tools of which the answer must call exactly one, without other content."""
     or_calls: bool = False
-    """With a schema: it may call tools instead."""
+    """True if the answer may call tools instead of matching the schema."""
 
     def __post_init__(self) -> None:
         if (self.schema is None) == (not self.calls):
-            raise ValueError("an answer is held to a schema, or to calls")
+            raise ValueError("an answer form needs either a schema or calls")
 
 
 class UnsupportedOption(UsageError):
     """One of the `TurnOptions` is not possible with this policy; nothing was sampled.
 
     Args:
-        message: What is not possible.
+        message: Description of what is not possible.
         option: Name of the option.
-        parts: ``got``, ``expected`` and ``hint``, as all errors have them.
+        parts: ``got``, ``expected`` and ``hint`` of the error.
     """
 
     def __init__(self, message: str, *, option: Literal["form", "logprobs", "images"], **parts: Any) -> None:
@@ -96,7 +96,7 @@ class UnsupportedOption(UsageError):
 
 
 class FormMissed(UnsupportedOption):
-    """None of the answers that were sampled had the form that was asked for."""
+    """None of the sampled answers had the required form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class TokenLogprob:
     """One sampled token of an answer's content."""
 
     text: str
-    """Empty where a character goes on in the next token."""
+    """Text of the token; empty if its character continues in the next token."""
     logprob: float
 
 
@@ -113,44 +113,44 @@ class Answer:
     """One turn of the policy, parsed."""
 
     message: Message
-    """Content without tool calls and thinking; the calls and the thinking in their own fields."""
+    """Parsed message, with content, tool calls and thinking in separate fields."""
     raw_text: str
-    """The whole answer as text, special tokens left out."""
+    """Text of the whole answer, without special tokens."""
     opening: str = ""
-    """The mark with which the prompt itself opened the thinking; `raw_text` goes on after it."""
+    """Thinking mark at the end of the prompt, which precedes `raw_text`."""
     problems: tuple[str, ...] = ()
-    """What was malformed, in words that the model can act on; empty when all is well."""
+    """Descriptions of malformed parts for the model; empty for a valid answer."""
     repairs: tuple[str, ...] = ()
-    """For each of the calls that is not in the model's own notation, how it differs from it."""
+    """Deviations from the model's notation, one for each repaired call."""
     stop_reason: StopReason = StopReason.STOP
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt, those that the engine had computed before."""
+    """Number of prompt tokens that the engine had cached."""
     answer_tokens: int = 0
     turn: int | None = None
-    """Its number among the episode's turns, from 0."""
+    """Number of the turn in the episode, from 0."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """The tokens of its content, where `TurnOptions.logprobs` asked for them."""
+    """Tokens of the content, if requested by `TurnOptions.logprobs`."""
 
     @property
     def text(self) -> str:
-        """The content's text."""
+        """Text of the content."""
         return self.message.text
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that could be parsed."""
+        """Calls that could be parsed."""
         return self.message.tool_calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSoFar:
-    """An answer while it is sampled: what no later token changes."""
+    """Part of an answer that later tokens do not change, while it is sampled."""
 
     prompt_tokens: int
     reasoning: str
     text: str
-    """Content, up to where a tool call may begin."""
+    """Content up to the possible start of a tool call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,54 +158,54 @@ class TurnOptions:
     """Options of one turn."""
 
     max_tokens: int | None = None
-    """Most tokens of the answer, where that is fewer than the episode's limits leave."""
+    """Maximum number of tokens in the answer, if lower than the episode's limits."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer, besides those of the run. The answer holds the text, and nothing after it."""
+    """Texts that end the answer, in addition to the run's. The answer ends with the text."""
     trained: bool = True
-    """``False``: the tokens are recorded as forced ones, which carry no loss."""
+    """``False``: the tokens are recorded as forced, without loss."""
     temperature: float | None = None
-    """In place of the run's; never in training, where the run's is what the policy is trained at."""
+    """Temperature, if not the run's; not allowed in training, which needs the run's temperature."""
     top_p: float | None = None
-    """Likewise."""
+    """Top-p, if not the run's; not allowed in training."""
     seed: int | None = None
-    """Likewise. Only engines whose `capabilities.seeded` says so repeat their samples with it; others sample anew."""
+    """Seed of the sampling; not allowed in training. Only engines with `capabilities.seeded` reproduce samples."""
     form: AnswerForm | None = None
-    """What the answer has to be. Never in a turn that is trained: its tokens would not be the policy's own choice."""
+    """Required form of the answer; not allowed in trained turns, because the policy does not choose all tokens."""
     logprobs: bool = False
-    """Tell the log-probabilities of the sampled tokens in `Answer.logprobs`."""
+    """Return the log-probabilities of the sampled tokens in `Answer.logprobs`."""
     on_progress: Callable[[AnswerSoFar], None] | None = None
-    """Called while the answer is sampled, by policies that know its tokens."""
+    """Called during sampling, by policies that know the answer's tokens."""
     demonstration: Callable[[], str] | None = None
-    """What a scripted policy says in a turn that takes no action, in place of the environment's next action."""
+    """Returns the text of a scripted policy for a turn without an action, instead of the environment's next action."""
     role: str = SOLE_ROLE
-    """Who speaks; set by the conversation of a role."""
+    """Role that answers; set by the conversation of a role."""
     for_environment: bool = False
-    """A role of the environment speaks, such as its user: the turn is none of the agent's, and a scripted policy says
-    its action as it is."""
+    """True if a role of the environment answers, such as its user: the turn does not belong to the agent, and a
+    scripted policy returns its action unchanged."""
 
 
 PLAIN_TURN = TurnOptions()
 
 
 class Conversation(ABC):
-    """One growing sequence of messages: one sequence of the ledger."""
+    """A growing list of messages, which is one sequence of the ledger."""
 
     @abstractmethod
     def add(self, *messages: Message) -> None:
-        """Append messages of the environment, tools or user; they are tokenised with the next `generate`."""
+        """Append messages of the environment, tools or user; they are tokenised by the next `generate`."""
 
     @abstractmethod
     async def generate(self, *, prefill: str = "", options: TurnOptions = PLAIN_TURN) -> Answer:
-        """Let the policy take a turn.
+        """Sample the policy's next answer.
 
         Args:
-            prefill: Text put in the policy's mouth first (recorded as forced tokens).
-            options: What is special about this turn.
+            prefill: Start of the answer, recorded as forced tokens.
+            options: Options of this turn.
 
         Raises:
             EpisodeEnd: a budget is spent.
             EngineError: the engine failed.
-            UnsupportedOption: the policy cannot do what `options` ask for.
+            UnsupportedOption: the policy does not support one of the options.
         """
 
     @abstractmethod
@@ -214,7 +214,7 @@ class Conversation(ABC):
 
 
 def example_call(tool: Tool) -> ToolCall:
-    """Return a call of a tool with values of the right types, to show how one is written."""
+    """Return an example call of a tool, with values of the right types."""
     parameters = tool.schema["function"]["parameters"]
     needed = {name: parameters["properties"][name] for name in parameters.get("required", ())}
     values: dict[str, Any] = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
@@ -228,42 +228,42 @@ class Episode(ABC):
     task: Task
     spec: EnvironmentSpec
     tools: Mapping[str, Tool]
-    """The configured tools and the environment's own, by name."""
+    """Configured tools and the environment's, by name."""
     action_hint: str
-    """What an action looks like, in the environment's words."""
+    """The environment's description of an action."""
     goal: str | None
-    """What there is to do, in the environment's words; ``None`` when it does not say so apart."""
+    """The environment's description of the goal; ``None`` if it has no separate one."""
     roles: Mapping[str, AgentRole]
-    """The loop's roles by name, and those that they call; empty for one agent alone."""
+    """Roles of the loop by name, and roles that they call; empty for a single agent."""
     player_names: Sequence[str]
-    """The environment's players, in their order; empty where one plays alone."""
+    """The environment's players, in their order; empty for a single player."""
     player: str | None
-    """Which of them acts next, and reads the latest observation."""
+    """Player that acts next, and reads the latest observation."""
     players: Mapping[str, str]
-    """Role of each player that the environment names in ``info["rewards"]``, where it is not the player's name."""
+    """Roles of players in ``info["rewards"]`` whose role has another name than the player."""
 
     @abstractmethod
     async def reset(self) -> Content:
-        """Reset the environment; return the first observation, after the task's own prompt if it has one."""
+        """Reset the environment; return the first observation, after the task's prompt if it has one."""
 
     @abstractmethod
     async def step(self, action: str) -> StepResult:
-        """Take an action; its reward goes to the latest turn. The observation is cut to its token budget, visibly.
+        """Take an action; its reward goes to the latest turn. A long observation is cut, with a visible mark.
 
         ``info["rewards"]`` of the step, by player, goes to the roles of these players (see `give_reward`).
         """
 
     @abstractmethod
     async def try_action(self, action: str) -> StepResult:
-        """Return what an action would lead to now. The environment is then as before, and nobody gets the reward.
+        """Return the result that an action would have. The environment's state is restored, and no reward is given.
 
         Raises:
-            UsageError: the environment has no ``snapshot()`` and ``restore()``, or roles of its own, who would speak.
+            UsageError: the environment has no ``snapshot()`` and ``restore()``, or has roles, which would act.
         """
 
     @abstractmethod
     async def call_tool(self, call: ToolCall) -> Message:
-        """Call a tool; errors that the model should read come back as the result's text.
+        """Call a tool; errors that the model should read are returned as the result's text.
 
         Raises:
             EpisodeEnd: the tool ends the episode.
@@ -273,46 +273,46 @@ class Episode(ABC):
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call several tools of one answer; the results are in the order of the calls.
 
-        Tools that declare it run at the same time as their neighbours; others wait for what comes before them. Nothing
-        is called after a call that ends the episode (`EpisodeEnd`).
+        Adjacent calls of parallel tools run concurrently; other calls run one after the other. No tool is called after
+        a call that ends the episode (`EpisodeEnd`).
         """
 
     @abstractmethod
     def open(
         self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None, role: str = SOLE_ROLE
     ) -> Conversation:
-        """Start a conversation; the schemas of `tools` are rendered into the prompt and answers searched for calls.
+        """Start a conversation; the schemas of `tools` are rendered into the prompt, and answers are parsed for calls.
 
         Args:
-            messages: What the policy reads first.
-            tools: What it may call here, usually ``list(episode.tools.values())``; a loop with `offers_tools` passes
+            messages: First messages of the prompt.
+            tools: Tools that may be called, usually ``list(episode.tools.values())``; a loop with `offers_tools` passes
                 ``()`` for a conversation without tools.
-            role: Who speaks: one of the loop's `AgentLoop.roles`. Its system prompt takes the place of a leading system
-                message, and its own tools are offered where `tools` is left out.
+            role: Role that answers, one of the loop's `AgentLoop.roles`. Its system prompt replaces a leading system
+                message, and its tools are the default of `tools`.
 
         Raises:
-            UsageError: there is no such role, or a loop with `offers_tools` leaves `tools` out although there are some.
+            UsageError: no such role; or a loop with `offers_tools` does not pass `tools` although there are some.
         """
 
     @abstractmethod
     def tools_of(self, role: str = SOLE_ROLE) -> Mapping[str, Tool]:
-        """Return what a role may call: its own tools, or else `tools`.
+        """Return the tools of a role; by default, `tools`.
 
         Raises:
-            UsageError: there is no such role.
+            UsageError: no such role.
         """
 
     def written(self, message: Message) -> str:
-        """Return an answer as the policy's model writes it, tool calls included, to show it in a prompt."""
+        """Return an answer, including tool calls, in the notation of the policy's model, for use in a prompt."""
         return plainly_written(message)
 
     @abstractmethod
     def invalid(self, reason: str) -> None:
-        """Count an answer that could not be used, and mark its turn; too many end the episode."""
+        """Count an unusable answer, and mark its turn as invalid; too many end the episode."""
 
     @abstractmethod
     def count_tokens(self, messages: Sequence[Message], schemas: Sequence[Mapping[str, Any]] = ()) -> int:
-        """Return how many tokens a conversation with these messages and schemas of tools would begin with.
+        """Return the number of prompt tokens of a conversation with these messages and tool schemas.
 
         Raises:
             UsageError: the policy has no tokens.
@@ -320,55 +320,56 @@ class Episode(ABC):
 
     @abstractmethod
     def parts(self, text: str, max_tokens: int) -> list[str]:
-        """Split a text into parts of at most `max_tokens` tokens, between words where there are some."""
+        """Split a text into parts of at most `max_tokens` tokens, between words if possible."""
 
     @abstractmethod
     def give_reward(
         self, reward: float, *, turn: int | None = None, role: str | None = None, success: bool | None = None
     ) -> None:
-        """Add to the reward of a turn, for loops whose episodes are judged elsewhere than in the environment.
+        """Add to the reward of a turn, for loops whose episodes are not scored by the environment.
 
         Args:
-            reward: What is added.
-            turn: Number of the turn; the latest when left out.
-            role: Whose reward it is: it counts for this role alone, at its latest turn. Everybody's when left out.
-            success: Whether the episode succeeded; unchanged when left out.
+            reward: Reward to add.
+            turn: Number of the turn; default: the latest.
+            role: Role for which alone the reward counts, at its latest turn; default: all roles.
+            success: True if the episode succeeded; default: unchanged.
 
         Raises:
-            UsageError: there is no such turn, or no such role.
+            UsageError: no such turn, or no such role.
         """
 
     @abstractmethod
     def keep_log(self, text: str) -> None:
-        """Keep text with the trajectory, for people: what a program wrote. The latest counts."""
+        """Store a program's output with the trajectory; replaces earlier text."""
 
     @abstractmethod
     async def admissible_actions(self) -> list[str] | None:
-        """Return the actions that the environment accepts now; ``None`` when it does not list them."""
+        """Return the actions that the environment accepts now; ``None`` if it does not list them."""
 
 
 class AgentLoop(ABC):
-    """Drives one episode. Constructed once per run with the config's ``agent.options``; holds no episode state."""
+    """Player of episodes. Constructed once per run with the config's ``agent.options``; holds no episode state."""
 
     offers_tools: ClassVar[bool] = False
-    """The policy may call `Episode.tools`; in other loops ``agent.tools`` is an error."""
+    """True if the policy may call `Episode.tools`; in other loops ``agent.tools`` is an error."""
     follow_ups: ClassVar[tuple[Role, ...]] = ("user",)
-    """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
-    earlier turns as they are then. Empty where each turn has a conversation of its own."""
+    """Roles of the messages that follow an answer in the same conversation. Before a run starts, the chat template is
+    checked to leave earlier turns unchanged when they follow. Empty if each turn has its own conversation."""
 
     repairs_calls: bool | None = None
-    """``True`` reads also unambiguous calls that are not quite in the model's notation, ``False`` only those that an
-    inference server would read; ``None`` stands for the value of `offers_tools`. May be set by the constructor."""
+    """``True`` to also accept unambiguous calls that deviate from the model's notation, ``False`` to accept only those
+    that an inference server accepts; ``None`` for the value of `offers_tools`. May be set by the constructor."""
     opens_with_task: ClassVar[bool] = True
-    """Conversations begin with the messages of a task whose prompt is several, and `Episode.reset` returns the last of
-    them. ``False`` for loops whose conversations are written elsewhere: `Episode.reset` returns the text of all."""
+    """True if conversations begin with the messages of a task whose prompt has several, of which `Episode.reset`
+    returns the last. ``False`` for loops that build their own conversations: `Episode.reset` returns the text of all
+    messages."""
 
     roles: Sequence[str] = ()
-    """Names of the agents that this loop lets speak; empty for a loop of one agent. May be set by the constructor."""
+    """Names of the loop's agents; empty for a loop with one agent. May be set by the constructor."""
     sequence_per_turn: ClassVar[bool] = False
-    """Every turn is a sequence of its own; in other loops an episode is one growing sequence."""
+    """True if every turn is a separate sequence; in other loops an episode is one growing sequence."""
     turns_are_steps: ClassVar[bool] = True
-    """No more than one turn per step: the environment's step limit then bounds the turns, too."""
+    """True if there is at most one turn per step, so that the environment's step limit bounds the turns, too."""
 
     @abstractmethod
     async def run(self, episode: Episode) -> None:
@@ -376,34 +377,34 @@ class AgentLoop(ABC):
 
     @property
     def reads_repaired_calls(self) -> bool:
-        """Return `repairs_calls`, or what it stands for."""
+        """Value of `repairs_calls`, with its default resolved."""
         return self.offers_tools if self.repairs_calls is None else self.repairs_calls
 
     async def close(self) -> None:
-        """Release what the loop holds for the whole run. No episode is running. Idempotent."""
+        """Release the loop's resources at the end of the run, when no episode is running. Idempotent."""
         return
 
     def check_tool_names(self, names: Collection[str]) -> None:
-        """Check, before a run starts, that no configured tool has a name that the loop itself needs.
+        """Check, before a run starts, that no configured tool has a name that the loop reserves.
 
         Args:
-            names: Of the tools of all agents, and of the agents that others call.
+            names: Names of the tools of all agents, and of agents that others call.
 
         Raises:
-            UsageError: One has.
+            UsageError: a name is reserved.
         """
         return
 
     def demonstration_problem(self) -> str | None:
-        """Return why `demonstrate` does not work with the loop's options; ``None`` where it does."""
+        """Return the reason why `demonstrate` does not work with the loop's options; ``None`` if it works."""
         if type(self).demonstrate is not AgentLoop.demonstrate:
             return None
         return f"agent loop {type(self).__name__} has no demonstrate(action)"
 
     def demonstrate(self, action: str) -> Message:
-        """Write the assistant message of a perfect policy that takes `action` in this loop.
+        """Return the assistant message of an ideal policy that takes `action` in this loop.
 
-        Warm starts and scripted policies play through the loop with it; `run` must read `action` back from it.
+        Warm starts and scripted policies use these messages; `run` must parse `action` from them.
 
         Raises:
             UsageError: the loop cannot be demonstrated.

@@ -1,6 +1,6 @@
-"""Messages, tool calls and tools in rows of data files, as chat services write them.
+"""Messages, tool calls and tools in rows of data files, in the format of chat services.
 
-A row of a merged data set has nulls in place of keys that only other rows have; they count as absent.
+In a row of a merged data set, nulls replace keys that only other rows have; they count as absent.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MEDIA_COLUMNS = (
     *("images", "image", "videos", "video", "audios", "audio"),
     *("multi_modal_data", "multi_modal_inputs"),
 )
-"""Columns of a row, and keys of a message, that hold what the model would not see."""
+"""Columns of a row, and keys of a message, with media that the model would not see."""
 TEXT_TYPES = (None, "text", "input_text", "output_text")
 MEDIA_KEYS = (*MEDIA_COLUMNS, "image_url", "video_url", "audio_url", "input_audio", "file")
-"""Keys of a part of a message, next to its ``text``, that hold something else."""
+"""Keys of a message part, next to its ``text``, with other media."""
 
 
 def refuse_media(values: Mapping[str, Any], place: str) -> None:
-    """Refuse a row whose images, videos or sounds would be left out of what the model reads.
+    """Check that a row has no images, videos or sounds, which the model would not see.
 
     Raises:
         UsageError: a column holds some.
@@ -35,7 +35,7 @@ def refuse_media(values: Mapping[str, Any], place: str) -> None:
             raise UsageError(
                 f"{place} has a column {name}",
                 got=f"{name}, which the model would not see",
-                expected="messages of text alone",
+                expected="messages with text only",
                 hint=f"remove the column {name} and the rows that need it; environments can show images",
             )
 
@@ -51,7 +51,7 @@ def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
     """Read the schemas of a conversation's tools: a list, or its JSON text.
 
     Raises:
-        UsageError: they are neither.
+        UsageError: neither of them.
     """
     try:
         tools = json.loads(found) if isinstance(found, str) and found else found or []
@@ -65,7 +65,7 @@ def read_tools(found: Any, place: str) -> tuple[ToolSchema, ...]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Remove the keys of a schema that were filled with nulls where data sets were merged."""
+    """Remove the keys of a schema whose values are null because data sets were merged."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -75,12 +75,12 @@ def read_messages(rows: Sequence[Any], place: str, *, tools: Sequence[ToolSchema
     """Read messages.
 
     Args:
-        rows: As the file has them.
-        place: For messages to people.
-        tools: What the calls among them may call.
+        rows: Messages as in the file.
+        place: File and line, for error messages.
+        tools: Schemas of the tools that may be called.
 
     Raises:
-        UsageError: one cannot be read.
+        UsageError: a message is not valid.
     """
     names: dict[str, str] = {}
     for row in rows:
@@ -122,20 +122,20 @@ def _text(content: Any, place: str) -> str:
         raise UsageError(
             f"{place}: a message is not text",
             got=str(content)[:80],
-            expected="text, or parts of text: images of data files are not read",
+            expected="text, or parts with text: images in data files are not supported",
         )
     return "".join(part["text"] for part in parts)
 
 
 def _is_text(part: Any) -> bool:
-    """Return True if a part of a message is text by its type; files may fill up the ``text`` of other parts."""
+    """Return True if the type of a message part is text; other parts may have a ``text``, too."""
     if not isinstance(part, dict) or part.get("type") not in TEXT_TYPES or not isinstance(part.get("text"), str):
         return False
     return not any(_is_filled(part.get(name)) for name in MEDIA_KEYS)
 
 
 def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:
-    """Read a tool call, its arguments written as JSON or as an object."""
+    """Read a tool call, with arguments as JSON text or as an object."""
     try:
         function: Mapping[str, Any] = call["function"]
         name, arguments = function["name"], function.get("arguments") or {}
@@ -146,11 +146,11 @@ def _call(call: Any, tools: Sequence[ToolSchema], place: str) -> ToolCall:
         raise UsageError(
             f"{place}: a tool call cannot be read", got=str(call)[:80], expected='{"function": {"name", "arguments"}}'
         ) from error
-    return ToolCall(name=name, arguments=_declared(parsed, name, tools), id=str(call.get("id") or ""))
+    return ToolCall(name=name, arguments=_drop_nulls(parsed, name, tools), id=str(call.get("id") or ""))
 
 
-def _declared(arguments: dict[str, Any], tool: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
-    """Leave out nulls that the tool does not accept: columns of other rows, where data sets were merged."""
+def _drop_nulls(arguments: dict[str, Any], tool: str, tools: Sequence[ToolSchema]) -> dict[str, Any]:
+    """Drop nulls that the tool does not accept, which come from columns of other rows in merged data sets."""
     parameters = next((one["function"].get("parameters") for one in tools if one["function"]["name"] == tool), None)
     if not isinstance(parameters, dict):
         return arguments

@@ -1,8 +1,8 @@
-"""Rows of data files that others wrote: JSON lines, a JSON array of objects, or Parquet.
+"""Rows of users' data files: JSON Lines, a JSON array of objects, or Parquet.
 
-Lines end at line feeds only: the separators U+2028, U+2029 and U+0085 may stand in a JSON text. Byte order marks,
-UTF-16 with its mark, and gzip are read. A null stands for a column that the row does not have, because data sets that
-were merged fill missing columns with nulls.
+Lines end only at line feeds: the separators U+2028, U+2029 and U+0085 may occur in a JSON text. Byte order marks,
+UTF-16 with its mark, and gzip are supported. A null counts as a missing column, because merged data sets fill missing
+columns with nulls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WIDE = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-"""Encodings that are known by the mark at the start of a file; the longer marks first."""
+"""Encodings with a byte order mark at the start of a file; longer marks first."""
 _EXPECTED = "one JSON object per line, an array of objects, or Parquet"
 
 
@@ -34,17 +34,17 @@ class Row(NamedTuple):
     place: str
     """File and line (in Parquet and arrays: row), for messages."""
     values: Mapping[str, Any]
-    """By column, nulls included."""
+    """Values by column, nulls included."""
     number: int
-    """Number of the line (in Parquet and arrays: of the row), counted from 1."""
+    """Number of the line, counted from 1; in Parquet and arrays, of the row."""
 
     @property
     def columns(self) -> list[str]:
-        """The columns that have a value."""
+        """Columns with a value."""
         return [name for name, value in self.values.items() if value is not None]
 
     def first(self, *names: str) -> Any:
-        """Return the value of the first of some columns that is not null; ``None`` where all are.
+        """Return the first value among some columns that is not null; ``None`` if all are null.
 
         >>> Row("f line 1", {"answer": None, "solution": 0}, 1).first("answer", "solution")
         0
@@ -56,11 +56,11 @@ def read_rows(path: str | Path, what: str = "file") -> Iterator[Row]:
     """Read the rows of a file, in its order; empty lines are skipped.
 
     Args:
-        path: The file; its content decides how it is read.
-        what: What the file is, for messages.
+        path: The file; its content determines the format.
+        what: Kind of file, for messages.
 
     Raises:
-        UsageError: the file cannot be read, or a row is not an object; names the line.
+        UsageError: the file cannot be read, or a row is not an object; the message names the line.
     """
     file = Path(path).expanduser()
     try:
@@ -83,30 +83,30 @@ def _json_rows(lines: Iterator[str], file: Path) -> Iterator[Row]:
             yield from _array_rows("".join([line, *lines]), number, file)
             return
         place = f"{file} line {number}"
-        yield Row(place, _object(_parsed(line, place), place), number)
+        yield Row(place, _object(_parse(line, place), place), number)
 
 
 def _array_rows(text: str, line: int, file: Path) -> Iterator[Row]:
-    """Read the rest of a file, which is one array that begins at a line."""
-    for number, value in enumerate(_parsed(text, str(file), first_line=line), start=1):
+    """Read the rest of a file, which is an array that begins at a line."""
+    for number, value in enumerate(_parse(text, str(file), first_line=line), start=1):
         place = f"{file} row {number}"
         yield Row(place, _object(value, place), number)
 
 
 def _lines(file: Path, head: bytes) -> Iterator[str]:
-    """Decode the lines of a file; they end at line feeds."""
+    """Decode the lines of a file, which end at line feeds."""
     with gzip.open(file) if head.startswith(_GZIP) else file.open("rb") as stream:
         mark = stream.read(4)
         stream.seek(0)
         encoding = next((name for start, name in _WIDE if mark.startswith(start)), "")
         if encoding:
-            yield from _decoded(stream.read(), encoding, str(file)).split("\n")
+            yield from _decode(stream.read(), encoding, str(file)).split("\n")
             return
         for number, line in enumerate(stream, start=1):
-            yield _decoded(line, "utf-8" if number > 1 else "utf-8-sig", f"{file} line {number}")
+            yield _decode(line, "utf-8" if number > 1 else "utf-8-sig", f"{file} line {number}")
 
 
-def _decoded(data: bytes, encoding: str, place: str) -> str:
+def _decode(data: bytes, encoding: str, place: str) -> str:
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
@@ -125,16 +125,16 @@ def _parquet_rows(file: Path) -> Iterator[Row]:
         yield Row(f"{file} row {number}", row, number)
 
 
-def _parsed(text: str, place: str, *, first_line: int | None = None) -> Any:
-    """Parse JSON that others wrote.
+def _parse(text: str, place: str, *, first_line: int | None = None) -> Any:
+    """Parse a user's JSON.
 
     Args:
         text: One value.
-        place: For messages.
-        first_line: Number of its first line, where it has several.
+        place: File and line, for messages.
+        first_line: Number of the first line, if there are several.
 
     Raises:
-        UsageError: it is not valid, or Python cannot hold it.
+        UsageError: not valid JSON, or a value that Python cannot represent.
     """
     try:
         return json.loads(text)
@@ -143,7 +143,7 @@ def _parsed(text: str, place: str, *, first_line: int | None = None) -> Any:
         _refuse(where, f"{error.msg} at column {error.colno}", error)
     except RecursionError as error:
         _refuse(place, "values that are nested too deeply", error)
-    except ValueError as error:  # Python converts no longer number
+    except ValueError as error:  # Python does not convert longer numbers
         _refuse(place, "a whole number of more than 4,300 digits", error)
 
 

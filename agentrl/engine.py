@@ -1,22 +1,22 @@
 """The contract of a policy engine: token ids in; token ids, log-probabilities, versions and a stop reason out.
 
-What every engine promises (`agentrl.testing.check_engine` tests it):
+Every engine guarantees (`agentrl.testing.check_engine` tests this):
 
-- `generate` continues exactly the ids it is given; the answer holds the stop token if one was sampled.
-- The log-probability of a token is that of the distribution that it was sampled from *before* top-p, top-k and min-p
-  cut it, at the request's temperature: ``log_softmax(logits / temperature)``; at temperature 0 that of temperature 1.
-  With a `SamplingParams.structure` it is that of the tokens that the structure allows: such answers are not trained.
-- Each token carries the version of the weights that sampled it.
-- `abort` ends a request soon; `generate` then returns what was sampled so far with `StopReason.ABORT`.
-- `pause` holds running requests; after `resume` they go on with the engine's current weights and with a key-value
-  cache computed from those weights.
-- Requests with the same `seed` on the same weights sample the same tokens where `capabilities.seeded` says so.
-- With `capabilities.routed_experts`, and where a request asks for them, an answer tells to which experts each token was
-  routed, from the token that the request names to the last but one: the last was not computed yet.
-- A prompt with images is refused with a `UsageError` unless `capabilities.images`; never are images left out.
+- `generate` continues exactly the given ids; the answer includes the stop token if one was sampled.
+- The log-probability of a token is that of the distribution *before* top-p, top-k and min-p truncation, at the
+  request's temperature: ``log_softmax(logits / temperature)``; at temperature 0, that of temperature 1. With a
+  `SamplingParams.structure` it is that of the tokens that the structure allows: such answers are not trained.
+- Each token has the version of the weights that sampled it.
+- `abort` ends a request soon; `generate` then returns the tokens sampled so far with `StopReason.ABORT`.
+- `pause` suspends running requests; after `resume` they continue with the engine's current weights and with a
+  key-value cache computed from those weights.
+- Requests with the same `seed` on the same weights sample the same tokens if `capabilities.seeded`.
+- With `capabilities.routed_experts`, and if a request asks for them, an answer reports the routed experts of each
+  token, from the token that the request names to the last but one: the last one was not computed yet.
+- A prompt with images is rejected with a `UsageError` unless `capabilities.images`; images are never dropped.
 - Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and affects no other request.
 
-`InferenceServer` is the contract of a process that samples for one model and is reached over HTTP.
+`InferenceServer` is the contract of a process that samples from one model and is reached over HTTP.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class StopReason(enum.StrEnum):
-    """Why the engine stopped sampling."""
+    """Reason why the engine stopped sampling."""
 
     STOP = "stop"
     """A stop token was sampled, or the last token completed a stop text; both stay in the answer."""
@@ -56,21 +56,22 @@ class SamplingParams:
     """Sampling settings. The defaults sample from the model's own distribution."""
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 is greedy."""
+    """Divisor of the logits; 0 is greedy."""
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps every token."""
+    """Number of most probable tokens to sample from; 0 for all."""
     min_p: float = 0.0
     max_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    """Texts that end an answer, each with the token that completes it. An engine that cannot read its tokens, or misses
-    one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.answer_tokens.ended_at`)."""
+    """Texts that end an answer, which includes the token that completes the text. An engine that cannot decode its
+    tokens, or misses a text, continues; a conversation cuts the answer there in any case
+    (`agentrl.rollout.answer_tokens.ended_at`)."""
     seed: int | None = None
-    """Seed of this request's own random numbers; ``None`` draws one."""
+    """Seed of this request's random numbers; ``None`` for a random seed."""
     structure: str | None = None
-    """What the answer must look like, as a structural tag of xgrammar in JSON, for engines whose
-    `capabilities.structures` says so. An answer that is interrupted begins anew: a structure has one beginning."""
+    """Required structure of the answer, as a structural tag of xgrammar in JSON, for engines with
+    `capabilities.structures`. An interrupted answer is sampled again from its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +81,18 @@ class GenerateRequest:
     prompt_ids: Sequence[int]
     params: SamplingParams
     session_id: str
-    """Turns of one sequence share it; engines keep its key-value cache, pools send it to the same server."""
+    """Session of all turns of one sequence; engines keep its key-value cache, and pools send it to the same server."""
     request_id: str
     adapter: str | None = None
-    """Which of the engine's `capabilities.adapters` answers; the policy itself when left out."""
+    """Adapter among the engine's `capabilities.adapters` that answers; the policy itself if ``None``."""
     images: Sequence[PlacedImage] = ()
-    """What placeholders among the ids stand for, in order; only for engines whose `capabilities.images` says so."""
+    """Images of the placeholders among the ids, in order; only for engines with `capabilities.images`."""
     routed_experts_from: int | None = None
-    """Tell the experts of the tokens from this one of the prompt on; only for engines with
+    """Index of the first prompt token whose routed experts are reported; only for engines with
     `capabilities.routed_experts`."""
     on_tokens: Callable[[Sequence[int]], None] | None = None
-    """Called with new tokens while they are sampled, each once and in order. What `generate` returns counts: an answer
-    that another server gives again after one was lost begins anew, and is not told."""
+    """Called with new tokens during sampling, each once and in order. If a server is lost, another one samples the
+    answer again from its start, without these calls; only the result of `generate` is reliable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,18 +105,18 @@ class Generation:
     versions: list[int]
     stop_reason: StopReason
     cached_tokens: int = 0
-    """Prompt tokens that did not need prefill."""
+    """Number of prompt tokens that did not need prefill."""
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
-    """Seconds of sampling; includes queue and prefill where an engine does not separate them."""
+    """Seconds of sampling; includes queue and prefill if an engine does not separate them."""
     resubmissions: int = 0
-    """How often the request was given to another server because one was lost."""
+    """Number of times that the request was sent to another server because one was lost."""
     routed_experts: RoutedExperts | None = None
     """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.routed_experts`."""
 
     def followed_by(self, second: Generation) -> Generation:
-        """Join this answer and a second that continued it; the prompt's cached tokens are the first's."""
+        """Join this answer and its continuation; the cached prompt tokens are those of this answer."""
         return replace(
             second,
             token_ids=self.token_ids + second.token_ids,
@@ -130,7 +131,7 @@ class Generation:
         )
 
     def cut(self, tokens: int) -> Generation:
-        """Return the answer up to its first `tokens` tokens, as one that was meant to stop there."""
+        """Return the first `tokens` tokens of the answer, with `StopReason.STOP`."""
         past = len(self.token_ids) - tokens
         experts = self.routed_experts
         return replace(
@@ -151,22 +152,22 @@ class Capabilities:
     """Maximum number of tokens of prompt and answer together."""
     vocab_size: int
     logprobs: bool = True
-    """``False`` for text-only services: they can evaluate, not train."""
+    """``False`` for text-only services, which can be evaluated but not trained."""
     seeded: bool = False
-    """Equal seeds give equal samples, whatever else runs."""
+    """True if equal seeds give equal samples, independent of other requests."""
     images: bool = False
     routed_experts: bool = False
-    """Answers may report the experts of tokens."""
+    """True if answers can report the experts of tokens."""
     structures: bool = False
-    """Answers can be held to a `SamplingParams.structure`."""
+    """True if answers can be constrained by `SamplingParams.structure`."""
     adapters: frozenset[str] = frozenset()
-    """Adapters that a request may name, each a policy of its own."""
+    """Adapters that a request may name, each of which is a separate policy."""
 
 
 class AdapterVersions:
-    """Versions of several adapters, each of which grows when that adapter has learned.
+    """Versions of several adapters, each of which increases when that adapter is updated.
 
-    An engine counts its updates, of whichever adapters; tokens are recorded with the version of their own:
+    An engine counts its updates of all adapters; tokens are recorded with the version of their adapter:
 
     >>> versions = AdapterVersions()
     >>> versions.publish(7, {"planner": 5, "worker": 7})
@@ -179,31 +180,31 @@ class AdapterVersions:
         self._known: dict[int, dict[str, int]] = {}
 
     def publish(self, update: int, versions: Mapping[str, int]) -> None:
-        """Record the versions that the engine has from one of its updates on."""
+        """Record the adapters' versions after an engine's update."""
         self._known[update] = dict(versions)
 
     def at(self, adapter: str, update: int) -> int:
-        """Return the version of an adapter at an engine's update.
+        """Return the version of an adapter after an engine's update.
 
         Raises:
             EngineError: no such update was published.
         """
         if update not in self._known:
             raise EngineError(
-                "the engine sampled with weights that nobody sent it",
+                "the engine sampled with weights that were not sent to it",
                 got=f"update {update}",
                 expected=list(self._known),
             )
         return self._known[update][adapter]
 
     def stamped(self, generation: Generation, adapter: str) -> Generation:
-        """Return an engine's answer with the versions of the adapter that gave it."""
+        """Return an engine's answer with the versions of the adapter that sampled it."""
         return replace(generation, versions=[self.at(adapter, update) for update in generation.versions])
 
 
 @dataclass(slots=True, kw_only=True)
 class EngineMetrics:
-    """A reading of an engine's load."""
+    """Load of an engine at one moment."""
 
     running: int = 0
     waiting: int = 0
@@ -223,25 +224,25 @@ class PolicyEngine(ABC):
     @property
     @abstractmethod
     def version(self) -> int:
-        """Version of the weights that sample now."""
+        """Version of the current weights."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Make the engine ready to serve; idempotent."""
+        """Prepare the engine for requests; idempotent."""
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn. Cancelling the awaiting task aborts the request.
 
         Raises:
-            UsageError: The request cannot be served by any engine like this one (ids out of the vocabulary, a prompt
-                longer than the context).
+            UsageError: No engine of this kind can serve the request (ids outside the vocabulary, a prompt longer than
+                the context).
             EngineError: The engine failed.
         """
 
     @abstractmethod
     async def abort(self, request_id: str) -> bool:
-        """End a request early; ``False`` when no such request runs."""
+        """End a request early; ``False`` if no such request is running."""
 
     @abstractmethod
     async def pause(self) -> None:
@@ -249,52 +250,52 @@ class PolicyEngine(ABC):
 
     @abstractmethod
     async def resume(self) -> None:
-        """Go on sampling."""
+        """Continue sampling."""
 
     @abstractmethod
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Serve new weights under a new version; nothing computed from the old ones is used again.
+        """Replace the weights under a new version; nothing computed from the old weights is used again.
 
         Args:
-            weights: Tensors by parameter name; ``None`` when the engine shares the trainer's tensors, which have
-                changed in place while the engine was paused.
-            version: Greater than the current one.
+            weights: Tensors by parameter name; ``None`` if the engine shares the trainer's tensors, which have changed
+                in place while the engine was paused.
+            version: New version, greater than the current one.
 
         Raises:
-            EngineError: The weights were not taken; the engine must not serve on.
+            EngineError: The weights could not be replaced; the engine must not be used any more.
         """
 
     @abstractmethod
     async def end_session(self, session_id: str) -> None:
-        """Forget what is kept for a session."""
+        """Release the cache of a session."""
 
     @abstractmethod
     def metrics(self) -> EngineMetrics:
-        """The load now, without I/O."""
+        """Return the current load, without I/O."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; requests that run end as `EngineError`; idempotent."""
+        """Release all resources; running requests fail with `EngineError`; idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """Answer of a text service: words and counts, no token ids."""
+    """Answer of a text service: text and counts, without token ids."""
 
     message: Message
-    """Role ``assistant``; tool calls and thinking in their own fields where the service separates them."""
+    """Message with role ``assistant``; tool calls and thinking are in separate fields if the service separates them."""
     prompt_tokens: int
-    """As the service counts; 0 when unknown."""
+    """Number of prompt tokens, as the service counts them; 0 if unknown."""
     answer_tokens: int
     stop_reason: StopReason
     problems: tuple[str, ...] = ()
-    """Tool calls that could not be read, in words that the model can act on; they are not in the message."""
+    """Descriptions for the model of tool calls that could not be parsed; these are not in the message."""
 
 
 class ChatPolicy(ABC):
     """A policy that is reached in text: messages in, a message out.
 
-    It can be evaluated and never trained: its tokens, log-probabilities and versions are unknown.
+    It can be evaluated, but not trained, because its tokens, log-probabilities and versions are unknown.
     """
 
     max_context: int
@@ -302,7 +303,7 @@ class ChatPolicy(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Make the policy ready to serve; idempotent."""
+        """Prepare the policy for requests; idempotent."""
 
     @abstractmethod
     async def chat(
@@ -321,32 +322,32 @@ class ChatPolicy(ABC):
             request_id: For logs.
 
         Raises:
-            UsageError: The service refuses the request for a reason that the user must change (key, model's name).
+            UsageError: The service rejects the request for a reason that the user must change (key, model's name).
             EngineError: The service failed, or missed the deadline, after all retries.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Release everything; idempotent."""
+        """Release all resources; idempotent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopTokens:
-    """The most probable tokens at each position of a sequence, given those before it."""
+    """The most probable tokens at each position of a sequence, given the tokens before it."""
 
     ids: npt.NDArray[np.int64]
-    """[T, k]; the first token, which has nothing before it, has a row of 0."""
+    """Token ids [T, k]; 0 for the first token, which has no prefix."""
     logp: npt.NDArray[np.float32]
-    """[T, k]; NaN for the first token."""
+    """Log-probabilities [T, k]; NaN for the first token."""
 
 
 class ErrorStatus(EngineError):
-    """An error status with which a server answered.
+    """An error status in a server's answer.
 
     Args:
-        what: What went wrong.
-        status: The HTTP status.
-        parts: ``got``, ``expected`` and ``hint``, as all errors have them.
+        what: Description of the error.
+        status: HTTP status.
+        parts: ``got``, ``expected`` and ``hint`` of the error.
     """
 
     def __init__(self, what: str, *, status: int, **parts: Any) -> None:
@@ -355,12 +356,12 @@ class ErrorStatus(EngineError):
 
 
 class ServerLost(EngineError):
-    """The server cannot be reached any more, or dropped the connection: another one may take over its requests."""
+    """A server that cannot be reached any more, or dropped the connection; another one may take over its requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """A server's own count of what it does."""
+    """Load of a server, as it reports it."""
 
     running: int
     waiting: int
@@ -375,11 +376,11 @@ class ServerLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """Tensors of one number format that travel as one run of bytes, one after the other."""
+    """Tensors with the same number format that are sent in one contiguous buffer."""
 
     names: Sequence[str]
     dtype: str
-    """As torch calls it: ``float32``."""
+    """Number format by its torch name: ``float32``."""
     shapes: Sequence[Sequence[int]]
 
 
@@ -389,31 +390,31 @@ class UpdateGroup:
 
     name: str
     address: str
-    """Where the trainer's store listens."""
+    """Address of the trainer's store."""
     port: int
     size: int
     backend: Literal["gloo", "nccl"]
     timeout_s: float
-    """Deadline of its meeting, and of each broadcast in it."""
+    """Seconds before the rendezvous, or a broadcast in the group, times out."""
 
 
 TensorPart: TypeAlias = Callable[[], Awaitable[str]]
-"""Encodes some tensors: base64 of a pickled list of names and tensors."""
+"""Function that encodes some tensors: base64 of a pickled list of names and tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedTensors:
-    """Tensors in memory of the trainer that a server's process on the same machine opens."""
+    """Tensors in the trainer's memory that a server's process on the same machine opens."""
 
     layout: TensorLayout
     handle: Callable[[], Mapping[str, Any]]
-    """JSON with which one other process opens the run of bytes, see `agentrl.weights.shared_memory`."""
+    """Returns JSON with which one other process opens the buffer, see `agentrl.weights.shared_memory`."""
     part: TensorPart
-    """The same in the form of requests: handles of the tensors are pickled, not their values."""
+    """Encodes the tensors for a request: their handles are pickled, not their values."""
 
 
 Broadcast: TypeAlias = Callable[[int], Awaitable[None]]
-"""Sends the run of bytes with this number to all workers of a group; done when they have it."""
+"""Function that broadcasts the buffer with a given number to all workers of a group, and returns when they have it."""
 
 
 class InferenceServer(ABC):
@@ -427,70 +428,70 @@ class InferenceServer(ABC):
         """Wait until the server answers, check its version and features, and read its capabilities.
 
         Raises:
-            UsageError: a version or a setting that cannot work; the message names one that can.
-            ServerLost: it does not answer within the deadline.
+            UsageError: an unsupported version or setting; the message names a supported one.
+            ServerLost: no answer within the deadline.
         """
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn, as `agentrl.engine.PolicyEngine.generate` promises. Cancelling the awaiting task aborts it.
+        """Sample one turn, see `agentrl.engine.PolicyEngine.generate`. Cancelling the awaiting task aborts the request.
 
-        A cancelled call ends at once: whatever the server still has to be told goes on behind it.
+        A cancelled call returns immediately; the abort request to the server continues in the background.
 
         Raises:
-            UsageError: no server like this one can serve it.
+            UsageError: no server of this kind can serve the request.
             ServerLost: the connection broke.
             EngineError: the server answered with an error.
         """
 
     @abstractmethod
     async def abort(self, request_id: str) -> bool:
-        """End a request early; `generate` returns what it has. ``False`` when no such request runs."""
+        """End a request early; `generate` returns its partial answer. ``False`` if no such request is running."""
 
     @abstractmethod
     async def pause(self) -> None:
-        """Hold all requests; when this returns, nothing is sampled."""
+        """Suspend all requests; after this returns, nothing is sampled."""
 
     @abstractmethod
     async def resume(self) -> None:
-        """Go on. Requests that were held continue with the current weights and a cache computed from them."""
+        """Continue suspended requests with the current weights and a cache computed from them."""
 
     @abstractmethod
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Read new weights while paused: a Hugging Face folder of safetensors that the server's machine can see.
+        """Load new weights while paused, from a Hugging Face folder of safetensors on the server's machine.
 
-        When this returns, nothing computed from the old weights is used again, and tokens are stamped `version`.
+        After this returns, nothing computed from the old weights is used again, and tokens have the new version.
 
         Raises:
-            EngineError: the server did not take them; it must not be used any more.
+            EngineError: the server did not load the weights; it must not be used any more.
         """
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        """Load an adapter alone (peft's files) while paused; the base weights stay."""
-        raise UsageError(f"{self.url} takes no adapters alone", hint="remove engine.adapter_rank")
+        """Load an adapter (PEFT's files) while paused; the base weights are unchanged."""
+        raise UsageError(f"{self.url} does not load adapters", hint="remove engine.adapter_rank")
 
     async def load_adapters(self, folders: Mapping[str, Path], version: int) -> None:
-        """Load several adapters, by the names that requests give, while paused; those that it has stay as they are.
+        """Load several adapters, by their names in requests, while paused; other adapters are unchanged.
 
-        A folder never changes: an adapter is loaded again only from another one.
+        The content of a folder never changes: an adapter is loaded again only from another folder.
         """
-        raise UsageError(f"{self.url} does not take several adapters", hint="set engine=local or engine=vllm")
+        raise UsageError(f"{self.url} does not load several adapters", hint="set engine=local or engine=vllm")
 
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
-        """Load weights from the requests themselves, in `parts` that are encoded one at a time."""
-        raise UsageError(f"{self.url} takes no tensors in requests", hint="set another engine.transport")
+        """Load weights from the bodies of requests, in `parts` that are encoded one at a time."""
+        raise UsageError(f"{self.url} does not load tensors from requests", hint="set another engine.transport")
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
-        """Load weights out of the trainer's memory, which stays unchanged until this returns."""
+        """Load weights from the trainer's memory, which stays unchanged until this returns."""
         raise UsageError(f"{self.url} does not open the trainer's memory", hint="set another engine.transport")
 
     async def workers(self) -> int:
         """Return the number of the server's processes that hold weights and join an `UpdateGroup`."""
-        raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
+        raise UsageError(f"{self.url} does not receive broadcast weights", hint="set another engine.transport")
 
     async def join_group(self, group: UpdateGroup) -> None:
-        """Let the server's workers join a group, as ranks 1 and up; done when all its members have met."""
-        raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
+        """Let the server's workers join a group, as ranks 1 and up; return when all members have joined."""
+        raise UsageError(f"{self.url} does not receive broadcast weights", hint="set another engine.transport")
 
     async def leave_group(self, group: UpdateGroup) -> None:
         """Let the server's workers leave a group that they joined."""
@@ -499,22 +500,22 @@ class InferenceServer(ABC):
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """Load weights from a broadcast in a group: call `broadcast` for each layout when the workers are ready."""
-        raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
+        """Load weights from broadcasts in a group: call `broadcast` for each layout when the workers are ready."""
+        raise UsageError(f"{self.url} does not receive broadcast weights", hint="set another engine.transport")
 
     async def checksums(self) -> Mapping[str, str]:
-        """Return the first 16 hexadecimal digits of the SHA-256 of each tensor, by the server's own names.
+        """Return the first 16 hexadecimal digits of the SHA-256 of each tensor, by the server's tensor names.
 
-        Empty where the server does not report them.
+        Empty if the server does not report them.
         """
         return {}
 
     async def sleep(self) -> None:
-        """Release the memory of weights and cache, while paused; nothing is answered before `wake_up`."""
+        """Release the memory of weights and cache while paused; requests are not answered before `wake_up`."""
         raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
 
     async def wake_up(self) -> None:
-        """Take the memory again, that of the cache by `resume` at the latest.
+        """Allocate the memory again; that of the cache at `resume` at the latest.
 
         The server stays paused, and its weights are undefined until they are loaded.
         """
@@ -522,16 +523,16 @@ class InferenceServer(ABC):
 
     @abstractmethod
     async def weight_version(self) -> int:
-        """Return the version of the weights that the server reports; 0 for those that it started with."""
+        """Return the version of the weights that the server reports; 0 for its initial weights."""
 
     @abstractmethod
     async def load(self) -> ServerLoad:
-        """Return its load now."""
+        """Return the server's current load."""
 
     @abstractmethod
     async def is_healthy(self, *, deadline_s: float) -> bool:
-        """Ask the health route; true if it answers in time."""
+        """Return True if the server's health route answers in time."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connections; the server goes on. Idempotent."""
+        """Close the connections; the server keeps running. Idempotent."""

@@ -1,32 +1,32 @@
-"""The contract of an environment: a world with a task, in text (and images).
+"""The contract of an environment, with observations and actions in text (and images).
 
 An environment is a plain `gymnasium.Env`, or an `AsyncEnv` with the same five-tuple. Observations are text or message
-content; an action is the text of one model turn (the agent loop has already cut it out of the answer). What more it
-may offer is found by name, never required:
+content; an action is the text of one model turn (the agent loop has already extracted it from the answer). Optional
+parts are found by name:
 
 ==================== =====================================================================================
-``state_key()``      key of the *full* state (observations may hide some): step groups, snapshots
-``snapshot()``       the state as plain data; ``restore(data)`` puts it back
+``state_key()``      key of the *full* state (observations may hide some of it): step groups, snapshots
+``snapshot()``       the state as plain data; ``restore(data)`` restores it
 ``expert()``         an `Expert` that solves the task through the public text interface
-``admissible_actions()``  the actions that the world accepts now, as a list of texts; computed when asked for
+``admissible_actions()``  list of the actions that are accepted now, as texts; computed on request
 ``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
-``tool_message(action)``  with tools of its own: the assistant message that takes a text action by calling them
-``action_hint``      one line for the model: what an action looks like
-``web_page()``       the observation as a page of HTML, for a person: an element's ``data-action`` is taken when it is
-                     clicked, with "{}" replaced by what was typed
+``tool_message(action)``  if it has tools: the assistant message that takes a text action by calling them
+``action_hint``      one line for the model that describes an action
+``web_page()``       the observation as an HTML page for manual play: a click on an element takes its ``data-action``,
+                     with "{}" replaced by the typed text
 ==================== =====================================================================================
 
-The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, whether
-the action was understood) and ``reward_components`` (numbers by name); that of `reset` ``goal`` (str, what loops repeat
-where the first observation is out of sight; empty when every observation says enough).
+The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, False if
+the action was not understood) and ``reward_components`` (numbers by name); that of `reset` may hold ``goal`` (str,
+which loops repeat when the first observation is out of sight; empty if every observation is sufficient).
 
-Several players: ``info["players"]`` of `reset` lists their names, in their order. Each info then says in ``player`` who
-acts next, and the observation is what this player reads. A step's ``rewards`` holds what single players got, by name;
-its reward is everybody's.
+Several players: ``info["players"]`` of `reset` lists their names, in their order. The ``player`` of each info is the
+player that acts next and reads the observation. A step's ``rewards`` holds rewards of single players, by name; its
+reward counts for all players.
 
-Some of the players may be roles that the runtime plays for the environment, such as a simulated user: those that
-`EnvironmentSpec.roles_of` names. Agents then see nothing of them but what the environment tells. The info of `reset`
-holds in ``instructions``, by name, what such a role has to know, and nobody else reads. See docs/roles.md.
+Some of the players may be roles that the runtime plays for the environment, such as a simulated user: those named by
+`EnvironmentSpec.roles_of`. Agents see only what the environment shows of them. ``instructions`` in the info of `reset`
+holds, by name, the information that only such a role reads. See docs/roles.md.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class AsyncEnv(ABC):
-    """An environment whose steps await something (a service, a sandbox). Same meaning as `gymnasium.Env`."""
+    """An environment with asynchronous steps (of a service, a sandbox); otherwise like `gymnasium.Env`."""
 
     action_hint: str = ""
 
@@ -65,7 +65,7 @@ class AsyncEnv(ABC):
         """Take one action: observation, reward, terminated, truncated, info."""
 
     async def close(self) -> None:
-        """Release everything. Called once, whatever happened before."""
+        """Release all resources. Always called once."""
         return
 
 
@@ -73,7 +73,7 @@ AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
 
 
 def optional_part(env: AnyEnv, name: str) -> Any:
-    """Find an optional attribute of an environment through its wrappers; ``None`` where there is none."""
+    """Return an optional attribute of an environment, through its wrappers; ``None`` if it has none."""
     find = getattr(env, "get_wrapper_attr", None)
     try:
         return getattr(env, name) if find is None else find(name)
@@ -90,20 +90,20 @@ class Expert(Protocol):
     """A scripted policy: an upper bound, and the source of warm starts."""
 
     def act(self, observation: Content) -> str:
-        """The next action, given the observation that followed the last one."""
+        """Return the next action, given the observation after the last one."""
 
 
 class FallibleExpert(Expert, Protocol):
-    """An expert that can also show how to go on after a mistake. `agentrl sft` asks it when `sft.mistakes` is set."""
+    """An expert that can also make mistakes and recover from them; `agentrl sft` uses it if `sft.mistakes` is set."""
 
     def mistake(self, rng: random.Random) -> str | None:
-        """A mistake in place of the action that `act` returned last, which is then taken one step later.
+        """Return a mistake to make before the action that `act` returned last.
 
         Args:
-            rng: Draws among mistakes.
+            rng: Random numbers for the choice of the mistake.
 
         Returns:
-            An action that a beginner might take now and that changes nothing; ``None`` where there is none.
+            An action that a beginner might take now and that changes nothing; ``None`` if there is none.
         """
 
 
@@ -113,7 +113,7 @@ class ExpertAction:
 
     text: str
     is_mistake: bool = False
-    """Shown so that the recovery can be learned; carries no loss itself."""
+    """True for a mistake, which carries no loss, but from which the recovery is learned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class StepResult:
 
     @property
     def done(self) -> bool:
-        """The episode is over."""
+        """True if the episode is over."""
         return self.terminated or self.truncated
 
 
@@ -139,7 +139,7 @@ class Isolation(enum.StrEnum):
     """In the event loop: for simulators whose steps take well under a millisecond, and for an `AsyncEnv`."""
     THREAD = "thread"
     PROCESS = "process"
-    """In a worker process; a crash costs its own episodes only."""
+    """In a worker process; a crash affects only its own episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,55 +149,55 @@ class EnvironmentSpec:
     name: str
     """Registry name, as in ``--env name/split``."""
     make: Callable[..., AnyEnv]
-    """Called with `options` from the config as keyword arguments; importable by name, for worker processes."""
+    """Factory, called with the config's `options` as keyword arguments; importable by name, for worker processes."""
     tasks: Callable[..., TaskSource]
-    """Called with the split's name, and `options` as keyword arguments."""
+    """Factory of the task source, called with the split's name, and `options` as keyword arguments."""
     splits: tuple[str, ...] = ("train", "valid", "test")
     description: str = ""
     """One paragraph for `agentrl env show`."""
     instructions: str = ""
-    """The system prompt's part about the world: what the agent can do, in the text-action protocol."""
+    """Part of the system prompt about the environment and its actions, in the text-action protocol."""
     tool_instructions: str = ""
-    """The same for an agent that calls the environment's own tools; `instructions` when empty."""
+    """Part of the system prompt for an agent that calls the environment's tools; `instructions` if empty."""
     answer_format: str = ""
-    """The ``format`` of text loops where the config names none: ``free`` where `instructions` say how to answer."""
+    """Default ``format`` of text loops: ``free`` if `instructions` specify the format of answers."""
     max_turns: int | None = None
-    """The environment's own step limit, which its option ``max_steps`` replaces where it has one; the agent's turn
-    budget may be smaller."""
+    """Step limit of the environment, which its option ``max_steps``, if any, overrides; the agent's turn budget may be
+    smaller."""
     reward_range: tuple[float, float] = (float("-inf"), float("inf"))
-    """Least and greatest return of an episode."""
+    """Minimum and maximum return of an episode."""
     success_threshold: float | None = None
-    """An episode whose final info has no ``success`` counts as solved from this return on."""
+    """Minimum return of a solved episode, if the final info has no ``success``."""
     isolation: Isolation = Isolation.THREAD
     isolation_of: Callable[..., Isolation] | None = None
-    """Where the code runs under `options`, for an environment of several engines; `isolation` when left out."""
+    """Returns the isolation for `options`, for an environment with several engines; default: `isolation`."""
     images_of: Callable[..., bool] | None = None
-    """Whether observations hold images under `options`; left out, they hold none."""
+    """Returns True if observations contain images for `options`; default: they do not."""
     roles_of: Callable[..., Sequence[str]] | None = None
-    """The players that the runtime plays for the environment under `options`, such as a simulated user; none when left
-    out."""
+    """Returns the players that the runtime plays for the environment, for `options`, such as a simulated user; default:
+    none."""
     options: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
-    """Success of the ``random`` and ``expert`` policies, and of ``blind`` play: the best sequence of actions that is
-    chosen without reading any observation. Tests assert them."""
+    """Success rates of the ``random`` and ``expert`` policies, and of ``blind`` play: the best sequence of actions
+    chosen without reading observations. Tests assert them."""
     version: int = 0
-    """Raised when the default tasks, options or rewards change: results of two versions cannot be compared."""
+    """Version of the default tasks, options and rewards; results of different versions cannot be compared."""
     extra: Extra | None = None
-    """What must be installed to make it; listing and describing it need nothing."""
+    """Extra that is required to create the environment, but not to list or describe it."""
 
     def turns_under(self, options: Mapping[str, Any]) -> int | None:
-        """Return the environment's own step limit under options, which are put over the spec's own."""
-        told = {**self.options, **options}.get("max_steps")
-        return told if self.max_turns is not None and isinstance(told, int) else self.max_turns
+        """Return the environment's step limit for options, which override the spec's."""
+        limit = {**self.options, **options}.get("max_steps")
+        return limit if self.max_turns is not None and isinstance(limit, int) else self.max_turns
 
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
-        """Return where the code runs under options, which are put over the spec's own."""
+        """Return the isolation for options, which override the spec's."""
         return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})
 
     def roles_under(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the roles that the runtime plays under options, which are put over the spec's own."""
+        """Return the roles that the runtime plays for options, which override the spec's."""
         return () if self.roles_of is None else tuple(self.roles_of(**{**self.options, **options}))
 
     def shows_images(self, options: Mapping[str, Any]) -> bool:
-        """Return whether observations hold images under options, which are put over the spec's own."""
+        """Return True if observations contain images for options, which override the spec's."""
         return self.images_of is not None and self.images_of(**{**self.options, **options})

@@ -89,13 +89,13 @@ def run(
             found = {}
             for environment in environments:
                 words = [
-                    *([f"agent.shots={count}"] if count else []),
+                    *([f"agent.few_shot_turns={count}"] if count else []),
                     *([f"model.chat_template={chat_template}"] if chat_template else []),
                     f"model.dtype={dtype}",
                     f"agent.loop={loop}",
                     f"agent.options={json.dumps(options or {})}",
                     f"agent.max_turns={turns}",
-                    "agent.max_invalid=3",
+                    "agent.max_parse_failures=3",
                     "agent.max_answer_tokens=96",
                     *(TEXT[environment] if loop == "react_text" else []),
                 ]

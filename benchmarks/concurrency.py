@@ -56,10 +56,10 @@ def run(*, engine: str = "vllm", requests: int = 128, at_once: int = 64, rounds:
 def _section(engine: str, at_once: int) -> VLLMEngineConfig | SGLangEngineConfig:
     if engine == "vllm":
         small = ["--num-gpu-blocks-override", str(CACHE_TOKENS // VLLM_BLOCK)]
-        return VLLMEngineConfig(max_running=at_once, max_context=MAX_CONTEXT, arguments=small)
+        return VLLMEngineConfig(max_num_seqs=at_once, max_context=MAX_CONTEXT, arguments=small)
     if engine == "sglang":
         small = ["--max-total-tokens", str(CACHE_TOKENS)]
-        return SGLangEngineConfig(max_running=at_once, max_context=MAX_CONTEXT, arguments=small)
+        return SGLangEngineConfig(max_num_seqs=at_once, max_context=MAX_CONTEXT, arguments=small)
     raise UnknownNameError("this engine has no servers", got=engine, expected="vllm or sglang")
 
 
@@ -72,7 +72,7 @@ async def _measure(
     served = ServedModel(path=str(folder / "model"), dtype="float32", vocab_size=len(tokenizer))
     found: dict[str, list[dict[str, float]]] = {"adaptive": [], "fixed": []}
     async with open_server(section, served, folder) as url:
-        attached = type(section)(servers=[url], max_running=section.max_running)
+        attached = type(section)(servers=[url], max_num_seqs=section.max_num_seqs)
         for _ in range(rounds):
             for name, runs in found.items():
                 await forget(url, WIRES[section.type])
@@ -89,7 +89,7 @@ async def _measure(
         "cores": len(os.sched_getaffinity(0)),
         "cache_tokens": CACHE_TOKENS,
         "requests": requests,
-        "at_once": section.max_running,
+        "at_once": section.max_num_seqs,
         "rounds": rounds,
     }
 
@@ -101,7 +101,7 @@ async def _pool(
     async with open_pool(section, served, folder) as pool:
         (member,) = pool.group.members
         if fixed:
-            most = section.max_running
+            most = section.max_num_seqs
             member.concurrency = AdaptiveConcurrency(limit=most, least=most, most=most)
         yield pool
 

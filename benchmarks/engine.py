@@ -102,7 +102,7 @@ def _measure(play: Callable[[], list[list[int]]], sampled_tokens: int) -> Measur
 
 
 def run(
-    *, sessions: int = 64, turns: int = 12, slots: int = 64, threads: int | None = None, seed: int = 0
+    *, sessions: int = 64, turns: int = 12, max_num_seqs: int = 64, threads: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """Measure both on the same workload; model of 2 layers x 128, vocabulary 450, float32.
 
@@ -114,7 +114,7 @@ def run(
         torch.set_num_threads(threads)
     model = tiny_model(vocab_size=450, hidden_size=128, max_context=4096, initializer_range=0.06)
     workload = make_sessions(sessions=sessions, turns=turns, vocab_size=450, seed=seed)
-    config = LocalEngineConfig(slots=slots)
+    config = LocalEngineConfig(max_num_seqs=max_num_seqs)
     warm_up = [session[:1] for session in workload[:4]]
     asyncio.run(serve(LocalEngine(model, config), warm_up))
     generate_padded(model, warm_up)
@@ -125,7 +125,7 @@ def run(
     return {
         "sessions": sessions,
         "turns": sessions * turns,
-        "slots": slots,
+        "max_num_seqs": max_num_seqs,
         "threads": torch.get_num_threads(),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "longest_session": max(map(len, local.histories)),

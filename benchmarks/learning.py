@@ -37,7 +37,7 @@ COMMON: dict[str, Any] = {
         "path": "scratch",
         "scratch": {"layers": 2, "hidden_size": 128, "heads": 2, "kv_heads": 2, "vocab_size": 768},
     },
-    "engine": {"type": "local", "slots": 128, "lanes": 2},
+    "engine": {"type": "local", "max_num_seqs": 128, "lanes": 2},
     "sft": {
         "tokens_per_update": 4000,
         "learning_rate": 2.5e-3,
@@ -63,7 +63,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "environment": {"name": "household", "options": {"size": "tiny", "rooms": ["kitchen"]}},
         "evaluation": {"split": "test_unseen"},
         "model": {"scratch": {"numbered_names": True, "max_context": 2048}},
-        "agent": {"max_turns": 20, "max_refused": 8, "max_answer_tokens": 24, "max_tokens": 2048},
+        "agent": {"max_turns": 20, "max_rejected_actions": 8, "max_answer_tokens": 24, "max_tokens": 2048},
         "sft": {"episodes": 1500, "stop_at": 0.2, "check_every": 25, "mistakes": 0.25},
     },
     "frozen_lake": {
@@ -90,7 +90,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "agent": {
             "system_prompt": "Act.",
             "max_turns": 10,
-            "max_refused": 2,
+            "max_rejected_actions": 2,
             "max_answer_tokens": 64,
             "max_tokens": 4096,
         },

@@ -73,7 +73,7 @@ def _seconds(play: Callable[[], object]) -> float:
 
 @contextmanager
 def _vllm(folder: Path, dtype: Dtype, binding: str) -> Iterator[Callable[[], ServerEngine]]:
-    config = VLLMEngineConfig(max_running=64, max_context=CONTEXT)
+    config = VLLMEngineConfig(max_num_seqs=64, max_context=CONTEXT)
     reservation = reserve_port()
     command = launch_command(
         config, python=engine_python("vllm", None), model=folder, port=reservation.port, dtype=dtype
@@ -116,7 +116,7 @@ def measure_engines(
         bare = load_as_it_comes(path, dtype)
         # different seeds, because a server caches prompts
         work = {count: loads(count, model.config.vocab_size, seed + count) for count in sessions}
-        config = LocalEngineConfig(slots=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
+        config = LocalEngineConfig(max_num_seqs=64, max_context=CONTEXT, cache_tokens=64 * CONTEXT)
 
         def keep(count: int, load: str, engine: str, seconds: float, *, dtype: Dtype = dtype, work: Any = work) -> None:
             speed = _tokens(work[count][load]) / seconds

@@ -184,7 +184,7 @@ def run_on_server(engine: str, model: str | None, url: str | None, load: Load, *
             f"engine={engine}",
             f"agent.max_turns={turns}",
             f"agent.max_answer_tokens={ANSWER_TOKENS}",
-            "agent.max_refused=null",  # most actions of an untrained model are rejected
+            "agent.max_rejected_actions=null",  # most actions of an untrained model are rejected
             SCRATCH if model is None else f"model.path={model}",
             *([] if url is None else [f"engine.servers=[{url}]"]),
             f"rollout.max_concurrent={load.concurrency}",

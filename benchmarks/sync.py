@@ -74,7 +74,7 @@ def run(*, engine: str | None = None, layers: int = 20, hidden_size: int = 768, 
 
 
 async def _measure(engine: str, model: PreTrainedModel, folder: Path, repeats: int) -> dict[str, Any]:
-    section = ENGINES[engine](max_running=16, max_context=MAX_CONTEXT, arguments=ARGUMENTS[engine])
+    section = ENGINES[engine](max_num_seqs=16, max_context=MAX_CONTEXT, arguments=ARGUMENTS[engine])
     vocab_size = model.config.get_text_config().vocab_size
     served = ServedModel(path=str(folder / "start"), dtype="float32", vocab_size=vocab_size)
     async with open_pool(section, served, folder / engine) as pool:

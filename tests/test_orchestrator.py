@@ -228,7 +228,7 @@ def test_components_that_differ_are_worth_training_on_where_the_estimator_compar
 
 
 def test_a_run_that_can_only_filter_stops(tiny_run):
-    run = tiny_run("algorithm.dynamic_sampling=true", "agent.max_invalid=1", "agent.options.format=react")
+    run = tiny_run("algorithm.dynamic_sampling=true", "agent.max_parse_failures=1", "agent.options.format=react")
     with pytest.raises(TrainingError, match="groups in a row were not worth training on"):
         train(run)
 

@@ -53,7 +53,7 @@ def test_a_role_can_be_left_out_of_training(tiny_run):
         ("agent.roles={teler: {}}", r"agent\.roles\.teler.*expected teller, writer"),
         ("agent.roles={teller: {tools: [calculator]}}", r"agent\.roles\.teller\.tools is ignored"),
         ("agent.roles={teller: {policy: random, trained: true}}", "cannot be trained"),
-        ("agent.shots=2", r"agent\.shots is ignored by the agent loop two_agents:Telling"),
+        ("agent.few_shot_turns=2", r"agent\.few_shot_turns is ignored by the agent loop two_agents:Telling"),
         ("agent.roles={teller: {temperature: 0.5}}", "is ignored without engine"),
         ("algorithm.role_weights={telller: 2}", r"role_weights\.telller.*teller"),
         ("algorithm={expert: {members: 1}, loss: luffy}", "an expert plays only one"),
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused(tiny_run, setting, message):
         ("agent.roles={'my scout': {as_tool: {description: x}}}", "valid tool name"),
         ("agent.roles={assistant: {as_tool: {description: x}}}", "cannot be called by others"),
         ("agent.roles={scout: {as_tool: {description: x, arguments: {'a b': y}}}}", "is not a name for an argument"),
-        ("agent.shots=2", r"agent\.shots is ignored"),
+        ("agent.few_shot_turns=2", r"agent\.few_shot_turns is ignored"),
     ],
 )
 def test_roles_that_cannot_be_called_are_refused(tiny_run, setting, message):

@@ -301,7 +301,9 @@ class _PlacedEngines:
         assert isinstance(self._engine, LocalEngineConfig)
         section = self._run.cluster.section
         return PoolSettings(
-            concurrency=self._engine.slots, most_concurrency=2 * self._engine.slots, connect_timeout_s=section.timeout_s
+            concurrency=self._engine.max_num_seqs,
+            most_concurrency=2 * self._engine.max_num_seqs,
+            connect_timeout_s=section.timeout_s,
         )
 
     def _make(self, place: ClusterPlace) -> Callable[[], Launcher | LocalEngine]:

@@ -44,7 +44,7 @@ class PlaySettings:
     """Settings of how a model plays: a loop, its options, examples in the prompt.
 
     >>> print(PlaySettings(loop="react_text", shots=2))
-    agent.loop=react_text agent.shots=2
+    agent.loop=react_text agent.few_shot_turns=2
     """
 
     loop: str
@@ -59,7 +59,7 @@ class PlaySettings:
         return [
             f"agent.loop={self.loop}",
             *([f"agent.options={json.dumps(self.options)}"] if self.options else []),
-            *([f"agent.shots={self.shots}"] if self.shots else []),
+            *([f"agent.few_shot_turns={self.shots}"] if self.shots else []),
             *([f"sampling.stop={json.dumps(list(self.stop))}"] if self.stop else []),
         ]
 
@@ -69,8 +69,8 @@ class PlaySettings:
     def applied(self, config: Config) -> Config:
         """Return the config with these settings, except for shots and stop texts that the user chose."""
         agent: dict[str, Any] = {"loop": self.loop, "options": self.options}
-        if "shots" not in config.agent.model_fields_set:
-            agent["shots"] = self.shots
+        if "few_shot_turns" not in config.agent.model_fields_set:
+            agent["few_shot_turns"] = self.shots
         changes: dict[str, Section] = {"agent": config.agent.model_copy(update=agent)}
         if self.stop and not config.sampling.stop:
             changes["sampling"] = config.sampling.model_copy(update={"stop": self.stop})
@@ -113,7 +113,11 @@ def select_default_loop(config: Config, *, say: Callable[[str], None]) -> Config
         return _with_tool_template(config, say)
     found = None if config.environments else find_recommendation(config)
     if found is not None:
-        kept = ", except for agent.shots, which you set" if "shots" in config.agent.model_fields_set else ""
+        kept = (
+            ", except for agent.few_shot_turns, which you set"
+            if "few_shot_turns" in config.agent.model_fields_set
+            else ""
+        )
         say(
             f"model check found {found.usable:.0%} of {found.answers} first answers usable on {found.date} with "
             f"{found.settings}: these settings are taken{kept}; set agent.loop to choose another way"

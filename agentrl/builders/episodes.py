@@ -98,12 +98,12 @@ def build_runner(
 
 def _shots(config: Config, spec: EnvironmentSpec) -> Shots | None:
     """Return the few-shot examples of the prompt, from tasks of the training split if the environment has one."""
-    if not config.agent.shots:
+    if not config.agent.few_shot_turns:
         return None
     environment = config.sole_environment
     if environment.tasks is None and TRAIN in spec.splits:
         environment = environment.model_copy(update={"split": TRAIN})
-    return Shots(config.agent.shots, task_source(spec, environment))
+    return Shots(config.agent.few_shot_turns, task_source(spec, environment))
 
 
 def _answer_timeout_s(engine: EngineConfig) -> float:

@@ -60,11 +60,11 @@ def _check_fits(agent: AgentConfig, loop: AgentLoop, environment_roles: Sequence
         names = [SOLE_ROLE]
     for name in environment_roles:
         _check_environment_role(name, agent, names)
-    if names and agent.shots:
+    if names and agent.few_shot_turns:
         raise ConfigError(
-            f"agent.shots is ignored by the agent loop {agent.loop}: examples show one agent, but it has several",
-            got=f"{agent.shots}, with the roles {', '.join(names)}",
-            expected="agent.shots=0, or a loop with one agent",
+            f"agent.few_shot_turns is ignored by the agent loop {agent.loop}: examples show one agent, and it has more",
+            got=f"{agent.few_shot_turns}, with the roles {', '.join(names)}",
+            expected="agent.few_shot_turns=0, or a loop with one agent",
         )
     for name, role in (agent.roles or {}).items():
         if name in environment_roles:

@@ -117,7 +117,7 @@ def _own_tools(spec: EnvironmentSpec, options: Mapping[str, Any]) -> list[Tool]:
     epilog=examples(
         "agentrl env prompt guess_number",
         "agentrl env prompt household --model Qwen/Qwen2.5-0.5B-Instruct",
-        "agentrl env prompt webshop agent.loop=react_text agent.options.format=action_tag agent.shots=1",
+        "agentrl env prompt webshop agent.loop=react_text agent.options.format=action_tag agent.few_shot_turns=1",
         "agentrl env prompt my_game:GuessNumber-v0 agent.system_prompt=file:prompt.txt",
     )
 )

@@ -20,7 +20,7 @@ from agentrl.evaluation.model_check import ModelCheck, check_model
 from agentrl.observe.console import note, out
 from agentrl.observe.files import check_writable, replace_file
 
-REPLACED = ("agent.loop=", "agent.options", "agent.shots=", "sampling.stop=")
+REPLACED = ("agent.loop=", "agent.options", "agent.few_shot_turns=", "sampling.stop=")
 """Settings that a check chooses."""
 ENVIRONMENT = "guess_number"
 """Default environment."""

@@ -40,7 +40,7 @@ class Engine(enum.StrEnum):
     epilog=examples(
         "agentrl serve --engine vllm --model runs/latest",
         "agentrl serve --engine sglang --model Qwen/Qwen2.5-0.5B-Instruct --replicas 2 --port 8000",
-        "agentrl serve --engine vllm --model my-model --gpus 0,1 --tensor-parallel 2 engine.max_running=128",
+        "agentrl serve --engine vllm --model my-model --gpus 0,1 --tensor-parallel 2 engine.max_num_seqs=128",
     )
 )
 def serve(

@@ -29,7 +29,7 @@ KEYS = (
     "model.dtype",
     "model.device",
     "model.lora.alpha",
-    "engine.slots",
+    "engine.max_num_seqs",
     "engine.max_context",
     "engine.cache_tokens",
     "engine.prefill_tokens",

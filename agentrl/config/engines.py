@@ -17,7 +17,7 @@ class LocalEngineConfig(Section):
     type: Literal["local"] = "local"
     """Model in this process, on torch; shares the trainer's weights if ``rollout.max_staleness`` is 0. On the CPU, a
     second copy in a layout for inference is kept of Llama-like decoders that are not too large."""
-    slots: int = Field(64, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
     """Maximum number of sequences that are decoded together."""
     max_context: int | None = Field(None, ge=1)
     """Maximum number of tokens in a sequence; the model's limit if not set."""
@@ -27,17 +27,17 @@ class LocalEngineConfig(Section):
     """Maximum number of prompt tokens per forward pass."""
     lanes: int = Field(1, ge=1)
     """Groups of running sequences that are computed in parallel, each on its share of torch's threads; on the CPU, for
-    models whose operations are too small to use several cores. Each lane needs at least 8 ``slots``."""
+    models whose operations are too small to use several cores. Each lane needs at least 8 of `max_num_seqs`."""
     timeout_s: float = Field(600.0, gt=0)
     """Seconds before an answer times out."""
 
     @model_validator(mode="after")
     def _lanes_have_work(self) -> Self:
-        if self.lanes > 1 and self.slots < FEWEST_PER_LANE * self.lanes:
+        if self.lanes > 1 and self.max_num_seqs < FEWEST_PER_LANE * self.lanes:
             raise ValueError(
-                f"engine.lanes is {self.lanes} with {self.slots} engine.slots: each lane needs {FEWEST_PER_LANE} "
-                f"slots; set at most {max(1, self.slots // FEWEST_PER_LANE)} lanes, or at least "
-                f"{FEWEST_PER_LANE * self.lanes} slots"
+                f"engine.lanes is {self.lanes} with engine.max_num_seqs {self.max_num_seqs}: each lane needs "
+                f"{FEWEST_PER_LANE} sequences; set at most {max(1, self.max_num_seqs // FEWEST_PER_LANE)} lanes, or "
+                f"max_num_seqs to at least {FEWEST_PER_LANE * self.lanes}"
             )
         return self
 
@@ -104,7 +104,7 @@ class ServerEngineConfig(Section):
     """GPUs of the launched servers, ``tensor_parallel`` for each; all GPUs of this machine if not set."""
     max_context: int | None = Field(None, ge=1)
     """Maximum number of tokens in a sequence; the model's limit if not set."""
-    max_running: int = Field(64, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
     """Maximum number of sequences that a server decodes together."""
     api_key_variable: str | None = None
     """Environment variable that holds the servers' API key, if they require one."""

@@ -335,7 +335,7 @@ class AgentConfig(Section):
     system_prompt: SystemPrompt = None
     """System prompt that replaces the environment's instructions; ``file:PATH`` reads it from a file when the config is
     loaded."""
-    shots: int = Field(0, ge=0)
+    few_shot_turns: int = Field(0, ge=0)
     """Number of turns of the environment's expert, on training tasks, that every prompt contains as examples."""
     enable_thinking: bool = False
     """Value of ``enable_thinking`` for chat templates that accept it."""
@@ -352,10 +352,10 @@ class AgentConfig(Section):
     """Maximum number of tokens in a sequence, prompt and answers together; the engine's context limit still applies."""
     max_seconds: float | None = Field(None, gt=0)
     """Maximum duration of an episode, in seconds, as a rule of the task."""
-    max_refused: int | None = Field(None, ge=1)
+    max_rejected_actions: int | None = Field(None, ge=1)
     """Number of actions rejected by the environment after which an episode ends as policy_error; no limit if not
     set."""
-    max_invalid: int = Field(10, ge=1)
+    max_parse_failures: int = Field(10, ge=1)
     """Number of answers that cannot be parsed after which an episode ends as policy_error."""
     reward: RewardEntries = Field(default_factory=_environments_own)
     """Reward function of an episode by ``module:attr`` or registry name, or several, with weights and options:

@@ -542,7 +542,7 @@ def _server_rows(config: Config) -> list[EstimateRow]:
     return [
         servers,
         ("weight transport", engine.transport, "engine.transport"),
-        ("decoded together", f"{engine.max_running:,} sequences per server", "engine.max_running"),
+        ("decoded together", f"{engine.max_num_seqs:,} sequences per server", "engine.max_num_seqs"),
         ("context of servers", context, "engine.max_context"),
     ]
 

@@ -43,6 +43,11 @@ class YamlSource:
 
 
 RENAMED_KEYS: Mapping[str, str] = {
+    "agent.shots": "agent.few_shot_turns",
+    "agent.max_refused": "agent.max_rejected_actions",
+    "agent.max_invalid": "agent.max_parse_failures",
+    "engine.slots": "engine.max_num_seqs",
+    "engine.max_running": "engine.max_num_seqs",
     "trainer.mixture": "trainer.moe",
     "trainer.mixture.balance": "trainer.moe.aux_loss_coef",
     "trainer.mixture.replay": "trainer.moe.router_replay",

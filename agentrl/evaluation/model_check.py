@@ -286,7 +286,9 @@ async def _try_settings(
 
 async def _measure(config: Config, settings: PlaySettings, policy: EngineEpisodePolicy, answers: int) -> AnswerShare:
     own = settings.applied(config)
-    own = own.model_copy(update={"agent": own.agent.model_copy(update={"max_turns": 1, "shots": settings.shots})})
+    own = own.model_copy(
+        update={"agent": own.agent.model_copy(update={"max_turns": 1, "few_shot_turns": settings.shots})}
+    )
     spec = resolve_environment(own.sole_environment.name)
     source = task_source(spec, own.sole_environment)
     tasks = min(answers, len(source))

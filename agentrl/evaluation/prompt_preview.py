@@ -100,7 +100,7 @@ def _parts(sequence: TokenSequence, renderer: Renderer, who: str, where: str) ->
 
 
 async def _reply_to_wrong_answer(config: Config, renderer: Renderer) -> list[PromptPart]:
-    once = config.model_copy(update={"agent": config.agent.model_copy(update={"max_turns": 1, "shots": 0})})
+    once = config.model_copy(update={"agent": config.agent.model_copy(update={"max_turns": 1, "few_shot_turns": 0})})
     last = (await _play(once, _WrongPolicy(ScriptedPolicy.RANDOM, renderer))).last_message
     if last is None or last.role not in ("user", "tool"):
         return []

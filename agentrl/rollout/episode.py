@@ -324,7 +324,7 @@ class RuntimeEpisode(Episode):
     def _open_for(
         self, role: AgentRole, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> RecordedConversation:
-        """Start a conversation of one of several roles, without the examples of ``agent.shots``."""
+        """Start a conversation of one of several roles, without the examples of ``agent.few_shot_turns``."""
         if role.system_prompt is not None:
             rest = messages[1:] if messages and messages[0].role == "system" else messages
             messages = [system(role.system_prompt), *rest]

@@ -1,4 +1,4 @@
-"""Few-shot examples (``agent.shots``): turns of the environment's expert that precede the task in the prompt."""
+"""Few-shot examples (``agent.few_shot_turns``): turns of the environment's expert before the task in the prompt."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class Shots:
         raise UsageError(
             "the expert has too few turns to show",
             got=f"{_answers(found)} in {episodes} episodes",
-            expected=f"agent.shots={self.count}",
-            hint="lower agent.shots",
+            expected=f"agent.few_shot_turns={self.count}",
+            hint="lower agent.few_shot_turns",
         )
 
 

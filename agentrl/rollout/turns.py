@@ -26,9 +26,9 @@ class EpisodeLimits:
     max_tokens: int = 16384
     """Maximum number of tokens of one sequence, prompt and answers together."""
     max_seconds: float | None = None
-    max_invalid: int = 10
+    max_parse_failures: int = 10
     """Number of unusable answers that ends the episode."""
-    max_refused: int | None = None
+    max_rejected_actions: int | None = None
     """Number of actions rejected by the environment that ends the episode; ``None`` for no limit."""
     answer_timeout_s: float = 600.0
     tool_timeout_s: float = 30.0
@@ -45,8 +45,8 @@ class EpisodeLimits:
             max_observation_tokens=agent.max_observation_tokens,
             max_tokens=agent.max_tokens,
             max_seconds=agent.max_seconds,
-            max_invalid=agent.max_invalid,
-            max_refused=agent.max_refused,
+            max_parse_failures=agent.max_parse_failures,
+            max_rejected_actions=agent.max_rejected_actions,
             answer_timeout_s=answer_timeout_s,
             tool_timeout_s=agent.tool_timeout_s,
         )
@@ -123,13 +123,13 @@ class Budget:
     def count_invalid(self) -> None:
         """Count an unusable answer; at the limit the episode ends (policy_error)."""
         self.invalid += 1
-        if self.invalid >= self.limits.max_invalid:
+        if self.invalid >= self.limits.max_parse_failures:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
     def count_refused(self) -> None:
         """Count an action that the environment rejected; at the limit the episode ends (policy_error)."""
         self.refused += 1
-        if self.limits.max_refused is not None and self.refused >= self.limits.max_refused:
+        if self.limits.max_rejected_actions is not None and self.refused >= self.limits.max_rejected_actions:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
 

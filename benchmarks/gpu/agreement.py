@@ -43,7 +43,7 @@ def _scored(prompt: list[int], answer: Generation) -> ScoredSequence:
 
 def _compare(size: str, dtype: torch.dtype, prompts: list[list[int]], tokens: int) -> dict[str, float]:
     model = random_model(size, dtype=dtype)
-    settings = LocalEngineConfig(slots=len(prompts), max_context=4096, cache_tokens=len(prompts) * 4096)
+    settings = LocalEngineConfig(max_num_seqs=len(prompts), max_context=4096, cache_tokens=len(prompts) * 4096)
     answers = asyncio.run(_sample(LocalEngine(copy.deepcopy(model), settings), prompts, tokens))
     found = make_runner(model, TrainerConfig()).logprobs(
         [_scored(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)],

@@ -59,7 +59,7 @@ def run(
     length = prompt + turns * (answer + observation)
     found: dict[str, Any] = {**conditions(), "size": size, "tokens_per_session": length}
     for count in sessions:
-        settings = LocalEngineConfig(slots=count, max_context=length, cache_tokens=count * length)
+        settings = LocalEngineConfig(max_num_seqs=count, max_context=length, cache_tokens=count * length)
         prompts = [random.Random(-number - 1).choices(range(100), k=prompt) for number in range(count)]
         engine = LocalEngine(model, settings)
         taken = seconds_of(lambda e=engine, p=prompts: asyncio.run(_play(e, p, turns, answer, observation)))  # type: ignore[misc]

@@ -107,7 +107,7 @@ async def measure(config: Config, section: ServerEngineConfig, load: Load, folde
     served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
     opened = open_stand_in(served.vocab_size) if load.stand_in else open_server(section, served, folder)
     async with opened as url:
-        attached = type(section)(servers=[url], max_running=section.max_running)
+        attached = type(section)(servers=[url], max_num_seqs=section.max_num_seqs)
         bench = _Bench(config, attached, served, folder)
         if not load.stand_in:
             await bench.check()

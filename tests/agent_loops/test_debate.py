@@ -104,7 +104,7 @@ async def test_answers_that_cannot_be_read_have_no_vote_and_the_judge_is_asked_a
     assert "> (nothing)\n" in played.texts[2]
     assert played.texts[2].count("Your last answer was empty, so nothing happened.") == 1
     assert played.texts[2].count("Decide what is right") == 1
-    silent = await play(Sum, "debate", "", options=loop(decide="vote"), max_invalid=5)
+    silent = await play(Sum, "debate", "", options=loop(decide="vote"), max_parse_failures=5)
     assert (silent.trajectory.outcome, silent.trajectory.reward) == (Outcome.POLICY_ERROR, 0.0)
 
 

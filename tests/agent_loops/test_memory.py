@@ -47,7 +47,7 @@ async def test_the_policy_sees_its_memory_and_what_is_new_and_nothing_else(play)
 
 
 async def test_an_empty_memory_leaves_the_old_one_and_counts_as_unusable(play):
-    played = await play(story, "memory", "One.", "next", "", "next", "", "next", options=PLAIN, max_invalid=2)
+    played = await play(story, "memory", "One.", "next", "", "next", "", "next", options=PLAIN, max_parse_failures=2)
     assert "Your memory:\nOne.\n\nPart 2" in played.texts[3]
     assert played.trajectory.outcome is Outcome.POLICY_ERROR
     assert played.trajectory.metrics["invalid_answers"] == 2

@@ -52,7 +52,7 @@ async def test_a_planner_that_says_nothing_is_counted_and_ends_an_episode_that_i
     played = await play(Corridor, "planner_worker", "", "forward", options=loop())
     assert "The plan for you" not in played.texts[1]
     assert [turn.valid for turn in played.trajectory.turns] == [False, True, True, True]
-    alone = await play(Corridor, "planner_worker", "", options=loop(), max_invalid=1)
+    alone = await play(Corridor, "planner_worker", "", options=loop(), max_parse_failures=1)
     assert (alone.trajectory.outcome, alone.trajectory.reward) == (Outcome.POLICY_ERROR, 0.0)
 
 

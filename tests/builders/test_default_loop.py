@@ -46,7 +46,7 @@ def test_what_model_check_found_is_taken_and_said(model: Path) -> None:
     assert find_recommendation(config_of(model)) is None
     save_recommendation(config_of(model), FOUND)
     config, said = chosen(config_of(model))
-    assert (config.agent.loop, config.agent.options, config.agent.shots) == ("react_text", TEXT.options, 2)
+    assert (config.agent.loop, config.agent.options, config.agent.few_shot_turns) == ("react_text", TEXT.options, 2)
     assert config.sampling.stop == ("</action>",)
     [line] = said
     assert "88% of 24 first answers usable on 2026-11-25" in line
@@ -64,9 +64,9 @@ def test_a_choice_of_the_user_stands(model: Path, words: list[str]) -> None:
 
 def test_shots_and_stop_texts_of_the_user_stand_beside_the_found_loop(model: Path) -> None:
     save_recommendation(config_of(model), FOUND)
-    config, [line] = chosen(config_of(model, "agent.shots=0", "sampling.stop=['!']"))
-    assert "these settings are taken, except for agent.shots, which you set" in line
-    assert (config.agent.loop, config.agent.shots, config.sampling.stop) == ("react_text", 0, ("!",))
+    config, [line] = chosen(config_of(model, "agent.few_shot_turns=0", "sampling.stop=['!']"))
+    assert "these settings are taken, except for agent.few_shot_turns, which you set" in line
+    assert (config.agent.loop, config.agent.few_shot_turns, config.sampling.stop) == ("react_text", 0, ("!",))
 
 
 def test_a_result_is_of_its_model_files_template_environment_and_options(model: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_damaged_result_is_as_none(model: Path) -> None:
 
 
 def test_settings_are_words_for_a_shell() -> None:
-    assert str(dataclasses.replace(TEXT, options={}, stop=())) == "agent.loop=react_text agent.shots=2"
+    assert str(dataclasses.replace(TEXT, options={}, stop=())) == "agent.loop=react_text agent.few_shot_turns=2"
     assert str(PlaySettings(loop="tool_calling", options={"prefill": True})) == (
         "agent.loop=tool_calling 'agent.options={\"prefill\": true}'"
     )

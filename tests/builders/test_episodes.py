@@ -80,7 +80,7 @@ async def test_without_shots_there_are_no_examples() -> None:
 
 async def shown(*words: str) -> list[str]:
     """Return what the expert says in the examples of a prompt with two of them."""
-    settings = ("agent.loop=react_text", "agent.options={format: plain}", "agent.shots=2")
+    settings = ("agent.loop=react_text", "agent.options={format: plain}", "agent.few_shot_turns=2")
     config = load_config(None, [*words, *settings])
     pool = build_env_pool(config)
     runner = build_runner(config, pool, ScriptedEpisodePolicy(ScriptedPolicy.EXPERT))

@@ -248,7 +248,13 @@ def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
 
 @pytest.mark.parametrize(
     "override",
-    ["trainer.steps=9", "engine.slots=4", "trackers=[tensorboard]", "model.device=cpu", "trainer.learning_rate=1e-3"],
+    [
+        "trainer.steps=9",
+        "engine.max_num_seqs=4",
+        "trackers=[tensorboard]",
+        "model.device=cpu",
+        "trainer.learning_rate=1e-3",
+    ],
 )
 def test_a_resumed_run_may_become_longer_faster_or_better_watched(tiny_run, override):
     run = tiny_run()

@@ -16,14 +16,14 @@ def shots_of(*words):
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_examples_are_of_the_training_split(split):
-    found = shots_of(f"environment={{name: guess_number, split: {split}}}", "agent.shots=3")
+    found = shots_of(f"environment={{name: guess_number, split: {split}}}", "agent.few_shot_turns=3")
     assert (found.count, found._tasks[0].id, found._tasks[7].id) == (3, "train-0", "train-7")
 
 
 def test_examples_of_a_task_file_are_its_own(tmp_path):
     file = tmp_path / "tasks.jsonl"
     file.write_text("\n".join(json.dumps({"id": f"own-{number}", "seed": number}) for number in range(3)))
-    found = shots_of(f"environment={{name: guess_number, tasks: {file}}}", "agent.shots=1")
+    found = shots_of(f"environment={{name: guess_number, tasks: {file}}}", "agent.few_shot_turns=1")
     assert [task.id for task in found._tasks] == ["own-0", "own-1", "own-2"]
 
 

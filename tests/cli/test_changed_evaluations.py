@@ -184,4 +184,4 @@ def test_changed_weights_are_played_anew_whatever_their_size_and_time(
     assert evaluated(agentrl, *words)["reused"] == 0
     assert evaluated(agentrl, *words, "--temperature", "0.5")["reused"] == 0
     assert evaluated(agentrl, *words, "model.dtype=bfloat16")["reused"] == 0
-    assert evaluated(agentrl, *words, "engine.slots=2")["reused"] == 0
+    assert evaluated(agentrl, *words, "engine.max_num_seqs=2")["reused"] == 0

@@ -74,7 +74,9 @@ def test_the_same_seed_gives_the_same_episodes(agentrl: Cli, trained_run: Path, 
     rewards = []
     for concurrency in ("1", "4"):
         words = ("--seed", "5", "--tasks", "3", "--concurrency", concurrency)
-        ended = agentrl("eval", "--model", str(trained_run), *words, "--json", "r.json", f"engine.slots={concurrency}")
+        ended = agentrl(
+            "eval", "--model", str(trained_run), *words, "--json", "r.json", f"engine.max_num_seqs={concurrency}"
+        )
         assert ended.code == 0, ended.err
         assert json.loads((workplace / "r.json").read_text())["reused"] == 0
         rewards.append(json.loads((workplace / "r.json").read_text())["tokens"])

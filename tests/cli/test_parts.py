@@ -256,7 +256,7 @@ def test_env_prompt_shows_the_default_loop_with_its_tools_and_special_tokens(age
 
 
 def test_env_prompt_takes_the_loop_that_is_asked_for_and_examples(agentrl: Cli) -> None:
-    words = ("agent.loop=react_text", "agent.options.format=action_tag", "agent.shots=1")
+    words = ("agent.loop=react_text", "agent.options.format=action_tag", "agent.few_shot_turns=1")
     shown = agentrl("env", "prompt", "guess_number", *words).out
     assert shown.index("── prompt") < shown.index("Here are some examples") < shown.index("── the expert's answer")
     assert shown.partition("── the expert's answer")[0].count("I think of a number from 1 to 100. Guess.") == 2

@@ -100,7 +100,7 @@ def test_servers_are_started_named_and_ended_by_ctrl_c(
 
     when_ready(monkeypatch, interrupt)
     words = ("--engine", engine, "--model", str(model), "--replicas", "2", "--python", python, "--folder", "served")
-    ended = agentrl("serve", *words, "engine.max_running=7")
+    ended = agentrl("serve", *words, "engine.max_num_seqs=7")
     assert ended.code == 0, ended.err
     addresses = ended.out.split()
     assert len(addresses) == 2
@@ -175,7 +175,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
         ("--gpus 0", "cannot use any GPU"),
         ("engine.servers=[http://a]", "ignored with addresses in engine.servers"),
         ("engine=local", "no server to launch"),
-        ("engine.max_runing=3", "did you mean engine.max_running?"),
+        ("engine.max_runing=3", "did you mean engine.max_num_seqs?"),
         ("engine.api_key_variable=NO_SUCH_KEY", "NO_SUCH_KEY is not set"),
         ("--python nowhere", "engine.python is not a program"),
         ("--model ./nowhere", "no model found in ./nowhere"),

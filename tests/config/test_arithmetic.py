@@ -106,7 +106,7 @@ def table(*overrides):
 
 
 def test_launched_servers_are_named_and_no_key_of_another_engine():
-    found = table("engine={type: vllm, replicas: 2, max_running: 32, max_context: 4096}")
+    found = table("engine={type: vllm, replicas: 2, max_num_seqs: 32, max_context: 4096}")
     assert "key-value cache" not in found
     assert found["servers"][0] == "2 vllm launched"
     assert found["weight transport"][0] == "shared_memory"

@@ -51,7 +51,7 @@ def test_every_task_runs_on_every_hardware(hardware):
 
 def test_later_configs_are_put_on_top_of_earlier_ones(config_file, tmp_path):
     base = config_file(
-        "environment: {name: a, options: {size: 1, rooms: [x]}}\nengine: {type: local, slots: 8}\ntrainer: {steps: 3}\n"
+        "environment: {name: a, options: {size: 1, rooms: [x]}}\nengine: {max_num_seqs: 8}\ntrainer: {steps: 3}\n"
     )
     top = tmp_path / "top.yaml"
     top.write_text("environment: {options: {size: 2}}\nengine: vllm\nmodel: {lora: {}}\n")
@@ -106,7 +106,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         (
             "environment: a\n",
             ["engine.slotz=3"],
-            "override 'engine.slotz=3': unknown key engine.slotz; did you mean engine.slots?",
+            "override 'engine.slotz=3': unknown key engine.slotz; did you mean engine.max_num_seqs?",
         ),
         ("environment: a\n", ["group_size=3"], "unknown key group_size; did you mean algorithm.group_size?"),
         ("environment: a\n", ["algorithm.clip_high=0.3"], "did you mean algorithm.loss_options.clip_high?"),
@@ -131,7 +131,7 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
         ("environment: a\n", ["engine.timeout_s=1e30"], "engine.timeout_s: got 1e+30 seconds, expected at most"),
         ("environments: {a: {step_timeout_s: 1e9}}\n", [], "environments.a.step_timeout_s: got 1e+09 seconds"),
         ("environment: a\n", ["trainer.processes=100000"], "trainer.processes: got 100000, expected at most 4096"),
-        ("environment: a\nengine:\n  slots: 0\n", [], "engine.slots: got 0, expected at least 1"),
+        ("environment: a\nengine:\n  max_num_seqs: 0\n", [], "engine.max_num_seqs: got 0, expected at least 1"),
         ("environment: {name: a, workers: 0}\n", [], "environment.workers: got 0, expected at least 1"),
         ("environment: a\n", ["rollout.stall_report_s=0"], "rollout.stall_report_s: got 0, expected greater than 0"),
         ("environment: a\n", ["algorithm.correction={mode: icepop, band: [2, 1]}"], "band is [2.0, 1.0]"),
@@ -186,7 +186,10 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["engine={type: sglang, adapter_rank: 8}"], "engine.adapter_rank needs vLLM"),
         (["engine={type: vllm, adapter_rank: 8, transport: collective}"], "servers read adapters from files"),
         (["engine={type: vllm, adapter_rank: 8, sleep: true}"], "engine.adapter_rank is set with engine.sleep"),
-        (["engine.lanes=9"], "engine.lanes is 9 with 64 engine.slots: each lane needs 8 slots; set at most 8 lanes"),
+        (
+            ["engine.lanes=9"],
+            "engine.lanes is 9 with engine.max_num_seqs 64: each lane needs 8 sequences; set at most 8 lanes",
+        ),
         (["agent.tools=[a, b, a]"], "agent.tools names a more than once"),
         (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
         (
@@ -313,13 +316,13 @@ def test_mistakes_in_a_curriculum_are_named(override, message):
 
 def test_several_mistakes_are_reported_together():
     with pytest.raises(ConfigError, match="2 problems in the config") as caught:
-        load_config(None, ["environment=a", "trainer.stps=3", "engine.slots=x"])
+        load_config(None, ["environment=a", "trainer.stps=3", "engine.max_num_seqs=x"])
     assert "trainer.steps?" in str(caught.value)
-    assert "override 'engine.slots=x'" in str(caught.value)
+    assert "override 'engine.max_num_seqs=x'" in str(caught.value)
 
 
 def test_another_engine_drops_the_settings_of_the_old_one():
-    overrides = ["environment=a", "engine.slots=3", "engine=scripted", "engine.delay_s=1"]
+    overrides = ["environment=a", "engine.max_num_seqs=3", "engine=scripted", "engine.delay_s=1"]
     assert load_config(None, overrides).engine.type == "scripted"
 
 
@@ -335,7 +338,7 @@ def test_another_engine_drops_the_settings_of_the_old_one():
         (["environment=household/valid_seen"], None),
         (
             ["engine=vllm"],
-            "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; repeat",
+            "override 'engine=vllm' drops the settings of engine local: engine.max_num_seqs=128, engine.lanes=2; rep",
         ),
         (["engine=local"], None),
         (["agent.loop=tool_calling"], "drops the settings of agent react_text: agent.options={'format': 'plain'"),
@@ -360,11 +363,11 @@ def test_defaults_of_a_saved_config_are_not_told_as_dropped(tmp_path, caplog):
 
 
 def test_the_local_engine_named_again_keeps_its_settings():
-    assert load_config(None, ["environment=a", "engine.slots=3", "engine=local"]).engine.slots == 3
+    assert load_config(None, ["environment=a", "engine.max_num_seqs=3", "engine=local"]).engine.max_num_seqs == 3
 
 
 def test_only_the_override_that_names_another_engine_is_told(caplog):
-    overrides = ["environment=a", "engine.slots=8", "trainer.steps=2", "engine=vllm", "trainer.steps=3"]
+    overrides = ["environment=a", "engine.max_num_seqs=8", "trainer.steps=2", "engine=vllm", "trainer.steps=3"]
     load_config(None, overrides)
     assert [record.getMessage().partition(" drops")[0] for record in caplog.records] == ["override 'engine=vllm'"]
 

@@ -126,7 +126,7 @@ class SessionServers:
         return running.url
 
     def _command(self, engine: str, port: int) -> LaunchCommand:
-        config = CONFIGS[engine](max_running=64, max_context=MAX_CONTEXT)
+        config = CONFIGS[engine](max_num_seqs=64, max_context=MAX_CONTEXT)
         keys = {"python": engine_python(engine, None), "model": self._model_folder, "port": port, "dtype": "float32"}
         return COMMANDS[engine](config, **keys, api_key="secret")
 

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 TOLERANCE = 1e-4
 WORLDS = Path(__file__).parent.parent / "worlds"
 SYNCS = 3
-CONFIG = VLLMEngineConfig(max_running=16, max_context=1024, adapter_rank=4, max_adapters=3)
+CONFIG = VLLMEngineConfig(max_num_seqs=16, max_context=1024, adapter_rank=4, max_adapters=3)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ RUN = (
     "environment={name: letters:Letters, isolation: inline}",
     "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 8, max_tokens: 256}",
     "model.lora={rank: 4}",
-    "engine={type: vllm, max_running: 16, adapter_rank: 4}",
+    "engine={type: vllm, max_num_seqs: 16, adapter_rank: 4}",
     "algorithm.group_size=4",
     "trainer={steps: 1, tasks_per_step: 4, learning_rate: 1e-1}",
     "run.name=run",

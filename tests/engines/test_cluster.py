@@ -44,7 +44,7 @@ def test_a_server_on_another_node(engine, transport, address, vllm_python, sglan
     monkeypatch.syspath_prepend(WORLDS)
     python = {"vllm": vllm_python, "sglang": sglang_python}[engine]
     settings = (
-        f"engine={{type: {engine}, python: {python}, max_running: 16, transport: {transport}}}",
+        f"engine={{type: {engine}, python: {python}, max_num_seqs: 16, transport: {transport}}}",
         f"cluster={{address: '{address}', rank: {{trainer: 1}}, engine: {{CPU: 1, engine: 1}}}}",
         f"run.directory={tmp_path}",
     )

@@ -30,7 +30,7 @@ def kills_a_server():
 @pytest.fixture
 def local():
     model = tiny_model(max_context=128)
-    return {"factory": lambda: LocalEngine(model, LocalEngineConfig(slots=16)), "model": model}
+    return {"factory": lambda: LocalEngine(model, LocalEngineConfig(max_num_seqs=16)), "model": model}
 
 
 @pytest.fixture

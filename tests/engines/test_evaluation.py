@@ -78,7 +78,16 @@ def local(greedy) -> dict[str, list[int]]:
 def url(engine, household_model, tmp_path_factory):
     """A server that `agentrl serve` runs, until it is interrupted."""
     folder = tmp_path_factory.mktemp("serve")
-    words = ["serve", "--engine", engine, "--model", str(household_model), "--folder", "serve", "engine.max_running=16"]
+    words = [
+        "serve",
+        "--engine",
+        engine,
+        "--model",
+        str(household_model),
+        "--folder",
+        "serve",
+        "engine.max_num_seqs=16",
+    ]
     with subprocess.Popen([PROGRAM, *words], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:")

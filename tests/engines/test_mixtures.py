@@ -13,7 +13,7 @@ from agentrl.training.weights import ModelWeights
 from agentrl.weights import CheckpointSource, FolderTransport, Probe, write_served_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
-CONFIG = SGLangEngineConfig(max_running=8, max_context=512)
+CONFIG = SGLangEngineConfig(max_num_seqs=8, max_context=512)
 TOLERANCE = 1e-4
 
 

@@ -115,7 +115,7 @@ class World:
 async def world(request, model, model_folder, learning, tmp_path_factory):
     """Two servers, launched as a run launches them."""
     section = CONFIGS[request.param](
-        max_running=32, max_context=1000, replicas=2, start_timeout_s=WAIT_S, timeout_s=2 * WAIT_S
+        max_num_seqs=32, max_context=1000, replicas=2, start_timeout_s=WAIT_S, timeout_s=2 * WAIT_S
     )
     served = ServedModel(path=str(model_folder), dtype="float32", vocab_size=model.config.vocab_size)
     async with AsyncExitStack() as stack:
@@ -195,7 +195,7 @@ def test_nothing_is_left_of_vllm_when_the_process_that_launched_it_is_killed(
 ):
     words = ["serve", "--engine", "vllm", "--model", str(model_folder), "--folder", str(tmp_path)]
     program = Path(sys.executable).with_name("agentrl")
-    with subprocess.Popen([program, *words, "engine.max_running=8"], stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen([program, *words, "engine.max_num_seqs=8"], stdout=subprocess.PIPE, text=True) as launcher:
         url = launcher.stdout.readline().strip()
         processes = descendants(launcher.pid)
         segments = find_mapped_segments(processes) & set(list_segments())

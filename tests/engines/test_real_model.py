@@ -34,7 +34,7 @@ DIFFERENCE = 5e-4
 GUESSES = (
     "agent.loop=react_text",
     "agent.options={format: action_tag}",
-    "agent={max_turns: 1, max_invalid: 9, max_answer_tokens: 96, max_tokens: 1024}",
+    "agent={max_turns: 1, max_parse_failures: 9, max_answer_tokens: 96, max_tokens: 1024}",
 )
 """Games in which the model rambles; many at once, which is fast in float32."""
 STOPPED = ("agent.options.prefill=<action>", "sampling.stop=[</action>]")
@@ -162,8 +162,13 @@ async def test_greedy_decoding_is_generate(model):
 
 def test_fifty_tool_calling_turns_do_not_drift(model, tmp_path):
     """Each episode stays one sequence, and each token's log-probability is that of the whole."""
-    words = ("model.chat_template=chatml", "agent.loop=tool_calling", "agent.options={prefill: true}", "agent.shots=2")
-    limits = "agent={max_turns: 5, max_invalid: 99, max_answer_tokens: 32, max_tokens: 2048}"
+    words = (
+        "model.chat_template=chatml",
+        "agent.loop=tool_calling",
+        "agent.options={prefill: true}",
+        "agent.few_shot_turns=2",
+    )
+    limits = "agent={max_turns: 5, max_parse_failures: 99, max_answer_tokens: 32, max_tokens: 2048}"
     played = _play(tmp_path, *words, limits, "sampling.stop=[</tool_call>]", tasks=11)
     turns = [turn for episode in played for turn in episode.turns]
     assert len(turns) >= 50

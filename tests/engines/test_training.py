@@ -26,7 +26,7 @@ RUN = (
 def test_a_run_on_real_servers(engine, vllm_python, sglang_python, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(WORLDS)
     python = {"vllm": vllm_python, "sglang": sglang_python}[engine]
-    settings = [f"engine={{type: {engine}, python: {python}, max_running: 16}}", f"run.directory={tmp_path}"]
+    settings = [f"engine={{type: {engine}, python: {python}, max_num_seqs: 16}}", f"run.directory={tmp_path}"]
     run = start_run(load_config(None, [*RUN, *settings, "run.name=run"]), kind="test")
     result = train(run)
     sys.modules.pop("letters", None)

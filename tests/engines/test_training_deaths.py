@@ -32,7 +32,7 @@ RUN = (
     "model.scratch.initializer_range=0.2",
     "algorithm.group_size=4",
     "trainer={steps: 1000, tasks_per_step: 4, learning_rate: 1e-3}",
-    "engine={type: sglang, max_running: 16, replicas: 2, health_timeout_s: 20, timeout_s: 1800}",
+    "engine={type: sglang, max_num_seqs: 16, replicas: 2, health_timeout_s: 20, timeout_s: 1800}",
     "run.name=run",
 )
 

@@ -164,7 +164,7 @@ def test_a_run_whose_servers_sleep_and_hear_broadcasts(engine, client, tmp_path,
 
     for name in real:
         monkeypatch.setattr(client, name, partialmethod(counted, name))
-    settings = f"engine={{type: {engine}, max_running: 16, transport: collective, sleep: true}}"
+    settings = f"engine={{type: {engine}, max_num_seqs: 16, transport: collective, sleep: true}}"
     run = start_run(load_config(None, [*RUN, settings, f"run.directory={tmp_path}"]), kind="test")
     result = train(run)
     sys.modules.pop("letters", None)

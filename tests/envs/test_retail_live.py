@@ -145,7 +145,7 @@ async def test_episodes_at_once_are_played_from_their_own_conversations(serve: S
 async def test_a_model_in_this_process_plays_the_customer(serve: Serve) -> None:
     tokenizer = build_tokenizer("qwen3")
     model = tiny_model(vocab_size=len(tokenizer), max_context=8192)
-    engine = LocalEngine(model, LocalEngineConfig(slots=2, cache_tokens=16_384))
+    engine = LocalEngine(model, LocalEngineConfig(max_num_seqs=2, cache_tokens=16_384))
     heard: list[str] = []
 
     async def generate(body: dict[str, Any]) -> str:

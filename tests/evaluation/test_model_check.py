@@ -41,9 +41,9 @@ def test_progress_names_the_settings_their_number_and_the_time_that_is_left() ->
     assert lines == [
         "settings 1 of at most 5: agent.loop=react_text",
         "settings 1 of at most 5: 50% of 8 first answers usable (20 s)",
-        "settings 2 of at most 5: agent.loop=react_text agent.shots=1 (at most about 80 s left)",
+        "settings 2 of at most 5: agent.loop=react_text agent.few_shot_turns=1 (at most about 80 s left)",
         "settings 2 of at most 5: 95% of 8 first answers usable (40 s)",
-        "settings 3 of at most 3: agent.loop=react_text agent.shots=4 (at most about 30 s left)",
+        "settings 3 of at most 3: agent.loop=react_text agent.few_shot_turns=4 (at most about 30 s left)",
         "settings 3 of at most 3: not tried: the environment has no expert",
     ]
 
@@ -60,7 +60,7 @@ def test_the_cheapest_settings_of_a_loop_come_first() -> None:
     assert [str(one) for one in settings_to_try(config, TOOL_LOOP)][:3] == [
         "agent.loop=tool_calling",
         "agent.loop=tool_calling 'agent.options={\"prefill\": true}'",
-        "agent.loop=tool_calling agent.shots=1",
+        "agent.loop=tool_calling agent.few_shot_turns=1",
     ]
     assert [one.shots for one in settings_to_try(config, TEXT_LOOP)] == [0, 0, 1, 1, 3, 3]
     own_format = load_config(None, ["environment=search_qa"])

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
         "agent.reward=[{name: environment, weight: 2}]",
         "sampling.temperature=0.5",
         "sampling.top_p=0.9",
-        "engine.slots=2",
+        "engine.max_num_seqs=2",
         "engine.max_context=99",
         "model.dtype=bfloat16",
         "model.lora={rank: 4}",

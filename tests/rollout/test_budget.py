@@ -48,7 +48,7 @@ def test_seconds_run_from_the_start():
 
 
 def test_the_last_unusable_answer_allowed_ends_the_episode():
-    budget = Budget(EpisodeLimits(max_invalid=2), lambda: 0.0)
+    budget = Budget(EpisodeLimits(max_parse_failures=2), lambda: 0.0)
     budget.count_invalid()
     assert ending(budget.count_invalid) is Outcome.POLICY_ERROR
 

@@ -81,7 +81,7 @@ async def test_answers_are_bounded(make_runner, play, worlds):
 
 
 async def test_policy_error_after_too_many_unusable_answers(make_runner, play, worlds):
-    runner = make_runner(worlds.Corridor, "?", options={"format": "react"}, limits=EpisodeLimits(max_invalid=3))
+    runner = make_runner(worlds.Corridor, "?", options={"format": "react"}, limits=EpisodeLimits(max_parse_failures=3))
     trajectory = await play(runner)
     assert trajectory.outcome is Outcome.POLICY_ERROR
     assert trajectory.metrics["invalid_answers"] == 3
@@ -91,7 +91,7 @@ async def test_policy_error_after_too_many_unusable_answers(make_runner, play, w
 
 
 async def test_policy_error_after_too_many_refused_actions(make_runner, play, worlds):
-    trajectory = await play(make_runner(worlds.Corridor, "jump", limits=EpisodeLimits(max_refused=2)))
+    trajectory = await play(make_runner(worlds.Corridor, "jump", limits=EpisodeLimits(max_rejected_actions=2)))
     assert trajectory.outcome is Outcome.POLICY_ERROR
     assert [turn.valid for turn in trajectory.turns] == [False] * 2
     assert trajectory.reward is not None
@@ -108,7 +108,9 @@ async def test_an_observation_that_is_no_text_is_an_environment_error(make_runne
 
 
 async def test_accepted_actions_do_not_count_as_refused(make_runner, play, worlds):
-    runner = make_runner(worlds.Corridor, "jump", "forward", "forward", "forward", limits=EpisodeLimits(max_refused=2))
+    runner = make_runner(
+        worlds.Corridor, "jump", "forward", "forward", "forward", limits=EpisodeLimits(max_rejected_actions=2)
+    )
     assert (await play(runner)).outcome is Outcome.FINISHED
 
 

@@ -244,7 +244,11 @@ async def test_calls_that_a_tool_fails_are_counted_with_its_line(make_runner, pl
     """Errors that a tool raises for the model to read, and wrong arguments, are not its failures."""
     text = f'<tool_call>\n{{"name": "lookup", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
     runner = make_runner(
-        worlds.Corridor, text, loop="tool_calling", tools=[lookup], limits=EpisodeLimits(max_turns=3, max_invalid=9)
+        worlds.Corridor,
+        text,
+        loop="tool_calling",
+        tools=[lookup],
+        limits=EpisodeLimits(max_turns=3, max_parse_failures=9),
     )
     await play(runner)
     incidents = runner.counters.incidents

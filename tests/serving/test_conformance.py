@@ -44,8 +44,8 @@ def _shaken(model):
 
 
 SIZES = {
-    "roomy": {"slots": 16, "cache_tokens": 16_384},
-    "tight": {"slots": 3, "cache_tokens": 256, "prefill_tokens": 7},
+    "roomy": {"max_num_seqs": 16, "cache_tokens": 16_384},
+    "tight": {"max_num_seqs": 3, "cache_tokens": 256, "prefill_tokens": 7},
 }
 
 
@@ -70,7 +70,9 @@ async def test_the_local_engine_conforms_with_weights_that_are_sent(reference_of
         return {name: parameter.detach().clone() for name, parameter in trained.named_parameters()}
 
     report = await check_engine(
-        lambda: LocalEngine(served, LocalEngineConfig(slots=16)), reference=reference_of(trained), new_weights=send
+        lambda: LocalEngine(served, LocalEngineConfig(max_num_seqs=16)),
+        reference=reference_of(trained),
+        new_weights=send,
     )
     report.raise_on_failure()
 
@@ -185,7 +187,7 @@ class _StampsTheLatestVersion(LocalEngine):
 async def test_the_kit_finds_a_broken_promise(engine, failing, reference_of):
     model = tiny_model(max_context=128)
     report = await check_engine(
-        lambda: engine(model, LocalEngineConfig(slots=16)),
+        lambda: engine(model, LocalEngineConfig(max_num_seqs=16)),
         reference=reference_of(model),
         new_weights=_shaken(model),
         deadline_s=2,

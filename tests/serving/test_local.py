@@ -21,7 +21,7 @@ async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(
     family, tied, request_of, reference_of, play_sessions
 ):
     model = tiny_model(family, tied=tied)
-    engine = LocalEngine(model, LocalEngineConfig(slots=4, prefill_tokens=40))
+    engine = LocalEngine(model, LocalEngineConfig(max_num_seqs=4, prefill_tokens=40))
     played = await play_sessions(engine, request_of, temperature=0.0, stop_token_ids=frozenset({0, 1, 2}))
     await engine.close()
     for prompt, answer in (turn for session in played for turn in session):
@@ -41,10 +41,10 @@ async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"slots": 2},
+        {"max_num_seqs": 2},
         {"prefill_tokens": 5},
         {"cache_tokens": 256, "max_context": 256},
-        {"slots": 3, "prefill_tokens": 11, "cache_tokens": 512, "max_context": 256},
+        {"max_num_seqs": 3, "prefill_tokens": 11, "cache_tokens": 512, "max_context": 256},
     ],
 )
 async def test_seeded_tokens_do_not_depend_on_sizes(sizes, request_of, play_sessions):
@@ -59,7 +59,7 @@ async def test_seeded_tokens_do_not_depend_on_sizes(sizes, request_of, play_sess
 
 
 async def test_turns_of_a_session_find_their_cache_even_with_fewer_slots_than_sessions(request_of, play_sessions):
-    engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=2))
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(max_num_seqs=2))
     played = await play_sessions(engine, request_of)
     for session in played:
         for (earlier, answer), (prompt, later) in itertools.pairwise(session):
@@ -72,7 +72,7 @@ async def test_turns_of_a_session_find_their_cache_even_with_fewer_slots_than_se
 
 async def test_a_small_cache_evicts_idle_sessions_and_preempts_the_youngest(request_of, reference_of):
     model = tiny_model(max_context=768)
-    engine = LocalEngine(model, LocalEngineConfig(slots=8, cache_tokens=1024))
+    engine = LocalEngine(model, LocalEngineConfig(max_num_seqs=8, cache_tokens=1024))
     prompts = [[(3 + i + j) % 64 for j in range(220)] for i in range(4)]
     requests = [request_of(p, f"r{i}", max_tokens=120, seed=i) for i, p in enumerate(prompts)]
     answers = await asyncio.gather(*map(engine.generate, requests))
@@ -90,7 +90,7 @@ async def test_a_small_cache_evicts_idle_sessions_and_preempts_the_youngest(requ
 
 async def test_the_same_events_compute_the_same_bits(request_of, play_sessions):
     model = tiny_model()
-    config = LocalEngineConfig(slots=4, cache_tokens=2048)
+    config = LocalEngineConfig(max_num_seqs=4, cache_tokens=2048)
     fresh = LocalEngine(model, config, version=7)
     used = LocalEngine(model, config)
     await play_sessions(used, request_of, sessions=9)
@@ -121,7 +121,7 @@ async def test_the_trainers_module_is_shared_and_left_alone(request_of, play_ses
 
 
 async def test_an_error_in_the_model_fails_the_requests_and_later_ones_are_served(request_of, monkeypatch):
-    engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=2))
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(max_num_seqs=2))
     logits, calls = engine._runners[None].logits, []
 
     def failing(step):
@@ -224,7 +224,7 @@ async def test_metrics_count_tokens_and_time(request_of, play_sessions):
 
 
 async def test_requests_that_follow_one_another_closely_meet_in_one_step(request_of):
-    engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=4))
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(max_num_seqs=4))
 
     async def ask(number):
         for _ in range(number * 6):
@@ -256,7 +256,7 @@ async def test_in_lockstep_neither_the_time_nor_the_order_of_requests_matters(re
     model, prompts = tiny_model(), [[5], [7, 8, 9], [4] * 40]
 
     async def serve(order, delay):
-        engine, worker = LocalEngine(model, LocalEngineConfig(slots=2)), Worker()
+        engine, worker = LocalEngine(model, LocalEngineConfig(max_num_seqs=2)), Worker()
         engine.callers = worker
         answers = {}
         for number in order:

@@ -56,7 +56,7 @@ async def answers_of(engine, request_of, *, prefix=""):
 
 async def test_rows_of_several_adapters_equal_plain_computations(world, request_of, reference_of):
     base, adapters, plain = world
-    engine = LocalEngine(base, LocalEngineConfig(slots=7, prefill_tokens=40, max_context=256), adapters=adapters)
+    engine = LocalEngine(base, LocalEngineConfig(max_num_seqs=7, prefill_tokens=40, max_context=256), adapters=adapters)
     told = {}
     for adapter, ids, answer in await answers_of(engine, request_of):
         expected = reference_of(plain[adapter])([*ids, *answer.token_ids], 1.0)[len(ids) - 1 :]
@@ -71,7 +71,7 @@ async def test_what_is_asked_beside_does_not_change_an_answer(request_of):
     adapters = {name: with_values(base, seed)[0] for seed, name in enumerate(NAMES[1:])}
     whole = LocalEngine(base, LocalEngineConfig(max_context=256), adapters=adapters)
     played = await answers_of(whole, request_of)
-    alone = LocalEngine(base, LocalEngineConfig(max_context=256, slots=1), adapters=adapters)
+    alone = LocalEngine(base, LocalEngineConfig(max_context=256, max_num_seqs=1), adapters=adapters)
     assert [(a, ids, answer.token_ids) for a, ids, answer in played] == [
         (a, ids, answer.token_ids) for a, ids, answer in await answers_of(alone, request_of)
     ]

@@ -79,9 +79,9 @@ def job_of(request_of):
     return build
 
 
-def _scheduler(slots=8, max_tokens=1024, prefill_tokens=4096):
+def _scheduler(max_num_seqs=8, max_tokens=1024, prefill_tokens=4096):
     rows = RowStore(max_tokens=max_tokens, max_context=1024)
-    return Scheduler(slots=slots, prefill_tokens=prefill_tokens, rows=rows)
+    return Scheduler(max_num_seqs=max_num_seqs, prefill_tokens=prefill_tokens, rows=rows)
 
 
 def _compute(scheduler):
@@ -93,7 +93,7 @@ def _compute(scheduler):
 
 
 async def test_requests_are_admitted_in_order_of_arrival_up_to_the_slots(job_of):
-    scheduler = _scheduler(slots=2)
+    scheduler = _scheduler(max_num_seqs=2)
     jobs = [job_of(f"j{i}", 5) for i in range(4)]
     for job in jobs:
         scheduler.submit(job)
@@ -217,7 +217,7 @@ async def test_after_new_weights_running_requests_share_again(job_of):
 
 
 async def test_a_session_whose_next_turn_waits_is_evicted_last(job_of):
-    scheduler = _scheduler(slots=1, max_tokens=512)
+    scheduler = _scheduler(max_num_seqs=1, max_tokens=512)
     for name in ("queued", "idle"):
         job = job_of(name, 10)
         scheduler.submit(job)

@@ -53,7 +53,7 @@ async def test_lanes_change_nothing_but_rounding_and_repeat_bit_by_bit(request_o
     model = tiny_model(max_context=512)
     answers = []
     for lanes in (1, 3, 3):
-        engine = LocalEngine(model, LocalEngineConfig(lanes=lanes, slots=SESSIONS))
+        engine = LocalEngine(model, LocalEngineConfig(lanes=lanes, max_num_seqs=SESSIONS))
         played = await play_sessions(engine, request_of, sessions=SESSIONS, top_p=0.9)
         answers.append([answer for session in played for _, answer in session])
         await engine.close()
@@ -72,11 +72,11 @@ def test_lanes_are_refused_where_positions_depend_on_the_batch(rope):
     model = tiny_model()
     model.config.rope_parameters = {**model.config.rope_parameters, "rope_type": rope}
     with pytest.raises(UsageError, match=f"rope_type {rope}, 2 lanes"):
-        LocalEngine(model, LocalEngineConfig(lanes=2, slots=16))
+        LocalEngine(model, LocalEngineConfig(lanes=2, max_num_seqs=16))
 
 
 async def test_an_error_in_a_lane_fails_the_requests_and_later_ones_are_served(request_of, monkeypatch, play_sessions):
-    engine = LocalEngine(tiny_model(max_context=512), LocalEngineConfig(lanes=2, slots=SESSIONS))
+    engine = LocalEngine(tiny_model(max_context=512), LocalEngineConfig(lanes=2, max_num_seqs=SESSIONS))
     logits, broken = engine._runners[None].logits, [True]
 
     def fail_once(step):

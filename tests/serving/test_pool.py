@@ -482,7 +482,7 @@ def test_the_time_of_a_request_that_runs_counts(request_of):
 
 
 def test_the_settings_of_a_run():
-    settings = PoolSettings.from_config(VLLMEngineConfig(max_running=24, health_timeout_s=3))
+    settings = PoolSettings.from_config(VLLMEngineConfig(max_num_seqs=24, health_timeout_s=3))
     assert (settings.concurrency, settings.most_concurrency) == (24, 48)
     assert (settings.health_timeout_s, settings.connect_timeout_s) == (3, 600)
 

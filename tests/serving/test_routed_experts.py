@@ -30,7 +30,9 @@ EXPERTS = np.arange(24, dtype=np.int32).reshape(3, 4, 2)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
-@pytest.mark.parametrize("sizes", [{"slots": 16, "lanes": 2}, {"slots": 2, "prefill_tokens": 7, "cache_tokens": 512}])
+@pytest.mark.parametrize(
+    "sizes", [{"max_num_seqs": 16, "lanes": 2}, {"max_num_seqs": 2, "prefill_tokens": 7, "cache_tokens": 512}]
+)
 async def test_the_local_engine_tells_what_a_forward_pass_chooses(family, sizes, play_sessions, request_of):
     model = tiny_model(family)
     config = LocalEngineConfig(**{"cache_tokens": 4096, **sizes})
@@ -64,7 +66,7 @@ def sets(routed_experts):
 async def test_routes_are_those_of_the_first_time(request_of):
     """Weights change while a request runs: its log-probabilities came about with the experts of before."""
     model = tiny_model("qwen3_moe")
-    engine = LocalEngine(model, LocalEngineConfig(slots=1, cache_tokens=512), routed_experts=True)
+    engine = LocalEngine(model, LocalEngineConfig(max_num_seqs=1, cache_tokens=512), routed_experts=True)
     chosen = ChosenExperts(routers(model))
     with torch.no_grad():
         model(input_ids=torch.arange(5, 15)[None])

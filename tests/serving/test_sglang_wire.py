@@ -278,7 +278,7 @@ def _value(command, flag):
 
 
 def test_the_command_on_a_cpu():
-    command = _launch(SGLangEngineConfig(max_context=4096, max_running=8), python_path="/mine")
+    command = _launch(SGLangEngineConfig(max_context=4096, max_num_seqs=8), python_path="/mine")
     assert command.argv[:3] == ["/env/python", "-m", "sglang.launch_server"]
     assert (_value(command, "--model-path"), _value(command, "--port")) == ("/m", "8001")
     assert (_value(command, "--device"), _value(command, "--max-running-requests")) == ("cpu", "8")

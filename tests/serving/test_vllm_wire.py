@@ -194,7 +194,7 @@ def test_requests_whose_logprobs_would_be_others_are_refused(params, served):
 
 
 def test_what_starts_a_server_on_a_cpu(tmp_path):
-    config = VLLMEngineConfig(max_running=8, max_context=512, arguments=["--seed", "3"])
+    config = VLLMEngineConfig(max_num_seqs=8, max_context=512, arguments=["--seed", "3"])
     command = launch_command(
         config, python="py", model=tmp_path, port=81, dtype="float32", api_key="secret", python_path="/mine"
     )

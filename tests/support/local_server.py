@@ -78,7 +78,7 @@ class LocalServer(InferenceServer):
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
-        self._engine = LocalEngine(self.model, config or LocalEngineConfig(slots=16, cache_tokens=16_384))
+        self._engine = LocalEngine(self.model, config or LocalEngineConfig(max_num_seqs=16, cache_tokens=16_384))
         self.is_asleep = False
         self._worker = LocalWorker()
         self._stamps = {0: 0}

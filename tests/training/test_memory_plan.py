@@ -173,7 +173,7 @@ def test_copies_references_caches_and_servers_by_hand(tmp_path):
     assert (found["optimizer"], found["update"]) == (12 * parameters, 4 * parameters)
     assert found["key-value cache"] == 1000 * known.cache_values_per_token * 2
     servers = plan(
-        planned_config(tmp_path, "engine={type: vllm, max_running: 8, tensor_parallel: 2}"), known
+        planned_config(tmp_path, "engine={type: vllm, max_num_seqs: 8, tensor_parallel: 2}"), known
     ).off_device
     assert [item.bytes for item in servers] == [
         4 * parameters // 2,

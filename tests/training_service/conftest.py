@@ -23,7 +23,7 @@ from agentrl.training_service.service import TrainingServiceSettings
 
 tinker = pytest.importorskip("tinker")
 KEY = "tml-of-the-tests"
-ENGINE = ("engine.slots=16", "engine.cache_tokens=4096")
+ENGINE = ("engine.max_num_seqs=16", "engine.cache_tokens=4096")
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ TOLERANCE = 1e-4
 
 
 def engine_of(eyes: Eyes, **settings: int) -> LocalEngine:
-    config = LocalEngineConfig(**{"slots": 8, "cache_tokens": 8192, "max_context": 1024, **settings})
+    config = LocalEngineConfig(**{"max_num_seqs": 8, "cache_tokens": 8192, "max_context": 1024, **settings})
     return LocalEngine(eyes.model, config, reader=eyes.images)
 
 

@@ -34,8 +34,8 @@ TOLERANCE = 1e-4
 SETTINGS = (
     *("environment.name=frozen_lake", "environment.options={observation: image, size: 3}"),
     *("agent.loop=react_text", "agent.options={format: plain}"),
-    *("agent.max_turns=3", "agent.max_answer_tokens=8", "agent.max_tokens=1000", "agent.max_invalid=10"),
-    *("engine.slots=8", "engine.cache_tokens=16384", "engine.max_context=1000"),
+    *("agent.max_turns=3", "agent.max_answer_tokens=8", "agent.max_tokens=1000", "agent.max_parse_failures=10"),
+    *("engine.max_num_seqs=8", "engine.cache_tokens=16384", "engine.max_context=1000"),
     *("algorithm.group_size=2", "trainer.steps=2", "trainer.tasks_per_step=2", "trainer.tokens_per_micro_batch=1500"),
     *("checkpoint.every=2", "sft.episodes=3", "sft.tokens_per_update=600"),
 )

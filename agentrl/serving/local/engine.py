@@ -220,7 +220,7 @@ class LocalEngine(PolicyEngine):
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = ThreadWorkers(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
-        self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
+        self._scheduler = Scheduler(max_num_seqs=config.max_num_seqs, prefill_tokens=config.prefill_tokens, rows=rows)
         self._version = version
         self._seeds = random.Random()
         self._jobs: dict[str, ScheduledRequest] = {}

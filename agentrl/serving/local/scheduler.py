@@ -2,8 +2,8 @@
 
 The schedule does not depend on time: the same requests, aborts and updates in the same order give the same schedule.
 
-Requests wait in order of arrival (`waiting`), run up to `slots` at a time (`running`), and leave their row to their
-session for its next turn. A row is evicted from an idle session when others need its memory, and from the latest
+Requests wait in order of arrival (`waiting`), run up to `max_num_seqs` at a time (`running`), and leave their row to
+their session for its next turn. A row is evicted from an idle session when others need its memory, and from the latest
 admitted request when earlier ones need to grow; that request then waits at the front of the queue and recomputes its
 keys and values.
 
@@ -115,10 +115,10 @@ class ScheduledRequest:
 
 
 class Scheduler:
-    """Scheduler that runs up to `slots` requests and plans steps with at most `prefill_tokens` prompt tokens in all."""
+    """Scheduler of up to `max_num_seqs` running requests, in steps of at most `prefill_tokens` prompt tokens in all."""
 
-    def __init__(self, *, slots: int, prefill_tokens: int, rows: RowStore) -> None:
-        self.slots = slots
+    def __init__(self, *, max_num_seqs: int, prefill_tokens: int, rows: RowStore) -> None:
+        self.max_num_seqs = max_num_seqs
         self.prefill_tokens = prefill_tokens
         self.rows = rows
         self.waiting: deque[ScheduledRequest] = deque()
@@ -143,7 +143,7 @@ class Scheduler:
 
     def plan(self) -> list[SequenceChunk]:
         """Admit requests that fit, and return what each running request computes next."""
-        while self.waiting and len(self.running) < self.slots and self._place(self.waiting[0]):
+        while self.waiting and len(self.running) < self.max_num_seqs and self._place(self.waiting[0]):
             self.running.append(self.waiting.popleft())
         chunks = []
         budget = self.prefill_tokens

@@ -162,8 +162,8 @@ class PoolSettings:
     def from_config(cls, config: ServerEngineConfig) -> Self:
         """Return a run's settings: each server's initial limit is the number of requests that it samples at once."""
         return cls(
-            concurrency=config.max_running,
-            most_concurrency=QUEUE_FACTOR * config.max_running,
+            concurrency=config.max_num_seqs,
+            most_concurrency=QUEUE_FACTOR * config.max_num_seqs,
             connect_timeout_s=config.start_timeout_s,
             health_timeout_s=config.health_timeout_s,
         )

@@ -44,7 +44,7 @@ def launch_command(
         *("--host", host),
         *("--port", str(port)),
         *("--dtype", dtype),
-        *("--max-running-requests", str(config.max_running)),
+        *("--max-running-requests", str(config.max_num_seqs)),
         *("--tp-size", str(config.tensor_parallel)),
         *("--log-level-http", "warning"),
         "--skip-server-warmup",

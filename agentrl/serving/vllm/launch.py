@@ -61,7 +61,7 @@ def launch_command(
         *("--host", host),
         *("--port", str(port)),
         *("--dtype", dtype),
-        *("--max-num-seqs", str(config.max_running)),
+        *("--max-num-seqs", str(config.max_num_seqs)),
         *("--tensor-parallel-size", str(config.tensor_parallel)),
         *("--logprobs-mode", PROCESSED),
         *("--worker-extension-cls", WORKER_EXTENSION),

@@ -104,13 +104,13 @@ class _Lines:
         if isinstance(engine, ServerEngineConfig):
             parallel = engine.tensor_parallel
             context = engine.max_context or self._config.agent.max_tokens
-            tokens = engine.max_running * context
+            tokens = engine.max_num_seqs * context
             each = self._model.cache_values_per_token * self._width // parallel
             yield MemoryItem("a server's weights", self._parameters * self._width // parallel, "on each of its GPUs")
             yield MemoryItem(
                 "a server's cache",
                 tokens * each,
-                f"on each of its GPUs, for engine.max_running {engine.max_running} x {context:,} tokens",
+                f"on each of its GPUs, for engine.max_num_seqs {engine.max_num_seqs} x {context:,} tokens",
             )
 
     def _state(self) -> Iterator[MemoryItem]:
