@@ -1,4 +1,4 @@
-"""The shipped agent loops; each is a plug-in like any other."""
+"""The shipped agent loops, which are ordinary plug-ins."""
 
 if __name__ != "agentrl.agent_loops":
     raise ImportError(

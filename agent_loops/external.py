@@ -179,7 +179,7 @@ class External(AgentLoop):
         _check_word("calls", calls, ("as_served", "repaired"))
         for option, number in (("seconds", seconds), ("grace_seconds", grace_seconds)):
             if number <= 0:
-                raise UsageError(f"agent.options.{option}", got=number, expected="more than 0")
+                raise UsageError(f"agent.options.{option} is too small", got=number, expected="more than 0")
         if sandbox is not None and command is None:
             raise UsageError("a function does not run in a sandbox (agent.options.sandbox)", expected="a command")
         self._sandbox = None if sandbox is None else read_program_sandbox(sandbox)
@@ -477,6 +477,6 @@ def _import_function(name: str) -> Callable[[ExternalTask], Any]:
             expected="module:name of a function, in a folder on the path",
         ) from error
     if not colon or not callable(found):
-        raise UsageError("agent.options.function", got=name, expected="module:name of a function")
+        raise UsageError("agent.options.function is not a function", got=name, expected="module:name of a function")
     function: Callable[[ExternalTask], Any] = found
     return function

@@ -37,7 +37,7 @@ class SelfPlay(TextLoop):
         super().__post_init__()
         roles, unfinished = self.roles, self.unfinished
         if isinstance(roles, str) or len(roles) < 2 or len(set(roles)) != len(roles) or not all(roles):
-            raise ConfigError("self_play needs players", got=repr(roles), expected="two names or more, each once")
+            raise ConfigError("roles of self_play are not valid", got=repr(roles), expected="two or more unique names")
         if isinstance(unfinished, bool) or not isinstance(unfinished, int | float) or not math.isfinite(unfinished):
             raise ConfigError("unfinished is not a reward", got=repr(unfinished), expected="a number, such as -1")
         self.roles = tuple(roles)

@@ -57,7 +57,11 @@ class RecentSteps:
 def _memory_class(reference: str) -> Callable[[], Memory]:
     found: Callable[[], Memory] = load(reference)
     if not (hasattr(found, "add") and hasattr(found, "text")):
-        raise ConfigError("not a memory", got=reference, expected="a class with add(observation, action) and text()")
+        raise ConfigError(
+            "memory of step_independent is not a memory class",
+            got=reference,
+            expected="a class with add(observation, action) and text()",
+        )
     return found
 
 

@@ -35,7 +35,7 @@ _RULES = {
     AnswerFormat.ACTION_TAG: "write one action inside <action> </action>.",
     AnswerFormat.PLAIN: "write one action and nothing else.",
 }
-"""How to answer; an answer in the free form follows the environment's own instructions."""
+"""Instruction for each format; an answer in the free form follows the environment's own instructions."""
 
 
 _WHOLE = frozenset({AnswerFormat.PLAIN, AnswerFormat.FREE})

@@ -1,4 +1,4 @@
-"""The shipped environments; each is a plug-in like any other."""
+"""The shipped environments, which are ordinary plug-ins."""
 
 if __name__ != "agentrl.envs":
     raise ImportError(f"{__name__} is the folder of agentrl.envs in a checkout: import agentrl.envs instead")

@@ -88,7 +88,9 @@ class AgentGymEnv(AsyncEnv):
         del train, test
         if world is None or world not in WORLDS or url is None:
             got = f"world {world}, url {url}"
-            raise UsageError("which AgentGym server?", got=got, expected=f"one of {', '.join(WORLDS)}", hint=HINT)
+            raise UsageError(
+                "the AgentGym server is not set", got=got, expected=f"one of {', '.join(WORLDS)}", hint=HINT
+            )
         self.world, self.url = WORLDS[world], url.rstrip("/")
         self._max_steps, self._success_from = max_steps, success_from
         self._episode = _Episode()
@@ -223,7 +225,9 @@ def tasks(
     del world, url, max_steps, success_from
     chosen, other = (train, test) if split == "train" else (test, train)
     if len(chosen) != 2 or not 0 <= chosen[0] < chosen[1]:
-        raise UsageError(f"which tasks are in {split}?", got=list(chosen), expected="[first, end]", hint=HINT)
+        raise UsageError(
+            f"the range of tasks of split {split} is not valid", got=list(chosen), expected="[first, end]", hint=HINT
+        )
     if len(other) == 2 and max(train[0], test[0]) < min(train[1], test[1]):
         raise UsageError(
             "train and test share tasks", got=f"{list(train)} and {list(test)}", expected="disjoint ranges"

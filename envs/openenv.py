@@ -52,7 +52,9 @@ class OpenEnvironment(AsyncEnv):
         success_from: float = 1.0,
     ) -> None:
         if url is None:
-            raise UsageError("which OpenEnv server?", hint="set environment.options={url: http://127.0.0.1:8000}")
+            raise UsageError(
+                "the OpenEnv server is not set", hint="set environment.options={url: http://127.0.0.1:8000}"
+            )
         self._url = url.rstrip("/")
         self._http: aiohttp.ClientSession | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None

@@ -1,4 +1,4 @@
-"""The shipped tools; each is a plug-in like any other."""
+"""The shipped tools, which are ordinary plug-ins."""
 
 if __name__ != "agentrl.tools":
     raise ImportError(f"{__name__} is the folder of agentrl.tools in a checkout: import agentrl.tools instead")

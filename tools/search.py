@@ -55,7 +55,7 @@ class Search:
             await self._service.close()
 
     async def __call__(self, query: str) -> str:
-        """Searches a collection of passages by words, and shows the best.
+        """Searches a collection of passages and shows the best matches.
 
         Args:
             query: What to look for: names and a few words.

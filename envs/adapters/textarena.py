@@ -142,7 +142,9 @@ class TextArena(gymnasium.Env[str, str]):
             except (AssertionError, ValueError):
                 continue
             return players
-        raise UsageError(f"the game {self.name} takes no number of players", expected=f"1 to {MOST_PLAYERS}")
+        raise UsageError(
+            f"the game {self.name} does not start with any number of players", expected=f"1 to {MOST_PLAYERS} players"
+        )
 
 
 def take_listed_move(observation: str, rng: Random) -> str:

@@ -228,5 +228,5 @@ class CodeExpert:
 
 def _feedback(verdict: Verdict) -> str:
     wrong = [problem for problem in verdict.problems if problem]
-    head = f"{verdict.passed} of {len(verdict.problems)} examples are right. Wrong:"
+    head = f"{verdict.pass_count} of {len(verdict.problems)} examples are right. Wrong:"
     return cut("\n".join([head, *wrong[:PROBLEMS_SHOWN]]), MOST_SHOWN)

@@ -107,8 +107,8 @@ class _Plan:
             yield from self._look_in_light()
             return
         target = self._target()
-        for _ in range(self.goal.needed):
-            name = yield from self._fetch(outside=target if self.goal.needed > 1 else None)
+        for _ in range(self.goal.object_count):
+            name = yield from self._fetch(outside=target if self.goal.object_count > 1 else None)
             if treatment := self.goal.task_type.treatment:
                 appliance = _one_of(treatment.appliance, self.receptacles)
                 yield from self._go(appliance)

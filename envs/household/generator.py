@@ -74,9 +74,9 @@ def _goal_things(scene: int, goal: Goal, size: Size, random: Random) -> list[_Pl
     """Return the things of the goal's kind, up to `_MOST_COPIES`, enough of them outside its target, and its lamp."""
     homes = _homes(scene, size)[goal.object_type]
     outside = {kind: places for kind, places in homes.items() if kind != goal.target_type}
-    count = goal.needed + int(random.random() * (_MOST_COPIES - goal.needed + 1))
+    count = goal.object_count + int(random.random() * (_MOST_COPIES - goal.object_count + 1))
     spare_homes = homes if goal.task_type.treatment else outside
-    things = [_place(goal.object_type, outside if i < goal.needed else spare_homes, random) for i in range(count)]
+    things = [_place(goal.object_type, outside if i < goal.object_count else spare_homes, random) for i in range(count)]
     stands = _homes(scene, size)[LAMP]
     if stands and (goal.task_type is TaskType.LOOK or random.random() < _LAMP_RATE):
         things.append(_place(LAMP, stands, random))

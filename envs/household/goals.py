@@ -97,7 +97,7 @@ class Goal:
         return TEMPLATES[self.task_type][self.template].format(object=self.object_type, target=self.target_type)
 
     @property
-    def needed(self) -> int:
+    def object_count(self) -> int:
         """Number of objects of the type that the goal asks for."""
         return 2 if self.task_type is TaskType.TWO else 1
 

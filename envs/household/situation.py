@@ -121,7 +121,7 @@ class Situation:
             for place in places
             if house.receptacle_types[place] == goal.target_type
         ]
-        return any(places.count(place) >= goal.needed for place in places)
+        return any(places.count(place) >= goal.object_count for place in places)
 
     def _is_held_in_light(self) -> bool:
         goal, house, state = self.house.goal, self.house, self.state

@@ -80,7 +80,7 @@ class Verdict:
         return {**given, "checks": self.share if self.given is None else self.reward}
 
     @property
-    def passed(self) -> int:
+    def pass_count(self) -> int:
         """Number of tests that passed."""
         return sum(not problem for problem in self.problems)
 
@@ -92,7 +92,7 @@ class Verdict:
     @property
     def share(self) -> float:
         """Share of the tests that passed, 0 to 1."""
-        return self.passed / len(self.problems) if self.problems else 0.0
+        return self.pass_count / len(self.problems) if self.problems else 0.0
 
 
 @asynccontextmanager

@@ -82,7 +82,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         self.actions_per_turn = rules.actions_per_turn if actions_per_turn is None else actions_per_turn
         if self.max_steps < 1 or self.actions_per_turn < 1:
             raise UsageError(
-                f"{rules.name} needs steps",
+                f"a limit of {rules.name} is too small",
                 got=f"max_steps {self.max_steps}, actions_per_turn {self.actions_per_turn}",
                 expected="at least 1",
             )

@@ -164,7 +164,9 @@ class Desk:
         order = self._order_with_status(order_id, PENDING)
         (payment, *later) = order["payment_history"]
         if later or payment["payment_method_id"] == payment_method_id:
-            raise ToolError("the payment of this order cannot be changed to that", expected="another method, once")
+            raise ToolError(
+                "the payment of this order cannot be changed to this method", expected="another method, and only once"
+            )
         self._check_funds(order, payment_method_id, payment["amount"])
         order = self.database.edit_order(order_id)
         settle(self.database, order, payment_method_id, payment["amount"])

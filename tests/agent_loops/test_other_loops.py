@@ -83,7 +83,7 @@ async def test_a_memory_of_ones_own(play, monkeypatch):
     played = await play(Steps, "step_independent", "one", "two", "three", "four", options=options)
     assert "BEFORE: ONE" in played.texts[1]
     assert "BEFORE: ONE" not in played.texts[2]
-    with pytest.raises(ConfigError, match="not a memory"):
+    with pytest.raises(ConfigError, match="not a memory class"):
         make_agent_loop("step_independent", {"memory": "my_memory:Wrong"})
 
 

@@ -134,7 +134,7 @@ def test_actions_are_shown_with_their_separator() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(UsageError, match=r"needs steps.*actions_per_turn 0"):
+    with pytest.raises(UsageError, match=r"is too small.*actions_per_turn 0"):
         stairs(actions_per_turn=0)
 
 

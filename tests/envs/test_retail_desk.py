@@ -148,7 +148,7 @@ def test_the_payment_method_is_changed_once(desk: Desk) -> None:
     kinds = [(row["transaction_type"], row["payment_method_id"]) for row in changed["payment_history"]]
     assert kinds == [("payment", "gift_card_1"), ("payment", "paypal_1"), ("refund", "gift_card_1")]
     assert balance(desk) == 50.0
-    with pytest.raises(ToolError, match="another method, once"):
+    with pytest.raises(ToolError, match="another method, and only once"):
         desk.modify_pending_order_payment("#W3", "credit_card_1")
 
 

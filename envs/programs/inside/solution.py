@@ -22,7 +22,7 @@ TOLD = 400
 
 
 class Server:
-    """Answers requests about one solution."""
+    """Server of requests about one solution."""
 
     def __init__(self) -> None:
         self.module = types.ModuleType("solution")

@@ -73,25 +73,25 @@ async def test_a_right_solution_passes_all() -> None:
 async def test_a_wrong_solution_is_told_what_it_did() -> None:
     judged = await verdict("def area(a, b):\n    return a + b", cases=CASES)
     assert judged.problems[0] == "area(2, 3) returned 5, expected 6"
-    assert (judged.passed, judged.share, judged.is_right) == (0, 0.0, False)
+    assert (judged.pass_count, judged.share, judged.is_right) == (0, 0.0, False)
 
 
 async def test_part_of_the_tests() -> None:
     judged = await verdict("def area(a, b):\n    return abs(a) * b", cases=CASES)
-    assert judged.passed == 2
+    assert judged.pass_count == 2
 
 
 @pytest.mark.parametrize("trick", TRICKS)
 async def test_tricks_pass_no_test(trick: str) -> None:
     judged = await verdict(TRICKS[trick], cases=CASES)
-    assert judged.passed == 0, judged.problems
+    assert judged.pass_count == 0, judged.problems
     assert len(judged.problems) == len(CASES)
 
 
 @pytest.mark.parametrize("trick", TRICKS)
 async def test_tricks_pass_no_test_that_is_code(trick: str) -> None:
     judged = await verdict(TRICKS[trick], tests=TESTS)
-    assert judged.passed == 0, judged.problems
+    assert judged.pass_count == 0, judged.problems
     assert len(judged.problems) == len(TESTS)
 
 
@@ -122,7 +122,7 @@ async def test_errors_of_the_solution_reach_the_tests() -> None:
 
 async def test_a_solution_cannot_raise_a_passed_test() -> None:
     judged = await verdict("def area(a, b):\n    raise SystemExit(0)", tests=TESTS)
-    assert judged.passed == 0
+    assert judged.pass_count == 0
 
 
 async def test_tests_that_cannot_run_are_not_the_solutions_fault() -> None:
