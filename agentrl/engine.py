@@ -65,7 +65,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
     """Texts that end an answer, each with the token that completes it. An engine that cannot read its tokens, or misses
-    one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.answer_tokens.ended_at`)."""
+    one, goes on; a conversation cuts the answer there in any case (`agentrl.rollout.answer_tokens.find_stop`)."""
     seed: int | None = None
     """Seed of this request's own random numbers; ``None`` draws one."""
     structure: str | None = None
