@@ -67,7 +67,7 @@ def images_of(messages: Sequence[Message]) -> list[ImagePart]:
     return [part for content in contents for part in content if isinstance(part, ImagePart)]
 
 
-def placed_images(ids: Sequence[int], images: Sequence[ImagePart], processor: ImageProcessor) -> list[PlacedImage]:
+def place_images(ids: Sequence[int], images: Sequence[ImagePart], processor: ImageProcessor) -> list[PlacedImage]:
     """Return the images with their positions after each placeholder in `ids` is repeated for its image's tokens.
 
     Raises:

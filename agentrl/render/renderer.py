@@ -26,7 +26,7 @@ from agentrl.render.answers import AnswerReader
 from agentrl.render.call_form import PROBE_NAME, PROBE_TOOL, reads_json_arguments
 from agentrl.render.content_guard import ContentGuard, unbroken
 from agentrl.render.families import Family, ThinkingMarks, detect_family
-from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
+from agentrl.render.images import ImageProcessor, counts, images_of, place_images
 from agentrl.render.named_templates import choose_chat_template
 from agentrl.render.structure import structure_of
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema, shipped_chat_templates
@@ -330,7 +330,7 @@ class Renderer:
         images = images_of(messages)
         if not images or self.images is None:
             return rendered
-        placed = placed_images(rendered.ids, images, self.images)
+        placed = place_images(rendered.ids, images, self.images)
         times = list(counts(len(rendered.ids), placed))
         return RenderedTokens(_repeat_items(rendered.ids, times), _repeat_items(rendered.sources, times), tuple(placed))
 

@@ -14,7 +14,7 @@ from agentrl.errors import EngineError
 from agentrl.render.progress import REPLACEMENT
 
 
-def ended_at(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
+def find_stop(ids: Sequence[int], stop: Sequence[str], decode: Callable[[Sequence[int]], str]) -> int | None:
     """Return the number of tokens up to the end of the first stop text; ``None`` if the answer contains none."""
 
     def is_complete(tokens: int) -> bool:
@@ -31,7 +31,7 @@ ROUNDING = 5e-6
 of up to 64 by this much."""
 
 
-def checked_logprobs(generation: Generation, request_id: str) -> Generation:
+def check_logprobs(generation: Generation, request_id: str) -> Generation:
     """Return an answer whose log-probabilities are at most 0; rounding errors above 0 become 0.
 
     Raises:

@@ -33,16 +33,16 @@ class WrongReturn(ValueError):
         return f"{self.args[0]}. {_NEXT_STEP}"
 
 
-def checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
+def check_reset(returned: object) -> tuple[Content, Mapping[str, Any]]:
     """Check what `reset` returned; raise `WrongReturn` if it is invalid."""
-    observation, info = unpacked_pair(returned)
+    observation, info = unpack_reset(returned)
     _check_facts(info)
     return _checked_observation("reset", observation), info
 
 
-def checked_step(returned: object) -> StepResult:
+def check_step(returned: object) -> StepResult:
     """Check what `step` returned and convert its reward and flags to plain Python types; raise `WrongReturn`."""
-    result = unpacked_step(returned)
+    result = unpack_step(returned)
     _check_components(result.info.get("reward_components", {}))
     _check_facts(result.info)
     for name in ("terminated", "truncated"):
@@ -58,14 +58,14 @@ def checked_step(returned: object) -> StepResult:
     )
 
 
-def unpacked_pair(returned: object) -> tuple[Any, Mapping[str, Any]]:
+def unpack_reset(returned: object) -> tuple[Any, Mapping[str, Any]]:
     """Unpack observation and info of `reset`; raise `WrongReturn` if it did not return a pair with a dictionary."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
         raise _wrong("reset", returned, "(observation, info dictionary)")
     return returned
 
 
-def unpacked_step(returned: object) -> StepResult:
+def unpack_step(returned: object) -> StepResult:
     """Unpack the five values of `step` by name.
 
     Raises:
@@ -169,7 +169,7 @@ class EnvAdapter:
         """Start an episode."""
         self._expert = self._random = self._deferred_action = None
         returned = await maybe_await(self.env.reset(seed=seed, options=dict(options)))
-        observation, info = checked_pair(returned)
+        observation, info = check_reset(returned)
         return ResetResult(
             observation=observation,
             info=info,
@@ -186,7 +186,7 @@ class EnvAdapter:
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
-        result = checked_step(await maybe_await(self.env.step(action)))
+        result = check_step(await maybe_await(self.env.step(action)))
         return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:

@@ -98,7 +98,7 @@ class RuntimeEpisode(Episode):
         opens_with_task = task.messages and loop.opens_with_task and not self.roles
         self._history = task.messages[:-1] if opens_with_task else None
         """Messages of the task before its last one, if conversations begin with them."""
-        self._opened = EpisodeTools(
+        self._episode_tools = EpisodeTools(
             turns, tool_limits, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
         )
 
@@ -255,7 +255,7 @@ class RuntimeEpisode(Episode):
         """Call a tool, or let a role answer; the calling turn is the acting one again afterwards."""
         tool = tools.get(call.name)
         if not isinstance(tool, RoleTool):
-            return await self._opened.carry_out(call, tools)
+            return await self._episode_tools.carry_out(call, tools)
         caller = self.turns.acting
         try:
             return await ask_role(self, tool, call, self._tools_for(self.roles[tool.name]))
@@ -356,7 +356,7 @@ class RuntimeEpisode(Episode):
 
     async def close_tools(self) -> None:
         """Close the tools and the sandbox that the episode opened."""
-        await self._opened.close()
+        await self._episode_tools.close()
 
     def invalid(self, reason: str) -> None:
         """Count an unusable answer."""

@@ -44,7 +44,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
 from agentrl.render.tool_parsers import ParsedCalls
 from agentrl.render.tool_parsers.untagged import read_untagged
-from agentrl.rollout.answer_tokens import checked_logprobs, content_logprobs, ended_at
+from agentrl.rollout.answer_tokens import check_logprobs, content_logprobs, find_stop
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.forms import ATTEMPTS, FormCheck, form_check
 from agentrl.rollout.turns import TurnLog, derive_seed
@@ -264,7 +264,7 @@ class EngineConversation(Conversation):
                 generation = self._cut(await self._sample(request), params.stop)
             else:
                 generation = await self._sample_form(request, form_check(options.form))
-            generation = checked_logprobs(generation, request.request_id)
+            generation = check_logprobs(generation, request.request_id)
         except AgentRLError as error:
             if not options.for_environment:
                 self._turns.budget.give_back_turn()
@@ -357,7 +357,7 @@ class EngineConversation(Conversation):
 
     def _cut(self, generation: Generation, stop: Sequence[str]) -> Generation:
         """Drop the tokens after the first stop text."""
-        end = ended_at(generation.token_ids, stop, self._policy.renderer.encoder.decode) if stop else None
+        end = find_stop(generation.token_ids, stop, self._policy.renderer.encoder.decode) if stop else None
         return generation if end is None else generation.cut(end)
 
     async def _sample(self, request: GenerateRequest) -> Generation:

@@ -25,7 +25,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, maybe_await, option
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.message import Content, TextPart
 from agentrl.remote.env_methods import RemoteTool
-from agentrl.rollout.env_adapter import call_own_tool, sample_text, unpacked_pair, unpacked_step
+from agentrl.rollout.env_adapter import call_own_tool, sample_text, unpack_reset, unpack_step
 from agentrl.task import Task
 from agentrl.testing.report import Broken
 from agentrl.tool import Tool, ToolResult
@@ -199,13 +199,13 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode, and return the first observation and the info."""
-        return unpacked_pair(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
+        return unpack_reset(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
 
     def step(self, action: str) -> StepResult:
         """Take an action: a text, or a tool call made by `call_action`."""
         if is_call(action):
             return self._runner.run(_call(self.find("tools"), action))
-        return unpacked_step(self.ask("step", self.env.step, action))
+        return unpack_step(self.ask("step", self.env.step, action))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an optional method; return ``None`` if the environment does not have it."""
@@ -285,7 +285,7 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSn
     returned: Any
     with asking("reset"):
         returned = await maybe_await(env.reset(seed=task.seed, options=dict(task.options)))
-    observation, _ = unpacked_pair(returned)
+    observation, _ = unpack_reset(returned)
     moments = [opening_of(observation)]
     for action in actions:
         await asyncio.sleep(0)
@@ -294,7 +294,7 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[StepSn
             continue
         with asking("step"):
             returned = await maybe_await(env.step(action))
-        moments.append(moment_of(action, unpacked_step(returned)))
+        moments.append(moment_of(action, unpack_step(returned)))
     return moments
 
 

@@ -10,7 +10,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import Generation, SamplingParams, StopReason
 from agentrl.errors import EngineError, Outcome
 from agentrl.message import user
-from agentrl.rollout.answer_tokens import ROUNDING, checked_logprobs, ended_at
+from agentrl.rollout.answer_tokens import ROUNDING, check_logprobs, find_stop
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
@@ -219,7 +219,7 @@ async def test_an_answer_ends_with_the_token_that_completes_a_stop_text(make_run
 @pytest.mark.parametrize(("text", "expected"), [("ab</x>cd</x>", "ab</x>"), ("ab", None), ("", None), ("</x>", "</x>")])
 def test_where_an_answer_ends(renderer, text, expected):
     ids = renderer.encoder.encode(text)
-    end = ended_at(ids, ["</x>"], renderer.encoder.decode)
+    end = find_stop(ids, ["</x>"], renderer.encoder.decode)
     assert (None if end is None else renderer.encoder.decode(ids[:end])) == expected
 
 
@@ -249,11 +249,11 @@ def test_a_log_probability_above_0_is_refused_wherever_it_stands(logprob):
     for logprobs in ([logprob, -1.0, -2.0], [-1.0, logprob, -2.0], [-1.0, -2.0, logprob]):
         token = logprobs.index(logprob)
         with pytest.raises(EngineError, match=rf"request r/turn-3 cannot be trained on: got .* of token {token},"):
-            checked_logprobs(generation(*logprobs), "r/turn-3")
+            check_logprobs(generation(*logprobs), "r/turn-3")
 
 
 def test_rounding_above_0_becomes_0_and_the_rest_stays():
-    found = checked_logprobs(generation(-1.5, 2e-6, 0.0, -1e-9), "r")
+    found = check_logprobs(generation(-1.5, 2e-6, 0.0, -1e-9), "r")
     assert found.logprobs == [-1.5, 0.0, 0.0, -1e-9]
     assert found.token_ids == [0, 1, 2, 3]
 

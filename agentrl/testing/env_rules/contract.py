@@ -15,7 +15,7 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from agentrl.env import StepResult
 from agentrl.errors import UsageError
-from agentrl.rollout.env_adapter import WrongReturn, checked_pair, checked_step, unpacked_step
+from agentrl.rollout.env_adapter import WrongReturn, check_reset, check_step, unpack_step
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import (
     CallFailed,
@@ -161,7 +161,7 @@ class _WatchedEnvironment(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> Any:
         """Take an action; numpy's booleans become Python's."""
         with asking("step"):
-            result = unpacked_step(self.env.step(action))
+            result = unpack_step(self.env.step(action))
         flags = (bool(result.terminated), bool(result.truncated))
         return result.observation, result.reward, *flags, result.info
 
@@ -218,10 +218,10 @@ def speaks_properly(subject: Subject) -> str:
     low, high = subject.spec.reward_range
     played = subject.random_episodes
     with subject.session() as session:
-        checked_pair(session.start(subject.tasks[0]))
+        check_reset(session.start(subject.tasks[0]))
     for episode in played:
         for result in episode.results:
-            checked_step((result.observation, result.reward, result.terminated, result.truncated, result.info))
+            check_step((result.observation, result.reward, result.terminated, result.truncated, result.info))
         if episode.done and not low <= episode.total <= high:
             raise Broken(f"a return is {episode.total:g}, outside the range {low:g} to {high:g}")
     return f"returns {min(e.total for e in played):g} to {max(e.total for e in played):g}"
