@@ -82,11 +82,11 @@ async def test_arguments_are_coerced_and_results_are_text() -> None:
     [
         ({}, "low is missing"),
         ({"low": "many"}, 'low is "many", expected a whole number'),
-        ({"low": 1, "hihg": 2}, "hihg is no argument (did you mean high?)"),
+        ({"low": 1, "hihg": 2}, "hihg is not an argument (did you mean high?)"),
     ],
 )
 async def test_wrong_arguments_are_told_to_the_policy(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(ToolError, match=r"It takes low \(a whole number\), high \(.*may be left out\)") as raised:
+    with pytest.raises(ToolError, match=r"It takes low \(a whole number\), high \(.*optional\)") as raised:
         await call(midpoint, **arguments)
     assert words in str(raised.value)
 
@@ -223,7 +223,7 @@ async def test_what_models_write_is_coerced(arguments: dict[str, object], result
         ({"items": [{"count": 2}]}, "items.0.name is missing"),
         ({"items": [], "copy": 0}, "copy is 0, expected greater than or equal to 1"),
         ({"items": [], "size": "huge"}, "size is \"huge\", expected 'small' or 'large'"),
-        ({"items": [], "nte": "x", "schema": "y"}, 'schema is "y", expected a number; nte is no argument'),
+        ({"items": [], "nte": "x", "schema": "y"}, 'schema is "y", expected a number; nte is not an argument'),
         ({"items": [], "schema": "nan"}, 'schema is "nan", expected a finite number'),
         ({"items": [], "schema": 1e999}, "schema is Infinity, expected a finite number"),
         ({"items": [], "schema": "-inf"}, 'schema is "-inf", expected a finite number'),
@@ -239,7 +239,7 @@ async def test_each_wrong_argument_is_named(arguments: dict[str, object], words:
 async def test_the_policy_is_told_what_a_tool_takes() -> None:
     with pytest.raises(ToolError) as raised:
         await call(order)
-    assert 'size (one of "small", "large", may be left out), note (text or null, may be left out)' in str(raised.value)
+    assert 'size (one of "small", "large", optional), note (text or null, optional)' in str(raised.value)
 
 
 def test_arguments_without_a_name_are_refused() -> None:
@@ -257,9 +257,9 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"stop": True, "pure": True}, "cannot be parallel or pure"),
         ({"timeout_s": 0}, "timeout_s is too small"),
         ({"max_concurrent": -1}, "max_concurrent is too small"),
-        ({"max_tokens": 1.5}, "max_tokens is not understood: got 1.5, expected a whole number"),
-        ({"timeout_s": "5"}, "timeout_s is not understood: got '5', expected a number"),
-        ({"parallel": "yes"}, "parallel is not understood: got 'yes', expected a bool"),
+        ({"max_tokens": 1.5}, "max_tokens is not valid: got 1.5, expected a whole number"),
+        ({"timeout_s": "5"}, "timeout_s is not valid: got '5', expected a number"),
+        ({"parallel": "yes"}, "parallel is not valid: got 'yes', expected a bool"),
         ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean 'timeout_s"),
         ({"name": "weird name!"}, "a tool's name: got 'weird name!', expected 1 to 64 letters"),
         ({"name": ""}, "a tool's name: got '', expected 1 to 64 letters"),
@@ -271,12 +271,12 @@ def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:
 
 
 def test_what_cannot_be_called_is_no_tool() -> None:
-    with pytest.raises(UsageError, match="this cannot be a tool: got 5, expected a function"):
+    with pytest.raises(UsageError, match="not a valid tool: got 5, expected a function"):
         agentrl.tool(5)  # type: ignore[call-overload]
 
 
 def test_a_stateful_tool_is_not_pure() -> None:
-    with pytest.raises(UsageError, match="has a state, and cannot be pure"):
+    with pytest.raises(UsageError, match="is stateful and cannot be pure"):
         agentrl.tool(pure=True)(Counter.target)
 
 
@@ -304,9 +304,9 @@ def test_what_the_runtime_fills_in_is_hidden_from_the_policy_and_from_configs() 
     ("options", "words"),
     [
         ({}, "stock is missing"),
-        ({"stock": 3, "open_lat": True}, r"open_lat is no argument \(did you mean open_late"),
+        ({"stock": 3, "open_lat": True}, r"open_lat is not an argument \(did you mean open_late"),
         ({"stock": "many"}, 'stock is "many", expected a whole number'),
-        ({"stock": 3, "context": 5}, "context is no argument"),
+        ({"stock": 3, "context": 5}, "context is not an argument"),
     ],
 )
 def test_wrong_options_are_errors_of_the_config(options: dict[str, object], words: str) -> None:

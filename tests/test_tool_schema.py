@@ -277,7 +277,7 @@ async def test_any_callable_with_a_docstring_is_a_tool(kind: str) -> None:
 async def test_what_a_partial_gives_cannot_be_changed_by_the_policy() -> None:
     made = agentrl.tool(functools.partial(lend, "fern", key="secret"))
     assert list(made.schema["function"]["parameters"]["properties"]) == ["days"]
-    with pytest.raises(ToolError, match="key is no argument"):
+    with pytest.raises(ToolError, match="key is not an argument"):
         made.validate({"days": 3, "key": "mine"})
 
 

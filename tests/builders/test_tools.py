@@ -44,7 +44,7 @@ def test_names_and_options_stand_side_by_side(tmp_path):
         (["agent.tools=[sql]"], "options of tool sql do not fit: database is missing"),
         (["agent.tools=[{name: submit, answer: 3}]"], "tool submit has no options: got answer"),
         (["agent.tools=[{name: calculator, timeout_s: -1}]"], "timeout_s is too small"),
-        (["agent.tools=[{name: mcp, command: [a], urll: b}]"], r"urll is no argument \(did you mean url"),
+        (["agent.tools=[{name: mcp, command: [a], urll: b}]"], r"urll is not an argument \(did you mean url"),
         (["agent.tools=[python, calculator, bash]"], "the tools python, bash need a sandbox"),
         (["agent.tools=[read_file]"], r"tool read_file needs a sandbox.*agent.sandbox=.type: local"),
         (["agent.tools=[calculator]", "agent.sandbox={type: local}"], "agent.sandbox is ignored"),

@@ -121,7 +121,10 @@ async def test_each_call_is_a_sequence_and_both_count_once_in_the_role(played):
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ([call("scout", question="What?"), FORWARD], "wrong arguments for scout: question is no argument; request is"),
+        (
+            [call("scout", question="What?"), FORWARD],
+            "wrong arguments for scout: question is not an argument; request is",
+        ),
         ([call("scout", request=""), FORWARD], "wrong arguments for scout: request is empty"),
         ([ASK, "", FORWARD], "scout said nothing"),
         ([ASK, *[call("look", where="hall")] * 2, FORWARD], "scout came to no answer in 2 turns"),

@@ -167,8 +167,8 @@ CLOSED = {"type": "object", "properties": {"q": TEXT, "n": {"type": "integer"}},
 @pytest.mark.parametrize(
     ("schema", "arguments", "words"),
     [
-        (CLOSED, {"q": "x", "limit": 3}, "limit is no argument"),
-        ({**CLOSED, "additionalProperties": False}, {"q": "x", "limit": 3}, "limit is no argument"),
+        (CLOSED, {"q": "x", "limit": 3}, "limit is not an argument"),
+        ({**CLOSED, "additionalProperties": False}, {"q": "x", "limit": 3}, "limit is not an argument"),
         (CLOSED, {"n": 1}, "'q' is a required property"),
         (CLOSED, {"q": "x", "n": "many"}, "n: 'many' is not of type 'integer'"),
         ({"$ref": "#/$defs/In", "$defs": {"In": BASE}}, {"owner": "a"}, "'repo' is a required property"),
