@@ -420,7 +420,7 @@ class Tool:
         for name, what in arguments.provided_parameters.items():
             if provided[name] is None:
                 hint = "set agent.sandbox={type: local}" if what == "sandbox" else "call it in an episode"
-                raise UsageError(f"tool {self.name} needs a {what}, but none is available", hint=hint)
+                raise UsageError(f"tool {self.name} needs a {what}, which is missing", hint=hint)
         return provided
 
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:

@@ -139,5 +139,5 @@ async def test_a_sandbox_is_closed_when_its_episode_is_cancelled(make_runner, pl
 
 async def test_a_tool_without_the_sandbox_that_it_needs_stops_the_run(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, call("work", what="a"), loop="tool_calling", tools=[work])
-    with pytest.raises(UsageError, match=r"needs a sandbox, but none is available. Set agent.sandbox"):
+    with pytest.raises(UsageError, match=r"needs a sandbox, which is missing. Set agent.sandbox"):
         await play(runner)
